@@ -1,0 +1,1 @@
+//! What every long-running command shares: supervised tasks, signals, drain, listeners, configuration.

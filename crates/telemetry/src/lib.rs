@@ -1,0 +1,1 @@
+//! Logs, W3C trace context and OTLP span export.

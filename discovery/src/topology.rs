@@ -1,0 +1,216 @@
+//! The one snapshot type that every topology source produces and the gateway reads.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Everything discovery knows at one moment. Immutable: a change is a new snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Topology {
+    /// Grows by one with every published change.
+    pub generation: u64,
+    /// Sorted by id, ids are unique.
+    pub instances: Vec<Arc<Instance>>,
+}
+
+impl Topology {
+    /// Looks an instance up by id.
+    #[must_use]
+    pub fn get(&self, id: &InstanceId) -> Option<&Arc<Instance>> {
+        let at = self.instances.binary_search_by(|instance| instance.id.cmp(id)).ok()?;
+        self.instances.get(at)
+    }
+}
+
+/// Stable name of one engine endpoint: the pod's UID-qualified name, the RBG address, or its URL.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InstanceId(pub Arc<str>);
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<&str> for InstanceId {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+/// One engine endpoint (for a tensor-parallel engine: its leader).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// Stable across re-lists and restarts of the gateway.
+    pub id: InstanceId,
+    /// What the engine does in a disaggregated fleet.
+    pub role: Role,
+    /// `http://host:port`, no path, no trailing slash.
+    pub url: String,
+    /// Which source named it.
+    pub source: Source,
+    /// Where it runs, as far as known: prices distance between a prefill, a decode and a store node.
+    pub place: Place,
+    /// What the source says about the engine; wins over what is probed.
+    pub declared: Declared,
+    /// Whether traffic may be sent there.
+    pub readiness: Readiness,
+    /// What the engine itself answered; `None` until the first successful probe.
+    pub facts: Option<EngineFacts>,
+}
+
+impl Instance {
+    /// The facts, if the instance may serve now.
+    #[must_use]
+    pub fn usable(&self) -> Option<&EngineFacts> {
+        match self.readiness {
+            Readiness::Ready => self.facts.as_ref(),
+            Readiness::NotReady { .. } => None,
+        }
+    }
+}
+
+/// Role of an engine in a prefill/decode fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Computes the prompt's KV cache and hands it to a decode engine.
+    Prefill,
+    /// Receives KV cache and generates.
+    Decode,
+    /// Does both; takes a request alone.
+    Plain,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Plain => "plain",
+        })
+    }
+}
+
+/// Where an instance was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Flags or the static file.
+    Static,
+    /// RBG's injected `/etc/rbg/config.yaml` and environment.
+    Rbg,
+    /// Pods in the Kubernetes API.
+    Kubernetes,
+}
+
+/// Physical position, coarse to fine. Unknown levels are `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// Availability zone.
+    pub zone: Option<String>,
+    /// Rack or RDMA rail.
+    pub rack: Option<String>,
+    /// Kubernetes node or host name.
+    pub node: Option<String>,
+    /// NVLink domain inside or across nodes.
+    pub nvlink_domain: Option<String>,
+}
+
+/// Facts stated by the source (file, annotation). Each overrides its probed counterpart.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Declared {
+    /// Engine kind.
+    pub engine: Option<Engine>,
+    /// vLLM's KV connector.
+    pub connector: Option<KvConnector>,
+    /// Port of the prefill's bootstrap server (SGLang, or vLLM's MooncakeConnector).
+    pub bootstrap_port: Option<u16>,
+    /// Served model names.
+    pub models: Vec<String>,
+}
+
+/// Whether an instance may be sent traffic, and if not, why in words for a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// Source and probe both say yes.
+    Ready,
+    /// At least one says no.
+    NotReady {
+        /// Such as "GET http://…/server_info: connection refused" or "pod is not Ready".
+        reason: String,
+    },
+}
+
+/// Inference engine kinds that the gateway can drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// SGLang: bootstrap triple in both legs.
+    Sglang,
+    /// vLLM: `kv_transfer_params` by connector.
+    Vllm,
+}
+
+/// How a vLLM pair moves KV cache; decides the order of the legs and what is spliced into them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvConnector {
+    /// NixlConnector: prefill first, its `kv_transfer_params` forwarded verbatim to decode.
+    Nixl,
+    /// MooncakeConnector: both legs at once, tied by a transfer id and the bootstrap server.
+    Mooncake,
+    /// MooncakeStoreConnector or another shared store: prefill with one token, then decode; no parameters.
+    Store,
+}
+
+/// What an engine answered about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineFacts {
+    /// Which engine it is.
+    pub engine: Engine,
+    /// Its version string, empty if it did not say.
+    pub version: String,
+    /// Served model names, in the engine's order, without duplicates.
+    pub models: Vec<String>,
+    /// Role the engine believes it has (`disaggregation_mode`); `None` if it does not say.
+    pub reported_role: Option<Role>,
+    /// Data-parallel ranks, at least 1.
+    pub dp_size: u32,
+    /// KV page or block size in tokens, if told.
+    pub page_size: Option<u32>,
+    /// Longest sequence in tokens, if told.
+    pub context_length: Option<u32>,
+    /// How KV reaches or leaves this engine; `None` for plain workers.
+    pub transfer: Option<KvTransfer>,
+}
+
+/// Hand-off facts of one engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KvTransfer {
+    /// SGLang. `bootstrap` is set on prefills only.
+    SglangBootstrap {
+        /// Host and port of the prefill's bootstrap server, as decode engines must reach it.
+        bootstrap: Option<Bootstrap>,
+    },
+    /// vLLM NixlConnector.
+    VllmNixl,
+    /// vLLM MooncakeConnector.
+    VllmMooncake {
+        /// The prefill's bootstrap server; `None` on decodes.
+        bootstrap: Option<Bootstrap>,
+        /// `engine_id` by data-parallel rank, from the bootstrap server's `/query`; new after every restart of the prefill.
+        engine_ids: BTreeMap<u32, String>,
+    },
+    /// vLLM with a shared store only.
+    VllmStore,
+}
+
+/// Address of a prefill's bootstrap server.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Bootstrap {
+    /// Host name or IP, without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+}

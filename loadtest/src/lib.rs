@@ -1,0 +1,1 @@
+//! Engine simulator, load generator and trace replay.

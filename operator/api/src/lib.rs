@@ -1,0 +1,1 @@
+//! RoleBasedGroup's labels, environment names and injected discovery file.

@@ -1,0 +1,1 @@
+//! The routing decision: pure, deterministic, no I/O.
