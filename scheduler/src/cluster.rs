@@ -1,0 +1,230 @@
+//! The fleet as the decision sees it: facts that change rarely ([`Cluster`]) and load that changes always ([`Load`]).
+
+use std::sync::Arc;
+
+use crate::request::Seconds;
+
+/// Position of an instance in [`Cluster::instances`] and in the load and prediction slices beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct InstanceIx(pub u32);
+
+impl InstanceIx {
+    /// As an index.
+    #[must_use]
+    pub fn at(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A model name, interned by the owner of the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ModelIx(pub u32);
+
+/// Prefills and decodes can hand KV cache to each other only inside one domain: same engine kind, same
+/// connector. Interned by the owner of the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PairingDomain(pub u32);
+
+/// What an engine does in a disaggregated fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Computes KV cache for a decode.
+    Prefill,
+    /// Generates from received KV cache.
+    Decode,
+    /// Does both.
+    Plain,
+}
+
+/// Physical position; each level is interned by the owner of the cluster, `None` where unknown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Availability zone.
+    pub zone: Option<u32>,
+    /// Rack or RDMA rail.
+    pub rack: Option<u32>,
+    /// Host.
+    pub node: Option<u32>,
+    /// NVLink domain.
+    pub nvlink_domain: Option<u32>,
+}
+
+/// How far KV cache has to travel, nearest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Distance {
+    /// Same NVLink domain.
+    Nvlink,
+    /// Same host.
+    Node,
+    /// Same rack or rail.
+    Rack,
+    /// Same zone.
+    Zone,
+    /// Known to be in different zones.
+    Far,
+    /// Nothing known of one of the two.
+    Unknown,
+}
+
+impl Place {
+    /// The nearest level that both places share.
+    #[must_use]
+    pub fn distance(&self, other: &Place) -> Distance {
+        let same = |a: Option<u32>, b: Option<u32>| a.is_some() && a == b;
+        if same(self.nvlink_domain, other.nvlink_domain) {
+            Distance::Nvlink
+        } else if same(self.node, other.node) {
+            Distance::Node
+        } else if same(self.rack, other.rack) {
+            Distance::Rack
+        } else if same(self.zone, other.zone) {
+            Distance::Zone
+        } else if self.zone.is_some() && other.zone.is_some() {
+            Distance::Far
+        } else {
+            Distance::Unknown
+        }
+    }
+}
+
+/// One engine endpoint: the part that does not change from request to request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Instance {
+    /// Name for explanations.
+    pub name: Arc<str>,
+    /// Role in the fleet.
+    pub role: Role,
+    /// Models it serves.
+    pub models: Vec<ModelIx>,
+    /// Whom it can pair with; ignored for plain workers.
+    pub domain: PairingDomain,
+    /// Data-parallel ranks, at least 1.
+    pub dp_size: u32,
+    /// Where it runs.
+    pub place: Place,
+}
+
+/// Load of one instance at the moment of the decision. The caller fills one per instance, in the cluster's order.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Load {
+    /// May be chosen: healthy, breaker closed, not draining, not already tried for this request.
+    pub available: bool,
+    /// Requests this gateway has sent there and that have not ended.
+    pub in_flight: u32,
+    /// Uncached prompt tokens of those requests whose first token has not come yet.
+    pub pending_prefill_tokens: u64,
+    /// Tokens those requests may occupy while they decode.
+    pub active_decode_tokens: u64,
+    /// What the engine last said of itself: includes the traffic of other gateways.
+    pub reported: Option<Reported>,
+}
+
+impl Load {
+    /// Prompt tokens waiting or being computed: the larger of the own book and the engine's report.
+    #[must_use]
+    pub fn prefill_backlog_tokens(&self) -> u64 {
+        self.pending_prefill_tokens.max(self.reported.map_or(0, |reported| reported.waiting_uncached_tokens))
+    }
+
+    /// Tokens held for decoding: the larger of the own book and the engine's report.
+    #[must_use]
+    pub fn decode_tokens(&self) -> u64 {
+        self.active_decode_tokens.max(self.reported.map_or(0, |reported| reported.used_tokens))
+    }
+}
+
+/// An engine's own load report (SGLang `/v1/loads`, vLLM `/metrics`).
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Reported {
+    /// Requests in the running batch.
+    pub running: u32,
+    /// Requests waiting.
+    pub waiting: u32,
+    /// Prompt tokens of waiting requests that are not in the engine's cache.
+    pub waiting_uncached_tokens: u64,
+    /// KV tokens in use.
+    pub used_tokens: u64,
+    /// KV tokens in all, 0 if not told.
+    pub capacity_tokens: u64,
+    /// Age of the report in seconds.
+    pub age: Seconds,
+}
+
+/// Immutable facts of the fleet with candidate lists per model.
+#[derive(Debug, Clone, Default)]
+pub struct Cluster {
+    instances: Vec<Instance>,
+    /// Prefills and plain workers by model, in order of index.
+    entries: Vec<Vec<InstanceIx>>,
+    /// Decodes by model, in order of index.
+    decodes: Vec<Vec<InstanceIx>>,
+}
+
+impl Cluster {
+    /// Indexes `instances` by model.
+    #[must_use]
+    pub fn new(instances: Vec<Instance>) -> Self {
+        let models = instances.iter().flat_map(|i| &i.models).map(|m| m.0 as usize + 1).max().unwrap_or(0);
+        let mut entries = vec![Vec::new(); models];
+        let mut decodes = vec![Vec::new(); models];
+        for (ix, instance) in (0_u32..).map(InstanceIx).zip(&instances) {
+            let lists = match instance.role {
+                Role::Prefill | Role::Plain => &mut entries,
+                Role::Decode => &mut decodes,
+            };
+            for model in &instance.models {
+                lists[model.0 as usize].push(ix);
+            }
+        }
+        Self { instances, entries, decodes }
+    }
+
+    /// All instances, indexed by [`InstanceIx`].
+    #[must_use]
+    pub fn instances(&self) -> &[Instance] {
+        &self.instances
+    }
+
+    /// One instance, or `None` for an index of another cluster.
+    #[must_use]
+    pub fn get(&self, ix: InstanceIx) -> Option<&Instance> {
+        self.instances.get(ix.at())
+    }
+
+    /// Where a request for `model` can start: its prefills and plain workers.
+    #[must_use]
+    pub fn entries(&self, model: ModelIx) -> &[InstanceIx] {
+        self.entries.get(model.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Decodes of `model`.
+    #[must_use]
+    pub fn decodes(&self, model: ModelIx) -> &[InstanceIx] {
+        self.decodes.get(model.0 as usize).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distance_is_the_nearest_shared_level() {
+        let here = Place { zone: Some(1), rack: Some(2), node: Some(3), nvlink_domain: Some(4) };
+        assert_eq!(here.distance(&here), Distance::Nvlink);
+        assert_eq!(here.distance(&Place { nvlink_domain: Some(9), ..here }), Distance::Node);
+        assert_eq!(here.distance(&Place { node: Some(9), nvlink_domain: None, ..here }), Distance::Rack);
+        assert_eq!(here.distance(&Place { zone: Some(1), ..Place::default() }), Distance::Zone);
+        assert_eq!(here.distance(&Place { zone: Some(7), ..Place::default() }), Distance::Far);
+        assert_eq!(here.distance(&Place::default()), Distance::Unknown);
+        assert_eq!(Place::default().distance(&Place::default()), Distance::Unknown);
+    }
+
+    #[test]
+    fn load_believes_the_larger_of_book_and_report() {
+        let mut load = Load { pending_prefill_tokens: 10, active_decode_tokens: 5, ..Load::default() };
+        assert_eq!((load.prefill_backlog_tokens(), load.decode_tokens()), (10, 5));
+        load.reported = Some(Reported { waiting_uncached_tokens: 40, used_tokens: 2, ..Reported::default() });
+        assert_eq!((load.prefill_backlog_tokens(), load.decode_tokens()), (40, 5));
+    }
+}

@@ -1,0 +1,127 @@
+//! What a policy answers: a route with its reasons, or a refusal.
+
+use crate::cluster::InstanceIx;
+use crate::policy::PolicyName;
+use crate::request::Seconds;
+
+/// The answer for one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// Where the request goes.
+    pub route: Route,
+    /// What the caller must add to its book until the request ends.
+    pub booking: Booking,
+    /// Predicted time to first token; `None` from policies that do not predict.
+    pub predicted_ttft: Option<Seconds>,
+    /// Why.
+    pub explanation: Explanation,
+}
+
+/// One or two engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// Disaggregated: both engines get the same prompt.
+    Pair {
+        /// Computes the prompt.
+        prefill: InstanceIx,
+        /// Data-parallel rank wanted there, below its `dp_size`.
+        prefill_rank: u32,
+        /// Generates.
+        decode: InstanceIx,
+        /// Data-parallel rank wanted there, below its `dp_size`.
+        decode_rank: u32,
+    },
+    /// A plain worker does both.
+    Single {
+        /// The worker.
+        worker: InstanceIx,
+    },
+}
+
+impl Route {
+    /// The engine that computes the prompt.
+    #[must_use]
+    pub fn entry(&self) -> InstanceIx {
+        match *self {
+            Route::Pair { prefill, .. } => prefill,
+            Route::Single { worker } => worker,
+        }
+    }
+
+    /// The engine that generates.
+    #[must_use]
+    pub fn exit(&self) -> InstanceIx {
+        match *self {
+            Route::Pair { decode, .. } => decode,
+            Route::Single { worker } => worker,
+        }
+    }
+}
+
+/// Load that the request will cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Booking {
+    /// On the entry, until its first token.
+    pub prefill_tokens: u64,
+    /// On the exit, until it ends.
+    pub decode_tokens: u64,
+}
+
+/// A decision's reasons, complete enough to be shown to a person and to be replayed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// The policy that decided.
+    pub policy: PolicyName,
+    /// One sentence's worth, from a fixed set.
+    pub reason: &'static str,
+    /// Entries that were looked at, in the cluster's order; the chosen one is among them.
+    pub candidates: Vec<Candidate>,
+}
+
+/// One looked-at entry engine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// Which.
+    pub instance: InstanceIx,
+    /// Smaller is better; the unit is the policy's own (tokens, or seconds).
+    pub cost: f64,
+    /// The part of the cost that weighed most.
+    pub leading_term: Term,
+}
+
+/// Parts of a cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Term {
+    /// The policy does not price (rotation).
+    None,
+    /// Work ahead of this request.
+    Backlog,
+    /// This request's own computation.
+    Service,
+    /// Fetching cached pages.
+    Fetch,
+}
+
+/// Why there is no route.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// No instance serves the model at all.
+    #[error("no engine serves this model")]
+    UnknownModel,
+    /// Instances exist, but none can be used now.
+    #[error(
+        "{entries} prefill or plain and {decodes} decode engines serve this model, but no usable pair among them is available now"
+    )]
+    NoneAvailable {
+        /// Prefills and plain workers that serve the model.
+        entries: usize,
+        /// Decodes that serve the model.
+        decodes: usize,
+    },
+    /// The fleet is too busy to serve the request in time.
+    #[error("overloaded; retry after {retry_after:.0} s")]
+    Overloaded {
+        /// When it is worth asking again.
+        retry_after: Seconds,
+    },
+}

@@ -1,0 +1,73 @@
+//! Where the prompt's KV cache is: the input that cost-based policies price.
+
+use crate::cluster::{InstanceIx, Place};
+
+/// Hits per instance, in the cluster's order. Empty where nothing is known.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Prediction {
+    /// One entry per instance, or none at all.
+    pub per_instance: Vec<TierHits>,
+    /// Contiguous runs of the prompt's prefix in the shared store, in prompt order.
+    pub shared: Vec<L3Run>,
+}
+
+impl Prediction {
+    /// Tokens of the prompt that `instance` need not compute, as far as known.
+    #[must_use]
+    pub fn cached_tokens(&self, instance: InstanceIx) -> u32 {
+        self.per_instance.get(instance.at()).map_or(0, TierHits::total)
+    }
+}
+
+/// Contiguous prefix of one prompt by tier, in tokens. Each tier counts only what the faster ones lack.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TierHits {
+    /// In the engine's device memory.
+    pub l1_tokens: u32,
+    /// In the engine's host memory, beyond L1.
+    pub l2_tokens: u32,
+    /// In the shared store, beyond L1 and L2, and loadable under the engine's rules (threshold, all ranks' keys).
+    pub l3_tokens: u32,
+}
+
+impl TierHits {
+    /// All tiers together.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.l1_tokens.saturating_add(self.l2_tokens).saturating_add(self.l3_tokens)
+    }
+}
+
+/// What a store node keeps a page on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Medium {
+    /// Memory.
+    Dram,
+    /// Solid-state disk.
+    Nvme,
+}
+
+/// A run of consecutive pages on one store node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct L3Run {
+    /// Tokens covered.
+    pub tokens: u32,
+    /// Where the store node runs.
+    pub place: Place,
+    /// What it keeps them on.
+    pub medium: Medium,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_instances_have_no_hit() {
+        let hits = TierHits { l1_tokens: 1, l2_tokens: 2, l3_tokens: 3 };
+        let prediction = Prediction { per_instance: vec![hits], shared: Vec::new() };
+        assert_eq!(prediction.cached_tokens(InstanceIx(0)), 6);
+        assert_eq!(prediction.cached_tokens(InstanceIx(1)), 0);
+        assert_eq!(Prediction::default().cached_tokens(InstanceIx(0)), 0);
+    }
+}
