@@ -1,2 +1,81 @@
-//! The one binary.
-fn main() {}
+//! The one binary: `moongate gateway | up | loadtest | doctor`.
+
+mod doctor;
+mod gateway;
+mod up;
+
+use std::future::Future;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use moongate_runtime::{Supervisor, config};
+use moongate_telemetry::{LogOptions, init_logs};
+
+/// Freed memory of large bodies goes back to the system sooner, and relaying them costs less time than with the
+/// system's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Routes LLM requests to prefill/decode pairs by knowing where the KV cache is.
+#[derive(Debug, Parser)]
+#[command(name = "moongate", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the OpenAI API in front of SGLang and vLLM engines.
+    Gateway(Box<gateway::GatewayCommand>),
+    /// Start simulated engines and a gateway on this machine, to try things out.
+    Up(up::UpCommand),
+    /// Check a gateway's settings and its engines, and say how to mend what is wrong.
+    Doctor(Box<doctor::DoctorCommand>),
+}
+
+fn main() -> ExitCode {
+    let cli: Cli = match config::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => return error.report(),
+    };
+    match cli.command {
+        Command::Gateway(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |supervisor| gateway::run(*command, supervisor))
+        }
+        Command::Up(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |supervisor| up::run(command, supervisor))
+        }
+        Command::Doctor(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |supervisor| doctor::run(*command, supervisor))
+        }
+    }
+}
+
+/// Runs a command on a runtime of its own. A failure is told in one line, with exit code 1.
+fn run<F>(logs: &LogOptions, command: impl FnOnce(Supervisor) -> F) -> ExitCode
+where
+    F: Future<Output = anyhow::Result<ExitCode>>,
+{
+    let outcome = start(logs).and_then(|runtime| {
+        let supervisor = Supervisor::new();
+        let outcome = runtime.block_on(command(supervisor));
+        runtime.shutdown_background();
+        outcome
+    });
+    outcome.unwrap_or_else(|error| {
+        #[expect(clippy::print_stderr, reason = "the last word to the person who started the command")]
+        {
+            eprintln!("error: {error:#}");
+        }
+        ExitCode::FAILURE
+    })
+}
+
+fn start(logs: &LogOptions) -> anyhow::Result<tokio::runtime::Runtime> {
+    init_logs(logs)?;
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}

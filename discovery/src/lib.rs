@@ -2,10 +2,37 @@
 //!
 //! Data flows one way: a source lists instances → the prober asks each engine what it is → the merged
 //! [`Topology`] is published. Readers never wait for any of it.
+//!
+//! A source that cannot be read keeps what it listed last; an engine that does not answer stays in the snapshot as
+//! [`Readiness::NotReady`] with the reason in words.
 
+mod endpoint;
+mod entry;
+mod error;
+mod file_watch;
+mod hub;
+mod kubernetes;
+mod listing;
+mod options;
+mod probe;
+mod rbg;
+mod reader;
+mod roles;
+mod start;
+mod static_file;
 mod topology;
 
+pub use error::{DiscoveryError, FileError, InstanceError};
+pub use kubernetes::KubernetesOptions;
+pub use kubernetes::pod::annotation;
+pub use options::{DiscoveryOptions, ProbeOptions};
+pub use probe::report::{Check, CheckOutcome, ProbeReport, Verdict};
+pub use rbg::RbgOptions;
+pub use reader::{TopologyPublisher, TopologyReader, channel};
+pub use roles::{RoleNames, RolePorts};
+pub use start::{probe_once, start};
+pub use static_file::StaticInstance;
 pub use topology::{
-    Bootstrap, Declared, Engine, EngineFacts, Instance, InstanceId, KvConnector, KvTransfer, Place, Readiness, Role,
-    Source, Topology,
+    Bootstrap, Declared, Engine, EngineFacts, Instance, InstanceId, KvConnector, KvTransfer, Place,
+    Readiness, Role, Source, Topology,
 };

@@ -1,1 +1,22 @@
-//! HTTP in and out: ingress, prompt, dispatch, relay and feedback around the pure scheduler.
+//! HTTP in and out around the pure scheduler.
+//!
+//! A request flows one way: `ingress` reads and checks it, `prompt` takes from its body what routing needs, `dispatch` decides
+//! and drives the engines' protocols over `upstream` connections, `relay` brings the answer back, `feedback` learns from
+//! it. `fleet` is the current set of engines.
+
+mod app;
+mod config;
+mod dispatch;
+mod error;
+mod feedback;
+mod fleet;
+mod ingress;
+mod prompt;
+mod relay;
+mod upstream;
+
+pub use app::{RunningGateway, StartError, start};
+pub use config::{DiscoverySource, GatewayOptions};
+pub use error::{ApiError, Code};
+#[doc(hidden)]
+pub use prompt::accepts;

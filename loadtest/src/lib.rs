@@ -1,1 +1,13 @@
 //! Engine simulator, load generator and trace replay.
+//!
+//! * [`engine`] – inference engines that speak SGLang's or vLLM's wire protocol, with a deterministic model, a
+//!   service-time model, a prefix cache of three levels and switchable faults. `moongate up` and the
+//!   end-to-end tests run on them.
+//! * [`generate`] – an open-loop load generator for any OpenAI-compatible endpoint, by rate or by trace.
+//! * [`cli`] – the `moongate loadtest …` commands.
+
+pub mod cli;
+pub mod engine;
+pub mod generate;
+
+pub use cli::{LoadtestCommand, run};

@@ -1,0 +1,89 @@
+//! The config file as keys with lines.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use toml::de::{DeTable, DeValue};
+
+use super::ConfigError;
+
+/// Larger than any file a person writes; a wrong path must not fill the memory.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
+
+/// One key of the file.
+pub(super) struct Entry {
+    pub(super) key: String,
+    /// Counted from 1.
+    pub(super) line: usize,
+    pub(super) value: Value,
+}
+
+pub(super) enum Value {
+    Text(String),
+    /// Decimal digits, as a flag takes them.
+    Number(String),
+    Bool(bool),
+    Array(Vec<Value>),
+    Table,
+    /// A date or time.
+    Other,
+}
+
+impl Value {
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "a string",
+            Self::Number(_) => "a number",
+            Self::Bool(_) => "a boolean",
+            Self::Array(_) => "an array",
+            Self::Table => "a table",
+            Self::Other => "a date or time",
+        }
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Self {
+        match value {
+            DeValue::String(text) => Self::Text(text.to_string()),
+            DeValue::Integer(number) => Self::Number(
+                i128::from_str_radix(number.as_str(), number.radix())
+                    .map_or_else(|_| number.as_str().to_owned(), |number| number.to_string()),
+            ),
+            DeValue::Float(number) => Self::Number(number.as_str().to_owned()),
+            DeValue::Boolean(on) => Self::Bool(*on),
+            DeValue::Array(values) => {
+                Self::Array(values.iter().map(|value| Self::from_toml(value.get_ref())).collect())
+            }
+            DeValue::Table(_) => Self::Table,
+            DeValue::Datetime(_) => Self::Other,
+        }
+    }
+}
+
+/// The entries of a file, in its order.
+pub(super) fn read(path: &Path) -> Result<Vec<Entry>, ConfigError> {
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| {
+            if file.metadata()?.len() > MAX_FILE_BYTES {
+                return Err(std::io::Error::other(format!("larger than {MAX_FILE_BYTES} bytes")));
+            }
+            file.take(MAX_FILE_BYTES).read_to_string(&mut text)
+        })
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let table = DeTable::parse(&text).map_err(|error| ConfigError::Syntax {
+        path: path.to_owned(),
+        message: error.to_string().trim_end().to_owned(),
+    })?;
+    let mut entries: Vec<(usize, Entry)> = table
+        .get_ref()
+        .iter()
+        .map(|(key, value)| {
+            let at = key.span().start;
+            let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
+            (at, Entry { key: key.get_ref().to_string(), line, value: Value::from_toml(value.get_ref()) })
+        })
+        .collect();
+    entries.sort_by_key(|(at, _)| *at);
+    Ok(entries.into_iter().map(|(_, entry)| entry).collect())
+}

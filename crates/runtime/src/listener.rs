@@ -1,0 +1,359 @@
+//! HTTP listeners with limits and a drain.
+//!
+//! `axum::serve` builds its connections without a timer, so that the time limit for a request head never
+//! runs; it has no limit for connections and no deadline for a drain. This loop has them, for any tower
+//! service. HTTP/1.1 and HTTP/2 with prior knowledge (h2c) are told apart by the first bytes of a
+//! connection, which costs a request nothing.
+
+mod connection;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use crate::Supervisor;
+
+/// Connections the kernel keeps ready while the loop is busy (bounded by `net.core.somaxconn` too).
+const BACKLOG: u32 = 4096;
+/// Pause after a failed accept: doubled from the first to the last while accepts keep failing.
+const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// The address of the client, in the extensions of every request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerAddr(pub SocketAddr);
+
+/// What one listener accepts.
+#[derive(Debug, Clone)]
+pub struct ListenerLimits {
+    /// Connections open at once. Beyond that, new ones wait in the kernel's backlog.
+    pub connections: usize,
+    /// Time for the head of a request, and so also for how long a connection may idle between two.
+    pub header_read_timeout: Duration,
+    /// Size of a request head in bytes. Larger: 431.
+    pub header_bytes: usize,
+    /// Number of header fields. More: 431. `None` is hyper's 100, which costs no allocation.
+    pub headers: Option<usize>,
+    /// Requests at once on one HTTP/2 connection.
+    pub streams: u32,
+}
+
+impl Default for ListenerLimits {
+    fn default() -> Self {
+        Self {
+            connections: 16_384,
+            header_read_timeout: Duration::from_secs(30),
+            header_bytes: 64 * 1024,
+            headers: None,
+            streams: 256,
+        }
+    }
+}
+
+/// A listening socket could not be had.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}: {source}; {}", remedy(.source.kind()))]
+pub struct BindError {
+    /// The address asked for.
+    pub address: SocketAddr,
+    /// What the kernel said.
+    pub source: io::Error,
+}
+
+fn remedy(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::AddrInUse => {
+            "stop the process that uses the port (`ss -ltnp` shows it) or choose another port"
+        }
+        ErrorKind::AddrNotAvailable => {
+            "no interface of this host has that address; 0.0.0.0 or [::] takes all"
+        }
+        ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE; choose a higher port",
+        _ => "check the address and the limits of the process",
+    }
+}
+
+/// Opens a listening socket. Port 0 lets the kernel choose; ask `local_addr()` for its choice.
+///
+/// The address can be taken again while connections of a previous process linger (`SO_REUSEADDR`).
+/// Must be called inside a tokio runtime with I/O enabled.
+///
+/// # Errors
+/// [`BindError`], which names the address and says how to mend it.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
+    let open = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    open().map_err(|source| BindError { address, source })
+}
+
+/// The error a service or a body may have: anything that can be boxed.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Serves `service` on `listener` until `drain` is cancelled or `supervisor` shuts down.
+///
+/// Each connection is one task of the supervisor and works on a clone of the service; an HTTP/1.1 request
+/// starts no task and boxes nothing here. When draining begins, the socket is closed, idle connections are
+/// closed, and busy ones end after the response in progress. [`Serving`] waits for that and cuts what is left.
+///
+/// A request that is not HTTP is answered or cut by its own connection. A failing accept (out of file
+/// descriptors, say) is logged and tried again after a pause.
+pub fn serve<S, B>(
+    listener: TcpListener,
+    service: S,
+    limits: ListenerLimits,
+    drain: CancellationToken,
+    supervisor: &Supervisor,
+) -> Serving
+where
+    S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
+    let shared = Arc::new(Shared::default());
+    let accept = AcceptLoop {
+        listener,
+        slots: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
+        protocol: Arc::new(connection::Protocols::new(&limits, supervisor)),
+        open: Accepting::new(Arc::clone(&shared)),
+        supervisor: supervisor.clone(),
+    };
+    supervisor.spawn("listener", accept.run(service, drain));
+    Serving { shared }
+}
+
+/// A running listener. Clones are the same listener.
+#[derive(Clone)]
+pub struct Serving {
+    shared: Arc<Shared>,
+}
+
+impl Serving {
+    /// Number of open connections.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Acquire)
+    }
+
+    /// Waits until nothing is accepted any more and no connection is open, at most for `deadline`; says
+    /// whether that came true. It cannot before draining has begun.
+    pub async fn wait_idle(&self, deadline: Duration) -> bool {
+        let idle = async {
+            loop {
+                let mut told = std::pin::pin!(self.shared.idle.notified());
+                told.as_mut().enable();
+                if self.shared.is_idle() {
+                    return;
+                }
+                told.await;
+            }
+        };
+        tokio::time::timeout(deadline, idle).await.is_ok()
+    }
+
+    /// Cuts every open connection, whatever it is doing, and accepts no more.
+    pub fn close(&self) {
+        self.shared.enter(Phase::Closing);
+    }
+
+    /// [`Serving::wait_idle`], then [`Serving::close`]. Returns how many connections had to be cut.
+    pub async fn finish(&self, deadline: Duration) -> usize {
+        if self.wait_idle(deadline).await {
+            return 0;
+        }
+        let cut = self.connections();
+        self.close();
+        cut
+    }
+}
+
+impl std::fmt::Debug for Serving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Serving").field("connections", &self.connections()).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Serving = 0,
+    Draining = 1,
+    Closing = 2,
+}
+
+/// What the loop, its connections and the handle know of each other.
+#[derive(Default)]
+struct Shared {
+    phase: AtomicU8,
+    drain: Notify,
+    close: Notify,
+    accepting: AtomicBool,
+    connections: AtomicUsize,
+    idle: Notify,
+}
+
+impl Shared {
+    fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Serving,
+            1 => Phase::Draining,
+            _ => Phase::Closing,
+        }
+    }
+
+    fn enter(&self, phase: Phase) {
+        // Only ever forward: a drain that is noticed late must not undo a close.
+        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
+        self.drain.notify_waiters();
+        if phase == Phase::Closing {
+            self.close.notify_waiters();
+        }
+    }
+
+    async fn drained(&self) {
+        let mut told = std::pin::pin!(self.drain.notified());
+        told.as_mut().enable();
+        if self.phase() == Phase::Serving {
+            told.await;
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.accepting.load(Ordering::Acquire) && self.connections.load(Ordering::Acquire) == 0
+    }
+}
+
+/// Held while the loop may still accept.
+struct Accepting(Arc<Shared>);
+
+impl Accepting {
+    fn new(shared: Arc<Shared>) -> Self {
+        shared.accepting.store(true, Ordering::Release);
+        Self(shared)
+    }
+}
+
+impl Drop for Accepting {
+    fn drop(&mut self) {
+        self.0.enter(Phase::Draining);
+        self.0.accepting.store(false, Ordering::Release);
+        self.0.idle.notify_waiters();
+    }
+}
+
+/// Held by an open connection.
+struct Open {
+    shared: Arc<Shared>,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Open {
+    fn new(shared: &Arc<Shared>, slot: OwnedSemaphorePermit) -> Self {
+        shared.connections.fetch_add(1, Ordering::AcqRel);
+        Self { shared: Arc::clone(shared), _slot: slot }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.shared.connections.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.idle.notify_waiters();
+        }
+    }
+}
+
+struct AcceptLoop {
+    listener: TcpListener,
+    slots: Arc<Semaphore>,
+    protocol: Arc<connection::Protocols>,
+    open: Accepting,
+    supervisor: Supervisor,
+}
+
+impl AcceptLoop {
+    async fn run<S, B>(self, service: S, drain: CancellationToken)
+    where
+        S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let shutdown = self.supervisor.token();
+        tokio::select! {
+            biased;
+            () = drain.cancelled() => {}
+            () = shutdown.cancelled() => {}
+            () = self.open.0.drained() => {}
+            () = self.accept_all(service) => {}
+        }
+        // The socket goes first, so that a new connection is refused rather than accepted and forgotten.
+        drop(self.listener);
+        drop(self.open);
+    }
+
+    async fn accept_all<S, B>(&self, service: S)
+    where
+        S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        // The semaphore is never closed, so this ends only by being dropped.
+        while let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await {
+            let (stream, peer) = accept_one(&self.listener).await;
+            let protocol = Arc::clone(&self.protocol);
+            let open = Open::new(&self.open.0, slot);
+            let service = connection::WithPeer::new(service.clone(), PeerAddr(peer));
+            self.supervisor.spawn("connection", async move {
+                protocol.run(stream, service, &open.shared).await;
+            });
+        }
+    }
+}
+
+async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    let (mut pause, longest) = ACCEPT_PAUSE;
+    loop {
+        let error = match listener.accept().await {
+            Ok((stream, peer)) => {
+                // Without it a small event waits for the acknowledgement of the one before.
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(%peer, %error, "connection gone before it was set up");
+                    continue;
+                }
+                return (stream, peer);
+            }
+            Err(error) => error,
+        };
+        if concerns_one_connection(error.kind()) {
+            continue;
+        }
+        tracing::warn!(%error, ?pause, "cannot accept connections; trying again after a pause");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
+    }
+}
+
+/// Whether the failed accept says something of that client only, so that the next can be tried at once.
+fn concerns_one_connection(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::ConnectionRefused)
+}

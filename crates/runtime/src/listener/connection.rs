@@ -1,0 +1,195 @@
+//! One connection: which protocol it speaks, and its end.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tower::ServiceExt as _;
+use tower::util::Oneshot;
+
+use super::{BoxError, ListenerLimits, PeerAddr, Phase, Shared};
+use crate::Supervisor;
+
+/// hyper's default, which it keeps on the stack.
+const HEADERS_WITHOUT_ALLOCATION: usize = 100;
+/// How often an HTTP/2 connection is asked whether its client is still there, and how long it may take to say so.
+const HTTP2_PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
+/// The first bytes of the HTTP/2 preface; no HTTP/1 method begins with them.
+const HTTP2_START: &[u8] = b"PRI ";
+
+/// The configured protocols, shared by every connection of a listener.
+pub(super) struct Protocols {
+    http1: http1::Builder,
+    http2: http2::Builder<OnSupervisor>,
+    first_byte_timeout: Duration,
+}
+
+impl Protocols {
+    pub(super) fn new(limits: &ListenerLimits, supervisor: &Supervisor) -> Self {
+        let mut http1 = http1::Builder::new();
+        http1
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.header_read_timeout)
+            .max_header_size(limits.header_bytes);
+        if let Some(headers) = limits.headers.filter(|headers| *headers != HEADERS_WITHOUT_ALLOCATION) {
+            http1.max_headers(headers);
+        }
+        let (interval, timeout) = HTTP2_PING;
+        let mut http2 = http2::Builder::new(OnSupervisor(supervisor.clone()));
+        http2
+            .timer(TokioTimer::new())
+            .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
+            .max_concurrent_streams(limits.streams)
+            .keep_alive_interval(interval)
+            .keep_alive_timeout(timeout);
+        Self { http1, http2, first_byte_timeout: limits.header_read_timeout }
+    }
+
+    /// Runs the connection to its end.
+    pub(super) async fn run<S, B>(&self, stream: TcpStream, service: WithPeer<S>, shared: &Shared)
+    where
+        S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let peer = service.peer.0;
+        let mut start = [0; HTTP2_START.len()];
+        let read = tokio::select! {
+            // A client that has sent nothing has nothing to wait for.
+            () = shared.drained() => return,
+            read = tokio::time::timeout(self.first_byte_timeout, stream.peek(&mut start)) => read,
+        };
+        // Nothing in time, end of stream, or a broken connection: there is nobody to answer.
+        let Ok(Ok(1..)) = read else { return };
+        let io = TokioIo::new(stream);
+        let ended = if start == HTTP2_START {
+            drive(self.http2.serve_connection(io, service), shared).await
+        } else {
+            drive(self.http1.serve_connection(io, service), shared).await
+        };
+        match ended {
+            Ended::ByItself => {}
+            Ended::Failed(error) => tracing::debug!(%peer, %error, "connection ended"),
+            Ended::Cut => tracing::debug!(%peer, "connection cut: it was still open at the drain deadline"),
+        }
+    }
+}
+
+enum Ended {
+    ByItself,
+    Failed(hyper::Error),
+    Cut,
+}
+
+/// A connection that can be told to end after the response in progress.
+trait Graceful: Future<Output = hyper::Result<()>> {
+    fn end_gracefully(self: Pin<&mut Self>);
+}
+
+impl<S, B> Graceful for http1::Connection<TokioIo<TcpStream>, S>
+where
+    S: hyper::service::HttpService<Incoming, ResBody = B>,
+    S::Error: Into<BoxError>,
+    B: Body + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn end_gracefully(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+impl<S, B> Graceful for http2::Connection<TokioIo<TcpStream>, S, OnSupervisor>
+where
+    S: hyper::service::HttpService<Incoming, ResBody = B>,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
+    fn end_gracefully(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+/// Polls the connection, and between polls looks at the phase: one atomic read. Awaiting a token beside the
+/// connection would take a lock at every wake-up, which for a relayed stream is every event.
+async fn drive<C: Graceful>(connection: C, shared: &Shared) -> Ended {
+    let mut connection = pin!(connection);
+    let mut drain = pin!(shared.drain.notified());
+    let mut close = pin!(shared.close.notified());
+    let mut enlisted = false;
+    let mut told = false;
+    poll_fn(|cx| {
+        if !enlisted {
+            // Once is enough: a task keeps its waker. What they answer is in the phase, read after enlisting.
+            let _ = drain.as_mut().poll(cx);
+            let _ = close.as_mut().poll(cx);
+            enlisted = true;
+        }
+        match shared.phase() {
+            Phase::Serving => {}
+            Phase::Closing => return Poll::Ready(Ended::Cut),
+            Phase::Draining if told => {}
+            Phase::Draining => {
+                told = true;
+                connection.as_mut().end_gracefully();
+            }
+        }
+        connection.as_mut().poll(cx).map(|ended| match ended {
+            Ok(()) => Ended::ByItself,
+            Err(error) => Ended::Failed(error),
+        })
+    })
+    .await
+}
+
+/// The service of one connection: puts the client's address into each request.
+#[derive(Clone)]
+pub(super) struct WithPeer<S> {
+    service: S,
+    peer: PeerAddr,
+}
+
+impl<S> WithPeer<S> {
+    pub(super) fn new(service: S, peer: PeerAddr) -> Self {
+        Self { service, peer }
+    }
+}
+
+impl<S> hyper::service::Service<Request<Incoming>> for WithPeer<S>
+where
+    S: tower::Service<Request<Incoming>> + Clone,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Oneshot<S, Request<Incoming>>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.peer);
+        self.service.clone().oneshot(request)
+    }
+}
+
+/// HTTP/2 needs a task for each stream; they are counted like all others.
+#[derive(Clone)]
+struct OnSupervisor(Supervisor);
+
+impl<F> hyper::rt::Executor<F> for OnSupervisor
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, future: F) {
+        self.0.spawn("http2 stream", future);
+    }
+}

@@ -1,0 +1,173 @@
+//! Logs on standard error.
+
+use std::io::IsTerminal as _;
+
+use clap::{Args, ValueEnum};
+use tracing::Subscriber;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// Crates whose debug lines drown ours. A filter that names one of them gets its lines all the same.
+const QUIET: &str = "h2=warn,hyper=warn,hyper_util=warn,reqwest=warn,rustls=warn,tower=warn,kube_client=warn,\
+                     opentelemetry=warn,opentelemetry_sdk=warn,opentelemetry_otlp=warn";
+
+/// How a log line looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum LogFormat {
+    /// For a person at a terminal.
+    #[default]
+    Text,
+    /// One JSON object a line, for a log collector.
+    Json,
+}
+
+/// Flags of the logs.
+#[derive(Debug, Clone, Args)]
+pub struct LogOptions {
+    /// Form of a log line
+    #[arg(
+        long = "log-format",
+        env = "MOONGATE_LOG_FORMAT",
+        value_enum,
+        default_value = "text",
+        help_heading = "Logs"
+    )]
+    pub format: LogFormat,
+    /// Least severe level to log, for all or by module: `info` or `warn,moongate_gateway=debug`
+    #[arg(
+        long = "log-filter",
+        env = "MOONGATE_LOG_FILTER",
+        value_parser = parse_filter,
+        default_value = "info",
+        value_name = "FILTER",
+        help_heading = "Logs"
+    )]
+    pub filter: String,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, filter: "info".to_owned() }
+    }
+}
+
+/// Logs could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The filter is not one.
+    #[error(
+        "`{filter}` is no log filter: {problem}; write a level (error, warn, info, debug, trace) or MODULE=LEVEL, separated by commas"
+    )]
+    Filter {
+        /// As given.
+        filter: String,
+        /// What the parser said.
+        problem: String,
+    },
+    /// Somebody else in this process has set up logs.
+    #[error("logs are set up already: {0}; call init_logs once, first thing in main")]
+    AlreadySet(#[from] tracing_subscriber::util::TryInitError),
+}
+
+/// Sends the logs of the whole process to standard error.
+///
+/// # Errors
+/// When the filter is wrong or the process has logs already.
+pub fn init_logs(options: &LogOptions) -> Result<(), LogError> {
+    let coloured =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    subscriber(options, std::io::stderr, coloured)?.try_init()?;
+    Ok(())
+}
+
+fn subscriber<W>(
+    options: &LogOptions,
+    writer: W,
+    coloured: bool,
+) -> Result<Box<dyn Subscriber + Send + Sync>, LogError>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let filter = filter(&options.filter)?;
+    // The module of a line is worth its place only to who looks for one.
+    let with_target = filter.max_level_hint().is_none_or(|level| level > LevelFilter::INFO);
+    let lines = tracing_subscriber::fmt().with_writer(writer).with_env_filter(filter);
+    Ok(match options.format {
+        LogFormat::Text => Box::new(lines.with_ansi(coloured).with_target(with_target).finish()),
+        LogFormat::Json => Box::new(lines.json().flatten_event(true).finish()),
+    })
+}
+
+fn filter(text: &str) -> Result<EnvFilter, LogError> {
+    let parsed = EnvFilter::try_new(text)
+        .and_then(|_| EnvFilter::try_new(format!("{QUIET},{text}")))
+        .map_err(|error| LogError::Filter { filter: text.to_owned(), problem: error.to_string() })?;
+    Ok(parsed)
+}
+
+fn parse_filter(text: &str) -> Result<String, LogError> {
+    filter(text).map(|_| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::mpsc::{Sender, channel};
+
+    #[derive(Clone)]
+    struct Lines(Sender<Vec<u8>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.send(bytes.to_vec()).unwrap();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(options: &LogOptions) -> String {
+        let (sender, receiver) = channel();
+        let lines = Lines(sender);
+        let subscriber = subscriber(options, move || lines.clone(), false).unwrap();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::debug!("too detailed");
+            tracing::debug!(target: "hyper::proto", "noise");
+            tracing::info!(port = 8080, "listening");
+        });
+        String::from_utf8(receiver.iter().flatten().collect()).unwrap()
+    }
+
+    #[test]
+    fn text_at_info_has_no_module() {
+        let text = logged(&LogOptions::default());
+        assert!(text.ends_with("  INFO listening port=8080\n"), "{text}");
+        assert_eq!(text.lines().count(), 1);
+    }
+
+    #[test]
+    fn text_at_debug_has_the_module_and_no_noise() {
+        let text = logged(&LogOptions { filter: "debug".into(), ..LogOptions::default() });
+        assert!(text.contains("DEBUG moongate_telemetry::logs::tests: too detailed"), "{text}");
+        assert!(!text.contains("noise"), "{text}");
+        let asked = logged(&LogOptions { filter: "debug,hyper=debug".into(), ..LogOptions::default() });
+        assert!(asked.contains("noise"), "{asked}");
+    }
+
+    #[test]
+    fn json_is_one_object_a_line() {
+        let text = logged(&LogOptions { format: LogFormat::Json, ..LogOptions::default() });
+        assert!(text.starts_with('{') && text.ends_with("}\n"), "{text}");
+        assert!(text.contains(r#""message":"listening","port":8080"#), "{text}");
+    }
+
+    #[test]
+    fn a_wrong_filter_is_explained() {
+        let error = parse_filter("moongate=loud").unwrap_err().to_string();
+        assert!(error.starts_with("`moongate=loud` is no log filter: "), "{error}");
+    }
+}

@@ -1,0 +1,101 @@
+//! The address of one engine, brought into one form.
+
+use crate::error::InstanceError;
+
+/// A checked `http://host:port`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    /// `http://host:port`, IPv6 in brackets.
+    pub(crate) url: String,
+    /// Host name or IP, without brackets.
+    pub(crate) host: String,
+}
+
+impl Endpoint {
+    /// Accepts `http://host:port`, `host:port` and a trailing slash; the port defaults to 80.
+    pub(crate) fn parse(text: &str) -> Result<Self, InstanceError> {
+        let wrong = |problem: &str| InstanceError::Url { url: text.to_owned(), problem: problem.to_owned() };
+        let trimmed = text.trim();
+        let with_scheme =
+            if trimmed.contains("://") { trimmed.to_owned() } else { format!("http://{trimmed}") };
+        let url = url::Url::parse(&with_scheme).map_err(|error| wrong(&error.to_string()))?;
+        match url.scheme() {
+            "http" => {}
+            "https" => return Err(wrong("TLS towards engines is not supported")),
+            _ => return Err(wrong("the scheme is not http")),
+        }
+        if !matches!(url.path(), "" | "/") {
+            return Err(wrong("it has a path"));
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(wrong("it has a query or fragment"));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(wrong("it has a user name or password"));
+        }
+        let host = url.host().ok_or_else(|| wrong("it has no host"))?;
+        let port =
+            url.port_or_known_default().filter(|port| *port != 0).ok_or_else(|| wrong("its port is 0"))?;
+        let bare = match &host {
+            url::Host::Ipv6(ip) => ip.to_string(),
+            other => other.to_string(),
+        };
+        Ok(Self { url: format!("http://{host}:{port}"), host: bare })
+    }
+
+    /// From parts that a source already has apart.
+    pub(crate) fn from_host_port(host: &str, port: u16) -> Result<Self, InstanceError> {
+        Self::parse(&format!("http://{}:{port}", bracketed(host)))
+    }
+}
+
+/// An IPv6 address in brackets, anything else as it is.
+pub(crate) fn bracketed(host: &str) -> String {
+    if host.parse::<std::net::Ipv6Addr>().is_ok() { format!("[{host}]") } else { host.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn forms_are_normalised() {
+        for (given, url, host) in [
+            ("http://10.0.0.1:8000/", "http://10.0.0.1:8000", "10.0.0.1"),
+            ("pod-0.svc:30000", "http://pod-0.svc:30000", "pod-0.svc"),
+            ("HTTP://Pod", "http://pod:80", "pod"),
+            ("http://[fd00::1]:8000", "http://[fd00::1]:8000", "fd00::1"),
+        ] {
+            let endpoint = Endpoint::parse(given).unwrap();
+            assert_eq!((endpoint.url.as_str(), endpoint.host.as_str()), (url, host));
+        }
+        assert_eq!(Endpoint::from_host_port("fd00::1", 80).unwrap().url, "http://[fd00::1]:80");
+    }
+
+    #[test]
+    fn a_wrong_url_is_named_with_the_remedy() {
+        for bad in [
+            "https://a:1",
+            "http://a:1/v1",
+            "http://a:1?x",
+            "http://u:p@a:1",
+            "ftp://a",
+            "",
+            "http://a:0",
+            "http://a:99999",
+        ] {
+            let message = Endpoint::parse(bad).unwrap_err().to_string();
+            assert!(message.contains("http://HOST:PORT"), "{bad}: {message}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics_and_is_a_fixed_point(text in "\\PC{0,40}") {
+            if let Ok(endpoint) = Endpoint::parse(&text) {
+                prop_assert_eq!(Endpoint::parse(&endpoint.url).unwrap(), endpoint);
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! A small file that others replace: by writing, by rename, or, in a ConfigMap mount, by swapping a symbolic link.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use notify::event::{AccessKind, AccessMode, EventKind};
+use notify::{RecursiveMode, Watcher};
+use tokio::io::AsyncReadExt;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::error::FileError;
+
+/// Largest topology file, in bytes; a ConfigMap cannot be larger.
+pub(crate) const MAX_FILE: u64 = 1 << 20;
+/// Between a file event and the read: a writer that is not atomic makes several events.
+const SETTLE: Duration = Duration::from_millis(20);
+/// The file is compared this often without any event: network file systems and exhausted inotify limits make none.
+const POLL: Duration = Duration::from_secs(10);
+
+/// Watches the directory of a file and answers its text when it differs from the last.
+pub(crate) struct FileWatch {
+    path: PathBuf,
+    last: Option<Result<String, FileError>>,
+    wake: Arc<Notify>,
+    watcher: Option<notify::RecommendedWatcher>,
+    next_poll: Instant,
+    /// An event was seen that no read has followed yet; survives a cancelled wait.
+    dirty: bool,
+}
+
+impl FileWatch {
+    pub(crate) fn new(path: &Path) -> Self {
+        let wake = Arc::new(Notify::new());
+        let watcher = watch_directory(path, wake.clone())
+            .inspect_err(|error| {
+                tracing::warn!(
+                    file = %path.display(),
+                    %error,
+                    poll_s = POLL.as_secs(),
+                    "no file events; the file is compared periodically instead"
+                );
+            })
+            .ok();
+        Self {
+            path: path.to_owned(),
+            last: None,
+            wake,
+            watcher,
+            next_poll: Instant::now() + POLL,
+            dirty: false,
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the file now.
+    pub(crate) async fn read(&mut self) -> Result<String, FileError> {
+        let read = read_bounded(&self.path).await;
+        self.last = Some(read.clone());
+        read
+    }
+
+    /// Waits until the file reads differently: another text, or another trouble. Cancel-safe.
+    pub(crate) async fn changed(&mut self) -> Result<String, FileError> {
+        loop {
+            if !self.dirty {
+                let _ = tokio::time::timeout_at(self.next_poll, self.wake.notified()).await;
+                self.dirty = true;
+            }
+            tokio::time::sleep(SETTLE).await;
+            if self.watcher.is_none() {
+                self.watcher = watch_directory(&self.path, self.wake.clone()).ok();
+            }
+            let read = read_bounded(&self.path).await;
+            self.next_poll = Instant::now() + POLL;
+            self.dirty = false;
+            if self.last.as_ref() != Some(&read) {
+                self.last = Some(read.clone());
+                return read;
+            }
+        }
+    }
+}
+
+fn watch_directory(path: &Path, wake: Arc<Notify>) -> notify::Result<notify::RecommendedWatcher> {
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Our own reading makes access events too.
+        let is_read = matches!(&event, Ok(event) if matches!(event.kind,
+            EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write)));
+        if !is_read {
+            wake.notify_one();
+        }
+    })?;
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    watcher.watch(directory, RecursiveMode::NonRecursive)?;
+    Ok(watcher)
+}
+
+async fn read_bounded(path: &Path) -> Result<String, FileError> {
+    let read = async {
+        let mut bytes = Vec::new();
+        tokio::fs::File::open(path).await?.take(MAX_FILE + 1).read_to_end(&mut bytes).await?;
+        Ok::<_, std::io::Error>(bytes)
+    };
+    let bytes = read.await.map_err(|error| FileError::Read(error.to_string()))?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(FileError::TooLarge);
+    }
+    String::from_utf8(bytes).map_err(|_| FileError::NotText)
+}

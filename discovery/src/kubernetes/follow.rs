@@ -1,0 +1,139 @@
+//! Keeps the listing in step with the API server: list, watch, and a complete list again after a while.
+//!
+//! A watch can end without an error, or go silent while its connection stays open; gateways have routed to deleted pods
+//! for hours because of it. So every `relist` the watch is dropped and begun anew with a list. The old list stays in force
+//! until the new one is complete, also while the API server does not answer.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{KubernetesOptions, pod};
+use crate::listing::{Listed, MAX_INSTANCES, Update};
+
+/// For a complete list; then it is begun anew.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Follows the pods of one selector.
+pub(crate) struct Follower {
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+    pub(crate) selector: String,
+    pub(crate) options: KubernetesOptions,
+    pub(crate) slot: usize,
+    pub(crate) out: mpsc::Sender<Update>,
+}
+
+/// Listed instances by pod UID: a name comes back with another UID.
+type Pods = BTreeMap<String, Listed>;
+
+/// The pods as the events tell.
+#[derive(Default)]
+struct Store {
+    current: Pods,
+    /// What a list in progress has told so far.
+    incoming: Pods,
+    /// A complete list was seen by the running watch.
+    complete: bool,
+}
+
+impl Follower {
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        tracing::info!(namespace = self.namespace, selector = self.selector, "watching engine pods");
+        let mut store = Store::default();
+        let mut sent: Option<Vec<Listed>> = None;
+        while !stop.is_cancelled() {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                gone = self.watch(&mut store, &mut sent) => if gone { return },
+            }
+        }
+    }
+
+    /// One list and its watch, until it is time to list again. Answers whether nobody listens any more.
+    async fn watch(&self, store: &mut Store, sent: &mut Option<Vec<Listed>>) -> bool {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let config = watcher::Config::default().labels(&self.selector);
+        let mut events = pin!(watcher(api, config).default_backoff());
+        store.complete = false;
+        let mut deadline = Instant::now() + LIST_TIMEOUT.max(self.options.relist);
+        loop {
+            let event = tokio::select! {
+                () = tokio::time::sleep_until(deadline) => {
+                    if !store.complete {
+                        tracing::warn!(selector = self.selector, "no complete pod list in time; begun anew");
+                    }
+                    return false;
+                }
+                event = events.try_next() => event,
+            };
+            match event {
+                Ok(Some(event)) => {
+                    if store.take(event, &self.options) {
+                        deadline = Instant::now() + self.options.relist;
+                    }
+                }
+                Ok(None) => return false,
+                Err(error) => {
+                    tracing::warn!(
+                        namespace = self.namespace,
+                        selector = self.selector,
+                        %error,
+                        "Kubernetes API failed, the last pod list stays in force; check the API server and that the service account may list and watch pods"
+                    );
+                    continue;
+                }
+            }
+            let instances: Vec<Listed> = store.current.values().cloned().collect();
+            if sent.as_ref() != Some(&instances) {
+                *sent = Some(instances.clone());
+                if self.out.send(Update { slot: self.slot, instances }).await.is_err() {
+                    return true;
+                }
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Answers whether a list has just become complete.
+    fn take(&mut self, event: watcher::Event<Pod>, options: &KubernetesOptions) -> bool {
+        match event {
+            watcher::Event::Init => self.incoming.clear(),
+            watcher::Event::InitApply(pod) => apply(&mut self.incoming, &pod, options),
+            watcher::Event::InitDone => {
+                self.current = std::mem::take(&mut self.incoming);
+                self.complete = true;
+                return true;
+            }
+            watcher::Event::Apply(pod) => apply(&mut self.current, &pod, options),
+            watcher::Event::Delete(pod) => {
+                if let Some(uid) = &pod.metadata.uid {
+                    self.current.remove(uid);
+                }
+            }
+        }
+        false
+    }
+}
+
+fn apply(pods: &mut Pods, pod: &Pod, options: &KubernetesOptions) {
+    let Some(uid) = &pod.metadata.uid else { return };
+    match pod::listed(pod, options) {
+        Some(listed) if pods.len() < MAX_INSTANCES || pods.contains_key(uid) => {
+            pods.insert(uid.clone(), listed);
+        }
+        Some(_) => tracing::error!(limit = MAX_INSTANCES, "too many engine pods; narrow the selector"),
+        None => {
+            pods.remove(uid);
+        }
+    }
+}

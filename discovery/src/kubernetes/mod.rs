@@ -1,0 +1,116 @@
+//! Engine pods in the Kubernetes API, found by RBG's labels.
+
+pub(crate) mod follow;
+pub(crate) mod pod;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use crate::error::DiscoveryError;
+use crate::roles::{RoleNames, RolePorts};
+use crate::topology::{Engine, KvConnector};
+
+/// Which pods are engines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubernetesOptions {
+    /// Client configuration; `None`: the pod's service account, or the user's default kubeconfig.
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the pods; `None`: the client configuration's.
+    pub namespace: Option<String>,
+    /// Name of the RoleBasedGroup; `None`: every group in the namespace.
+    pub group: Option<String>,
+    /// A label selector that replaces the selection by RBG's labels: for pods that no RBG made. Their role is the label
+    /// or annotation `moongate.io/role`.
+    pub selector: Option<String>,
+    /// Which roles are engines.
+    pub roles: RoleNames,
+    /// HTTP ports of pods that name none.
+    pub ports: RolePorts,
+    /// Engine kind of all pods that name none; `None`: asked.
+    pub engine: Option<Engine>,
+    /// vLLM's connector of all pods that name none; `None`: asked.
+    pub connector: Option<KvConnector>,
+    /// Between two complete lists. A watch can go silent without an error; after this long nothing is stale any more.
+    /// Default 60 s.
+    pub relist: Duration,
+}
+
+impl Default for KubernetesOptions {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            namespace: None,
+            group: None,
+            selector: None,
+            roles: RoleNames::default(),
+            ports: RolePorts::default(),
+            engine: None,
+            connector: None,
+            relist: Duration::from_secs(60),
+        }
+    }
+}
+
+impl KubernetesOptions {
+    /// The defaults, with the group that RBG says this process belongs to.
+    #[must_use]
+    pub fn from_env() -> Self {
+        let own = rbg_api::Identity::from_env(|name| std::env::var(name).ok());
+        Self { group: own.group, ..Self::default() }
+    }
+
+    /// One selector per watch. Pods of the v1alpha1 era carry only the legacy labels; no pod matches both.
+    pub(crate) fn selectors(&self) -> Vec<String> {
+        use rbg_api::keys;
+        match (&self.selector, &self.group) {
+            (Some(selector), _) => vec![selector.clone()],
+            (None, Some(group)) => vec![
+                format!("{}={group}", keys::GROUP_NAME),
+                format!("{}={group},!{}", keys::legacy::GROUP_NAME, keys::GROUP_NAME),
+            ],
+            (None, None) => vec![
+                keys::GROUP_NAME.to_owned(),
+                format!("{},!{}", keys::legacy::GROUP_NAME, keys::GROUP_NAME),
+            ],
+        }
+    }
+}
+
+/// The API client and the namespace to look in.
+pub(crate) async fn client(options: &KubernetesOptions) -> Result<(Client, String), DiscoveryError> {
+    let wrong = |error: String| DiscoveryError::KubernetesConfig(error);
+    let config = match &options.kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path).map_err(|error| wrong(error.to_string()))?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .map_err(|error| wrong(error.to_string()))?
+        }
+        None => Config::infer().await.map_err(|error| wrong(error.to_string()))?,
+    };
+    let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let client = Client::try_from(config).map_err(|error| wrong(error.to_string()))?;
+    Ok((client, namespace))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_are_disjoint_and_cover_both_label_generations() {
+        let options = KubernetesOptions { group: Some("g".into()), ..KubernetesOptions::default() };
+        assert_eq!(
+            options.selectors(),
+            [
+                "rbg.workloads.x-k8s.io/group-name=g",
+                "rolebasedgroup.workloads.x-k8s.io/name=g,!rbg.workloads.x-k8s.io/group-name",
+            ]
+        );
+        let own = KubernetesOptions { selector: Some("app=x".into()), ..options };
+        assert_eq!(own.selectors(), ["app=x"]);
+    }
+}

@@ -1,0 +1,193 @@
+//! From a pod to a listed instance.
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use rbg_api::keys;
+
+use super::KubernetesOptions;
+use crate::endpoint::Endpoint;
+use crate::listing::Listed;
+use crate::roles::{bootstrap_port, http_port};
+use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, Source};
+
+/// Annotations (or labels) by which a pod says what its labels and ports do not.
+pub mod annotation {
+    /// HTTP port of the engine.
+    pub const PORT: &str = "moongate.io/port";
+    /// Port of the prefill's bootstrap server.
+    pub const BOOTSTRAP_PORT: &str = "moongate.io/bootstrap-port";
+    /// vLLM's connector: `nixl`, `mooncake` or `store`.
+    pub const KV_CONNECTOR: &str = "moongate.io/kv-connector";
+    /// `sglang` or `vllm`.
+    pub const ENGINE: &str = "moongate.io/engine";
+    /// `prefill`, `decode` or `plain`; anything else, such as `none`, hides the pod.
+    pub const ROLE: &str = "moongate.io/role";
+    /// Served model names, separated by commas.
+    pub const MODELS: &str = "moongate.io/models";
+    /// Rack or RDMA rail.
+    pub const RACK: &str = "moongate.io/rack";
+    /// NVLink domain.
+    pub const NVLINK_DOMAIN: &str = "moongate.io/nvlink-domain";
+}
+
+/// Kubernetes' own label, copied from nodes to pods by newer API servers.
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// What the pod is as an instance; `None` for a pod that is no engine, has no address yet or is over.
+pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
+    let uid = pod.metadata.uid.as_deref()?;
+    let name = pod.metadata.name.as_deref()?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let role = role(pod, options)?;
+    let status = pod.status.as_ref()?;
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let ip = status.pod_ip.as_deref().filter(|ip| !ip.is_empty())?;
+    let port = port(pod).unwrap_or_else(|| options.ports.of(role));
+    let endpoint = Endpoint::from_host_port(ip, port)
+        .inspect_err(|error| tracing::error!(pod = name, %error, "pod skipped"))
+        .ok()?;
+    let connector = parsed(pod, annotation::KV_CONNECTOR, connector).or(options.connector);
+    Some(Listed {
+        id: InstanceId(format!("{namespace}/{name}@{uid}").into()),
+        role,
+        url: endpoint.url,
+        host: endpoint.host,
+        source: Source::Kubernetes,
+        place: place(pod),
+        declared: Declared {
+            engine: parsed(pod, annotation::ENGINE, engine)
+                .or(options.engine)
+                .or_else(|| connector.map(|_| Engine::Vllm)),
+            connector,
+            bootstrap_port: bootstrap(pod).filter(|_| role == Role::Prefill),
+            models: models(pod),
+        },
+        held: held(pod, status),
+    })
+}
+
+/// Why the pod must not be sent requests, if so.
+fn held(pod: &Pod, status: &PodStatus) -> Option<String> {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Some("pod is terminating".to_owned());
+    }
+    if status.phase.as_deref() != Some("Running") {
+        return Some(format!("pod is {}", status.phase.as_deref().unwrap_or("of unknown phase")));
+    }
+    let ready = status.conditions.iter().flatten().find(|condition| condition.type_ == "Ready");
+    match ready {
+        Some(condition) if condition.status == "True" => None,
+        Some(condition) => {
+            let why = condition
+                .message
+                .as_deref()
+                .or(condition.reason.as_deref())
+                .unwrap_or("see kubectl describe pod");
+            Some(format!("pod is not Ready: {why}"))
+        }
+        None => Some("pod is not Ready yet".to_owned()),
+    }
+}
+
+fn role(pod: &Pod, options: &KubernetesOptions) -> Option<Role> {
+    if is_follower(pod) {
+        return None;
+    }
+    if let Some(text) = said(pod, annotation::ROLE) {
+        return match text {
+            "prefill" => Some(Role::Prefill),
+            "decode" => Some(Role::Decode),
+            "plain" => Some(Role::Plain),
+            _ => None,
+        };
+    }
+    let name = label(pod, keys::ROLE_NAME).or_else(|| label(pod, keys::legacy::ROLE_NAME))?;
+    options.roles.role(name)
+}
+
+/// Leader-worker instances are reached at their leader only.
+fn is_follower(pod: &Pod) -> bool {
+    [keys::COMPONENT_INDEX, keys::legacy::LWS_WORKER_INDEX]
+        .into_iter()
+        .any(|key| label(pod, key).is_some_and(|index| index != "0"))
+}
+
+fn port(pod: &Pod) -> Option<u16> {
+    parsed(pod, annotation::PORT, |text| text.parse().ok()).or_else(|| http_port(container_ports(pod)))
+}
+
+fn bootstrap(pod: &Pod) -> Option<u16> {
+    parsed(pod, annotation::BOOTSTRAP_PORT, |text| text.parse().ok())
+        .or_else(|| bootstrap_port(container_ports(pod)))
+}
+
+fn container_ports(pod: &Pod) -> impl Iterator<Item = (&str, u16)> + Clone {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
+        let number = u16::try_from(port.container_port).ok()?;
+        let tcp = port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP");
+        tcp.then_some((port.name.as_deref().unwrap_or_default(), number))
+    })
+}
+
+fn models(pod: &Pod) -> Vec<String> {
+    let list = said(pod, annotation::MODELS).unwrap_or_default();
+    list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+fn place(pod: &Pod) -> Place {
+    Place {
+        zone: label(pod, ZONE).map(str::to_owned),
+        rack: said(pod, annotation::RACK).map(str::to_owned),
+        node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+        nvlink_domain: said(pod, annotation::NVLINK_DOMAIN).map(str::to_owned),
+    }
+}
+
+fn engine(text: &str) -> Option<Engine> {
+    match text {
+        "sglang" => Some(Engine::Sglang),
+        "vllm" => Some(Engine::Vllm),
+        _ => None,
+    }
+}
+
+fn connector(text: &str) -> Option<KvConnector> {
+    match text {
+        "nixl" => Some(KvConnector::Nixl),
+        "mooncake" => Some(KvConnector::Mooncake),
+        "store" => Some(KvConnector::Store),
+        _ => None,
+    }
+}
+
+/// An annotation's meaning; a wrong one is logged and counts as absent.
+fn parsed<T>(pod: &Pod, key: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    let text = said(pod, key)?;
+    let value = parse(text.trim());
+    if value.is_none() {
+        let pod = pod.metadata.name.as_deref().unwrap_or_default();
+        tracing::warn!(
+            pod,
+            key,
+            value = text,
+            "annotation ignored: the value is not one of those documented"
+        );
+    }
+    value
+}
+
+/// An annotation, or the label of that name.
+fn said<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.and_then(|map| map.get(key)).map(String::as_str).or_else(|| label(pod, key))
+}
+
+fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+#[cfg(test)]
+#[path = "pod_tests.rs"]
+mod tests;

@@ -1,0 +1,112 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Pods of a live group, as recorded: two SGLang engines of a standalone role and the two pods of a leader-worker one.
+const RECORDED: &str = include_str!("../../tests/data/rbg-pods.yaml");
+
+fn recorded(name: &str) -> Pod {
+    let pods: Vec<Pod> = serde_saphyr::from_str(RECORDED).unwrap();
+    pods.into_iter().find(|pod| pod.metadata.name.as_deref() == Some(name)).unwrap()
+}
+
+fn options() -> KubernetesOptions {
+    KubernetesOptions::default()
+}
+
+fn pod(role: &str, change: impl FnOnce(&mut Value)) -> Pod {
+    let mut value = json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u", "annotations": {},
+            "labels": {"rolebasedgroup.workloads.x-k8s.io/role": role}},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "ports": [{"containerPort": 30000, "name": "http"}]}]},
+        "status": {"phase": "Running", "podIP": "10.1.0.10", "conditions": [{"type": "Ready", "status": "True"}]}
+    });
+    change(&mut value);
+    serde_json::from_value(value).unwrap()
+}
+
+#[test]
+fn recorded_decode_pod() {
+    let listed = listed(&recorded("sglang-pd-with-mooncake-decode-0"), &options()).unwrap();
+    assert_eq!(listed.role, Role::Decode);
+    assert_eq!(listed.url, "http://10.1.0.10:8000");
+    assert_eq!(listed.held, None);
+    assert_eq!(
+        &*listed.id.0,
+        "default/sglang-pd-with-mooncake-decode-0@2df75664-7d00-4a39-8789-c92d9a479685"
+    );
+    assert_eq!((listed.place.node.as_deref(), listed.place.zone.as_deref()), (Some("n0"), Some("z0")));
+}
+
+#[test]
+fn recorded_leader_serves_and_its_follower_does_not() {
+    let options = KubernetesOptions {
+        roles: crate::roles::RoleNames { plain: vec!["lw".into()], ..Default::default() },
+        ..options()
+    };
+    assert_eq!(listed(&recorded("sl-lw-0-0"), &options).unwrap().role, Role::Plain);
+    assert_eq!(listed(&recorded("sl-lw-0-1"), &options), None);
+}
+
+#[test]
+fn legacy_role_labels_count() {
+    let prefill = listed(&pod("prefill", |_| {}), &options()).unwrap();
+    assert_eq!((prefill.role, prefill.url.as_str()), (Role::Prefill, "http://10.1.0.10:30000"));
+    assert_eq!(listed(&pod("router", |_| {}), &options()), None);
+}
+
+#[test]
+fn a_pod_that_must_not_serve_stays_listed_with_the_reason() {
+    let held = |change: &dyn Fn(&mut Value)| listed(&pod("decode", change), &options()).unwrap().held;
+    assert_eq!(
+        held(&|pod| pod["status"]["conditions"][0] =
+            json!({"type": "Ready", "status": "False", "message": "warming"})),
+        Some("pod is not Ready: warming".into())
+    );
+    assert_eq!(held(&|pod| pod["status"]["conditions"] = json!([])), Some("pod is not Ready yet".into()));
+    assert_eq!(
+        held(&|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")),
+        Some("pod is terminating".into())
+    );
+    assert_eq!(held(&|pod| pod["status"]["phase"] = json!("Pending")), Some("pod is Pending".into()));
+}
+
+#[test]
+fn a_pod_without_address_or_over_is_not_listed() {
+    assert_eq!(listed(&pod("decode", |pod| pod["status"]["podIP"] = Value::Null), &options()), None);
+    assert_eq!(listed(&pod("decode", |pod| pod["status"]["phase"] = json!("Failed")), &options()), None);
+}
+
+#[test]
+fn annotations_say_what_ports_do_not() {
+    let annotated = pod("prefill", |pod| {
+        pod["metadata"]["annotations"] = json!({
+            "moongate.io/port": "9000", "moongate.io/bootstrap-port": "9998", "moongate.io/kv-connector": "mooncake",
+            "moongate.io/models": "a, b,", "moongate.io/rack": "r7"});
+        pod["status"]["podIP"] = json!("fd00::7");
+    });
+    let listed = listed(&annotated, &options()).unwrap();
+    assert_eq!(listed.url, "http://[fd00::7]:9000");
+    assert_eq!(listed.host, "fd00::7");
+    assert_eq!(
+        listed.declared,
+        Declared {
+            engine: Some(Engine::Vllm),
+            connector: Some(KvConnector::Mooncake),
+            bootstrap_port: Some(9998),
+            models: vec!["a".into(), "b".into()],
+        }
+    );
+    assert_eq!(listed.place.rack.as_deref(), Some("r7"));
+}
+
+#[test]
+fn a_role_annotation_overrides_the_labels_and_a_wrong_port_is_ignored() {
+    let moved = pod("engine", |pod| {
+        pod["metadata"]["annotations"] = json!({"moongate.io/role": "plain", "moongate.io/port": "http"});
+    });
+    let listed_plain = listed(&moved, &options()).unwrap();
+    assert_eq!((listed_plain.role, listed_plain.url.as_str()), (Role::Plain, "http://10.1.0.10:30000"));
+    let hidden = pod("prefill", |pod| pod["metadata"]["annotations"] = json!({"moongate.io/role": "none"}));
+    assert_eq!(listed(&hidden, &options()), None);
+}

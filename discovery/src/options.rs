@@ -1,0 +1,75 @@
+//! Settings of discovery. The command line owns their flag, environment and file names.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::kubernetes::KubernetesOptions;
+use crate::rbg::RbgOptions;
+use crate::static_file::StaticInstance;
+
+/// Which sources are read, and how engines are asked. Sources are combined; on equal ids the earlier field wins.
+#[derive(Debug, Clone, Default)]
+pub struct DiscoveryOptions {
+    /// Instances given by flags.
+    pub instances: Vec<StaticInstance>,
+    /// TOML file with `[[instance]]` tables; watched.
+    pub file: Option<PathBuf>,
+    /// RBG's injected discovery file; watched.
+    pub rbg: Option<RbgOptions>,
+    /// Pods in the Kubernetes API; watched.
+    pub kubernetes: Option<KubernetesOptions>,
+    /// How engines are asked.
+    pub probe: ProbeOptions,
+}
+
+/// How engines are asked what they are.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ProbeOptions {
+    /// For one HTTP exchange, connect and body included. Default 5 s: an SGLang scheduler answers between batches.
+    pub timeout: Duration,
+    /// For the TCP connection alone. Default 1 s.
+    pub connect_timeout: Duration,
+    /// Between two probes of a ready instance. Default 30 s.
+    pub refresh: Duration,
+    /// First wait after a failed probe; doubles. Default 250 ms.
+    pub backoff_min: Duration,
+    /// Longest wait after a failed probe. Default 5 s.
+    pub backoff_max: Duration,
+    /// Time-outs in a row after which a ready instance loses its readiness. Default 2.
+    pub timeouts_to_unready: u32,
+    /// Probes at the same time. Default 32.
+    pub concurrency: usize,
+    /// Sent as `Authorization: Bearer …` to engines that were started with an API key.
+    pub api_key: Option<String>,
+}
+
+impl Default for ProbeOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(1),
+            refresh: Duration::from_secs(30),
+            backoff_min: Duration::from_millis(250),
+            backoff_max: Duration::from_secs(5),
+            timeouts_to_unready: 2,
+            concurrency: 32,
+            api_key: None,
+        }
+    }
+}
+
+impl fmt::Debug for ProbeOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProbeOptions")
+            .field("timeout", &self.timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("refresh", &self.refresh)
+            .field("backoff_min", &self.backoff_min)
+            .field("backoff_max", &self.backoff_max)
+            .field("timeouts_to_unready", &self.timeouts_to_unready)
+            .field("concurrency", &self.concurrency)
+            .field("api_key", &self.api_key.as_ref().map(|_| "(set)"))
+            .finish()
+    }
+}

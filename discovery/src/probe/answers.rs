@@ -1,0 +1,166 @@
+//! What engines answer, read tolerantly: unknown members are ignored, missing ones are `None`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+
+use crate::topology::{KvConnector, Role};
+
+/// Most model names taken from one engine.
+const MAX_MODELS: usize = 1024;
+/// Most data-parallel ranks taken from one engine.
+const MAX_RANKS: usize = 4096;
+
+/// SGLang's `/server_info`: its server arguments and state; `/model_info` has the first half of these members.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct ServerInfo {
+    #[serde(default)]
+    pub(crate) model_path: Option<String>,
+    #[serde(default)]
+    pub(crate) served_model_name: Option<String>,
+    /// Absent: the engine does not say. Present and null or `"null"`: a plain engine.
+    #[serde(default, deserialize_with = "present")]
+    pub(crate) disaggregation_mode: Option<Option<String>>,
+    #[serde(default)]
+    pub(crate) disaggregation_bootstrap_port: Option<u16>,
+    #[serde(default)]
+    pub(crate) version: Option<String>,
+    #[serde(default)]
+    pub(crate) dp_size: Option<u32>,
+    #[serde(default)]
+    pub(crate) page_size: Option<u32>,
+    #[serde(default)]
+    pub(crate) context_length: Option<u32>,
+}
+
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<String>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+impl ServerInfo {
+    /// `None` unless the body looks like SGLang's: vLLM has a `/server_info` too.
+    pub(crate) fn parse(body: &[u8]) -> Option<Self> {
+        let info: Self = serde_json::from_slice(body).ok()?;
+        (info.disaggregation_mode.is_some() || info.model_path.is_some()).then_some(info)
+    }
+
+    pub(crate) fn role(&self) -> Option<Role> {
+        match self.disaggregation_mode.as_ref()?.as_deref() {
+            Some("prefill") => Some(Role::Prefill),
+            Some("decode") => Some(Role::Decode),
+            None | Some("" | "null" | "none") => Some(Role::Plain),
+            Some(_) => None,
+        }
+    }
+}
+
+/// `/v1/models` of both engines.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Models {
+    /// Served names in the engine's order, without duplicates.
+    pub(crate) names: Vec<String>,
+    /// The smallest `max_model_len`, if any is told.
+    pub(crate) context_length: Option<u32>,
+}
+
+impl Models {
+    pub(crate) fn parse(body: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct List {
+            data: Vec<Card>,
+        }
+        #[derive(Deserialize)]
+        struct Card {
+            id: String,
+            #[serde(default)]
+            max_model_len: Option<u32>,
+        }
+        let list: List = serde_json::from_slice(body).ok()?;
+        Some(Self {
+            context_length: list.data.iter().filter_map(|card| card.max_model_len).min(),
+            names: distinct(list.data.into_iter().map(|card| card.id)),
+        })
+    }
+}
+
+/// Names in their order, without duplicates and empty ones.
+pub(crate) fn distinct(names: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().filter(|name| !name.is_empty() && seen.insert(name.clone())).take(MAX_MODELS).collect()
+}
+
+/// vLLM's `/version`.
+pub(crate) fn version(body: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: String,
+    }
+    serde_json::from_slice::<Version>(body).ok().map(|answer| answer.version)
+}
+
+/// The Mooncake bootstrap server's `/query`: `{"<dp rank>": {"engine_id": …, "worker_addr": …}}`.
+pub(crate) fn engine_ids(body: &[u8]) -> Option<BTreeMap<u32, String>> {
+    #[derive(Deserialize)]
+    struct Rank {
+        engine_id: String,
+    }
+    let ranks: BTreeMap<u32, Rank> = serde_json::from_slice(body).ok()?;
+    Some(ranks.into_iter().take(MAX_RANKS).map(|(rank, entry)| (rank, entry.engine_id)).collect())
+}
+
+/// What vLLM's `/metrics` tells besides numbers: a connector registers its families when it is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Metrics {
+    nixl: bool,
+    mooncake: bool,
+    store: bool,
+    pub(crate) block_size: Option<u32>,
+    /// Data-parallel ranks behind this server, by the `engine` label.
+    pub(crate) ranks: Option<u32>,
+}
+
+impl Metrics {
+    pub(crate) fn parse(body: &[u8]) -> Self {
+        let mut metrics = Self::default();
+        let mut engines = BTreeSet::new();
+        for line in String::from_utf8_lossy(body).lines() {
+            let line = line.strip_prefix("# TYPE ").unwrap_or(line);
+            let Some(name) = line.strip_prefix("vllm:") else { continue };
+            metrics.nixl |= name.starts_with("nixl_");
+            metrics.store |= name.starts_with("mooncake_store_");
+            metrics.mooncake |= name.starts_with("mooncake_") && !name.starts_with("mooncake_store_");
+            if name.starts_with("cache_config_info{") {
+                metrics.block_size = metrics.block_size.or_else(|| label(name, "block_size")?.parse().ok());
+            }
+            if name.starts_with("num_requests_running{") && engines.len() < MAX_RANKS {
+                engines.extend(label(name, "engine").map(str::to_owned));
+            }
+        }
+        metrics.ranks = u32::try_from(engines.len()).ok().filter(|ranks| *ranks > 0);
+        metrics
+    }
+
+    /// The connector that decides the order of the legs: a store beside another connector decides nothing.
+    pub(crate) fn connector(&self) -> Option<KvConnector> {
+        if self.nixl {
+            Some(KvConnector::Nixl)
+        } else if self.mooncake {
+            Some(KvConnector::Mooncake)
+        } else if self.store {
+            Some(KvConnector::Store)
+        } else {
+            None
+        }
+    }
+}
+
+/// Value of a label whose value needs no unescaping.
+fn label<'a>(sample: &'a str, name: &str) -> Option<&'a str> {
+    let rest =
+        ["{", ","].iter().find_map(|before| Some(sample.split_once(&format!("{before}{name}=\""))?.1))?;
+    rest.split_once('"').map(|(value, _)| value)
+}
+
+#[cfg(test)]
+#[path = "answers_tests.rs"]
+mod tests;

@@ -1,0 +1,70 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const RECORDED_SERVER_INFO: &[u8] = include_bytes!("../../tests/data/sglang-0.5.23-server_info.json");
+const RECORDED_NIXL_DECODE: &[u8] = include_bytes!("../../tests/data/vllm-0.32-nixl-decode-metrics.txt");
+const RECORDED_STORE_DECODE: &[u8] = include_bytes!("../../tests/data/vllm-0.32-store-decode-metrics.txt");
+
+#[test]
+fn recorded_sglang_server_info() {
+    let info = ServerInfo::parse(RECORDED_SERVER_INFO).unwrap();
+    assert_eq!(info.version.as_deref(), Some("0.5.23"));
+    assert_eq!(info.served_model_name.as_deref(), Some("tiny"));
+    assert_eq!((info.page_size, info.context_length, info.dp_size), (Some(32), Some(8192), Some(1)));
+    assert_eq!(info.disaggregation_bootstrap_port, Some(8998));
+    assert_eq!(info.role(), Some(Role::Plain), "recorded with \"null\"");
+}
+
+#[test]
+fn a_missing_mode_is_not_a_plain_engine() {
+    let role = |text: &str| ServerInfo::parse(text.as_bytes()).unwrap().role();
+    assert_eq!(role(r#"{"model_path":"m"}"#), None);
+    assert_eq!(role(r#"{"disaggregation_mode":null}"#), Some(Role::Plain));
+    assert_eq!(role(r#"{"disaggregation_mode":"prefill"}"#), Some(Role::Prefill));
+    assert_eq!(role(r#"{"disaggregation_mode":"decode","internal_states":[{}]}"#), Some(Role::Decode));
+    assert_eq!(ServerInfo::parse(br#"{"vllm_config":"x"}"#), None, "vLLM's /server_info");
+}
+
+#[test]
+fn recorded_metrics_name_the_connector() {
+    let nixl = Metrics::parse(RECORDED_NIXL_DECODE);
+    assert_eq!(nixl.connector(), Some(KvConnector::Nixl));
+    assert_eq!((nixl.block_size, nixl.ranks), (Some(32), Some(1)));
+    assert_eq!(Metrics::parse(RECORDED_STORE_DECODE).connector(), Some(KvConnector::Store));
+    let both =
+        b"# TYPE vllm:mooncake_store_operation_total counter\nvllm:mooncake_xfer_time_seconds_count 0\n";
+    assert_eq!(Metrics::parse(both).connector(), Some(KvConnector::Mooncake));
+    assert_eq!(Metrics::parse(b"").connector(), None);
+}
+
+#[test]
+fn duplicate_models_are_removed_in_order() {
+    let models = Models::parse(
+        br#"{"object":"list","data":[{"id":"b","max_model_len":8192},{"id":"a"},{"id":"b","max_model_len":4096},{"id":""}]}"#,
+    )
+    .unwrap();
+    assert_eq!(models.names, ["b", "a"]);
+    assert_eq!(models.context_length, Some(4096));
+}
+
+#[test]
+fn recorded_mooncake_query() {
+    let body = br#"{"0":{"engine_id":"00daad46-1","worker_addr":{"0":{"0":"tcp://127.0.0.1:38751"}}},"1":{"engine_id":"x"}}"#;
+    assert_eq!(engine_ids(body), Some(BTreeMap::from([(0, "00daad46-1".into()), (1, "x".into())])));
+    assert_eq!(engine_ids(br#"{"detail":"Not Found"}"#), None);
+    assert_eq!(engine_ids(b"{}"), Some(BTreeMap::new()));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_never_panic(body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = (ServerInfo::parse(&body), Models::parse(&body), version(&body), engine_ids(&body));
+        let _ = Metrics::parse(&body).connector();
+    }
+
+    #[test]
+    fn metrics_like_text_never_panics(text in "(vllm:(nixl_|mooncake_|cache_config_info)?\\{?[a-z_\"=0-9,]{0,30}\\}? ?[0-9]{0,3}\n){0,20}") {
+        let _ = Metrics::parse(text.as_bytes()).connector();
+    }
+}

@@ -1,0 +1,135 @@
+//! Bounded GET requests to engines.
+
+use std::time::Instant;
+
+use crate::error::DiscoveryError;
+use crate::options::ProbeOptions;
+use crate::probe::report::{Check, CheckOutcome};
+
+/// Largest answer that is read. `/metrics` of a many-rank engine is a few hundred KiB.
+pub(crate) const MAX_BODY: usize = 4 << 20;
+
+/// Asks one engine, and keeps a record of every exchange.
+pub(crate) struct Conversation<'a> {
+    client: &'a reqwest::Client,
+    api_key: Option<&'a str>,
+    pub(crate) checks: Vec<Check>,
+}
+
+/// A status and a body.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) url: String,
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Why there is no usable answer, in words that name the URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    pub(crate) reason: String,
+    pub(crate) timed_out: bool,
+}
+
+impl Trouble {
+    pub(crate) fn new(reason: String) -> Self {
+        Self { reason, timed_out: false }
+    }
+}
+
+pub(crate) fn client(options: &ProbeOptions) -> Result<reqwest::Client, DiscoveryError> {
+    reqwest::Client::builder()
+        .timeout(options.timeout)
+        .connect_timeout(options.connect_timeout)
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .pool_max_idle_per_host(1)
+        .build()
+        .map_err(|error| DiscoveryError::HttpClient(root_cause(&error)))
+}
+
+impl<'a> Conversation<'a> {
+    pub(crate) fn new(client: &'a reqwest::Client, api_key: Option<&'a str>) -> Self {
+        Self { client, api_key, checks: Vec::new() }
+    }
+
+    /// One GET; any status is an answer.
+    pub(crate) async fn get(&mut self, url: String) -> Result<Answer, Trouble> {
+        let begun = Instant::now();
+        let outcome = self.exchange(&url).await;
+        let took = begun.elapsed();
+        let mut check = Check {
+            url: url.clone(),
+            outcome: CheckOutcome::TimedOut,
+            took,
+            concluded: String::new(),
+            mend: None,
+        };
+        let result = match outcome {
+            Ok((status, body)) => {
+                check.outcome = CheckOutcome::Answered(status);
+                Ok(Answer { url, status, body })
+            }
+            Err(outcome) => {
+                let trouble = Trouble {
+                    reason: format!("GET {url}: {outcome}"),
+                    timed_out: outcome == CheckOutcome::TimedOut,
+                };
+                check.outcome = outcome;
+                check.concluded = "nothing".to_owned();
+                check.mend = Some("check that the engine runs, and its host and port".to_owned());
+                Err(trouble)
+            }
+        };
+        self.checks.push(check);
+        result
+    }
+
+    /// Says what the last exchange told.
+    pub(crate) fn concluded(&mut self, text: impl Into<String>) {
+        if let Some(check) = self.checks.last_mut() {
+            check.concluded = text.into();
+        }
+    }
+
+    /// Says what the last exchange told, what to do about it, and answers both as the reason.
+    pub(crate) fn mend(&mut self, concluded: impl Into<String>, mend: impl Into<String>) -> String {
+        let (concluded, mend) = (concluded.into(), mend.into());
+        let reason = format!("{concluded}; {mend}");
+        if let Some(check) = self.checks.last_mut() {
+            check.concluded = concluded;
+            check.mend = Some(mend);
+        }
+        reason
+    }
+
+    async fn exchange(&self, url: &str) -> Result<(u16, Vec<u8>), CheckOutcome> {
+        let mut request = self.client.get(url);
+        if let Some(key) = self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let mut response = request.send().await.map_err(failure)?;
+        let status = response.status().as_u16();
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(failure)? {
+            if body.len() + chunk.len() > MAX_BODY {
+                return Err(CheckOutcome::Failed(format!("the answer is larger than {MAX_BODY} bytes")));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok((status, body))
+    }
+}
+
+fn failure(error: reqwest::Error) -> CheckOutcome {
+    if error.is_timeout() { CheckOutcome::TimedOut } else { CheckOutcome::Failed(root_cause(&error)) }
+}
+
+/// The innermost cause: "Connection refused" says more than "error sending request".
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

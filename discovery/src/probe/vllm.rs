@@ -1,0 +1,149 @@
+//! What vLLM says about itself (0.32/0.33: `/version`, `/v1/models`, `/metrics`, the Mooncake bootstrap's `/query`).
+
+use std::collections::BTreeMap;
+
+use super::answers::{self, Metrics};
+use super::http::{Conversation, Trouble};
+use super::report::Verdict;
+use super::{bootstrap, bootstrap_url, models, not_ready, usable};
+use crate::listing::Listed;
+use crate::topology::{Bootstrap, Engine, EngineFacts, KvConnector, KvTransfer, Role};
+
+const SET_CONNECTOR: &str = "set `connector` to nixl, mooncake or store";
+
+/// The version, if the server is a vLLM.
+pub(super) async fn version(talk: &mut Conversation<'_>, base: &str) -> Result<Option<String>, Trouble> {
+    let answer = talk.get(format!("{base}/version")).await?;
+    usable(talk, &answer)?;
+    let version = (answer.status == 200).then(|| answers::version(&answer.body)).flatten();
+    talk.concluded(match &version {
+        Some(version) => format!("vLLM {version}"),
+        None => "not vLLM's answer".to_owned(),
+    });
+    Ok(version)
+}
+
+pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, version: String) -> Verdict {
+    let models = match models(talk, listed, None).await {
+        Ok(models) => models,
+        Err(trouble) => return not_ready(trouble, None),
+    };
+    let metrics = metrics(talk, listed).await;
+    let mut facts = EngineFacts {
+        engine: Engine::Vllm,
+        version,
+        models: models.names,
+        reported_role: None,
+        dp_size: metrics.ranks.unwrap_or(1),
+        page_size: metrics.block_size,
+        context_length: models.context_length,
+        transfer: None,
+    };
+    if listed.role == Role::Plain {
+        return Verdict::Ready(facts);
+    }
+    match transfer(talk, listed, &metrics).await {
+        Ok(Some(transfer)) => {
+            if let KvTransfer::VllmMooncake { engine_ids, .. } = &transfer
+                && let Ok(ranks) = u32::try_from(engine_ids.len())
+            {
+                facts.dp_size = facts.dp_size.max(ranks);
+            }
+            facts.transfer = Some(transfer);
+            Verdict::Ready(facts)
+        }
+        Ok(None) => {
+            let reason = talk.mend(
+                format!("{}: this vLLM {} does not tell its KV connector", listed.url, listed.role),
+                SET_CONNECTOR,
+            );
+            Verdict::NoConnector { facts, reason }
+        }
+        Err(trouble) => not_ready(trouble, Some(facts)),
+    }
+}
+
+/// Metrics may be off; then they tell nothing.
+async fn metrics(talk: &mut Conversation<'_>, listed: &Listed) -> Metrics {
+    match talk.get(format!("{}/metrics", listed.url)).await {
+        Ok(answer) if answer.status == 200 => {
+            let metrics = Metrics::parse(&answer.body);
+            talk.concluded(match metrics.connector() {
+                Some(connector) => format!("metrics of the connector {connector:?}"),
+                None => "no connector's metrics".to_owned(),
+            });
+            metrics
+        }
+        Ok(_) | Err(_) => {
+            talk.concluded("tells nothing about the connector");
+            Metrics::default()
+        }
+    }
+}
+
+/// Declared wins. Undeclared: a bootstrap server that answers means Mooncake, otherwise the metrics decide.
+async fn transfer(
+    talk: &mut Conversation<'_>,
+    listed: &Listed,
+    metrics: &Metrics,
+) -> Result<Option<KvTransfer>, Trouble> {
+    let prefill = listed.role == Role::Prefill;
+    match listed.declared.connector {
+        Some(KvConnector::Nixl) => return Ok(Some(KvTransfer::VllmNixl)),
+        Some(KvConnector::Store) => return Ok(Some(KvTransfer::VllmStore)),
+        Some(KvConnector::Mooncake) if prefill => return mooncake_prefill(talk, listed).await.map(Some),
+        Some(KvConnector::Mooncake) => return Ok(Some(mooncake_decode())),
+        None => {}
+    }
+    let by_metrics = metrics.connector();
+    // Another engine on this host may own the default port, so NIXL's own word comes before a guess at it.
+    let guess_port = listed.declared.bootstrap_port.is_some() || by_metrics != Some(KvConnector::Nixl);
+    if prefill && guess_port {
+        match mooncake_prefill(talk, listed).await {
+            Ok(transfer) => return Ok(Some(transfer)),
+            Err(trouble) if by_metrics == Some(KvConnector::Mooncake) => return Err(trouble),
+            // Until 0.32 Mooncake has no metrics: a silent server may be the one that answered last time.
+            Err(trouble) if by_metrics.is_none() && trouble.timed_out => return Err(trouble),
+            Err(_) => {}
+        }
+    }
+    Ok(by_metrics.map(|connector| match connector {
+        KvConnector::Nixl => KvTransfer::VllmNixl,
+        KvConnector::Store => KvTransfer::VllmStore,
+        KvConnector::Mooncake => mooncake_decode(),
+    }))
+}
+
+fn mooncake_decode() -> KvTransfer {
+    KvTransfer::VllmMooncake { bootstrap: None, engine_ids: BTreeMap::new() }
+}
+
+async fn mooncake_prefill(talk: &mut Conversation<'_>, listed: &Listed) -> Result<KvTransfer, Trouble> {
+    let bootstrap: Bootstrap = bootstrap(listed, None);
+    let answer = talk.get(bootstrap_url(&bootstrap, "/query")).await.map_err(|trouble| {
+        let reason = talk.mend(
+            trouble.reason,
+            "for MooncakeConnector check VLLM_MOONCAKE_BOOTSTRAP_PORT of the prefill against `bootstrap_port`; for another connector set `connector`",
+        );
+        Trouble { reason, ..trouble }
+    })?;
+    let what = format!("GET {}: HTTP {}", answer.url, answer.status);
+    let ids = (answer.status == 200).then(|| answers::engine_ids(&answer.body)).flatten();
+    match ids {
+        Some(engine_ids) if !engine_ids.is_empty() => {
+            talk.concluded(format!(
+                "Mooncake bootstrap server with {} data-parallel rank(s)",
+                engine_ids.len()
+            ));
+            Ok(KvTransfer::VllmMooncake { bootstrap: Some(bootstrap), engine_ids })
+        }
+        Some(_) => Err(Trouble::new(talk.mend(
+            format!("{what}, no engine is registered at the Mooncake bootstrap server"),
+            "it is starting; if this stays, see the prefill's log",
+        ))),
+        None => Err(Trouble::new(talk.mend(
+            format!("{what} is no Mooncake bootstrap server's answer"),
+            "check VLLM_MOONCAKE_BOOTSTRAP_PORT of the prefill against `bootstrap_port`, or set `connector`",
+        ))),
+    }
+}

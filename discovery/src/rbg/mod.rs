@@ -1,0 +1,160 @@
+//! RBG's injected discovery file: which roles are engines, under which address and port.
+//!
+//! The file follows the group's spec, so it lists instances that do not run yet and says nothing about readiness: that is
+//! the prober's to find out. The kubelet brings a change with up to two minutes' delay; where that is too slow, use the
+//! Kubernetes source.
+
+pub(crate) mod follow;
+mod names;
+
+use std::path::PathBuf;
+
+use rbg_api::{ClusterConfig, ClusterFile, Identity};
+
+use crate::endpoint::Endpoint;
+use crate::error::FileError;
+use crate::listing::Listed;
+use crate::roles::{RoleNames, RolePorts, bootstrap_port, http_port};
+use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source};
+
+pub(crate) use self::names::{Names, system_resolver};
+
+/// Where Kubernetes mounts the pod's namespace.
+const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// How RBG's discovery file is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RbgOptions {
+    /// The file; default `/etc/rbg/config.yaml`.
+    pub path: PathBuf,
+    /// Namespace of the group, appended to `<pod>.<service>` addresses; `None` leaves them as they are, which resolves
+    /// only from a pod in the same namespace. [`RbgOptions::from_env`] finds it.
+    pub namespace: Option<String>,
+    /// Which roles are engines.
+    pub roles: RoleNames,
+    /// HTTP ports where the file names none.
+    pub ports: RolePorts,
+    /// Bootstrap port of prefills where neither the file nor the engine names one.
+    pub bootstrap_port: Option<u16>,
+    /// Engine kind of all engines of the group; `None`: asked.
+    pub engine: Option<Engine>,
+    /// vLLM's connector in this group; `None`: asked.
+    pub connector: Option<KvConnector>,
+}
+
+impl Default for RbgOptions {
+    fn default() -> Self {
+        Self {
+            path: PathBuf::from(rbg_api::CLUSTER_FILE),
+            namespace: None,
+            roles: RoleNames::default(),
+            ports: RolePorts::default(),
+            bootstrap_port: None,
+            engine: None,
+            connector: None,
+        }
+    }
+}
+
+impl RbgOptions {
+    /// The defaults, with the namespace from `POD_NAMESPACE` or the mounted service account.
+    #[must_use]
+    pub fn from_env() -> Self {
+        let variable = std::env::var("POD_NAMESPACE").ok();
+        let namespace = variable.or_else(|| std::fs::read_to_string(NAMESPACE_FILE).ok());
+        let namespace = namespace.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        Self { namespace, ..Self::default() }
+    }
+}
+
+/// One engine instance of the file and the host names it may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// The address as in the file: stable, whatever name resolves.
+    id: String,
+    role: Role,
+    port: u16,
+    bootstrap_port: Option<u16>,
+    /// The name as listed.
+    pub(crate) host: String,
+    /// The leader's name, in a role whose listed names are no pods'.
+    pub(crate) alternative: Option<String>,
+}
+
+/// Reads the file's text.
+pub(crate) fn parse(text: &str, options: &RbgOptions) -> Result<Vec<Member>, FileError> {
+    let file: ClusterFile =
+        serde_saphyr::from_str(text).map_err(|error| FileError::Syntax(error.to_string()))?;
+    let config = file.resolve()?;
+    warn_of_another_group(&config);
+    let namespace = options.namespace.as_deref().or(config.namespace.as_deref());
+    let mut members = Vec::new();
+    for role in &config.roles {
+        let Some(engine_role) = options.roles.role(&role.name) else {
+            tracing::debug!(role = role.name, "role is no engine");
+            continue;
+        };
+        for instance in &role.instances {
+            let ports = || instance.ports.iter().map(|(name, port)| (name.as_str(), *port));
+            members.push(Member {
+                id: instance.address.clone(),
+                role: engine_role,
+                port: http_port(ports()).unwrap_or_else(|| options.ports.of(engine_role)),
+                bootstrap_port: bootstrap_port(ports()).or(options.bootstrap_port),
+                host: qualified(&instance.address, namespace),
+                alternative: instance.alternative.as_deref().map(|host| qualified(host, namespace)),
+            });
+        }
+    }
+    members.sort_by(|a, b| a.id.cmp(&b.id));
+    members.dedup_by(|a, b| a.id == b.id);
+    Ok(members)
+}
+
+/// `<pod>.<service>` with the namespace; a longer name or an IP as it is.
+fn qualified(address: &str, namespace: Option<&str>) -> String {
+    let is_pod_dot_service = address.matches('.').count() == 1;
+    match namespace {
+        Some(namespace) if is_pod_dot_service => format!("{address}.{namespace}"),
+        _ => address.to_owned(),
+    }
+}
+
+fn warn_of_another_group(config: &ClusterConfig) {
+    let own = Identity::from_env(|name| std::env::var(name).ok());
+    if let Some(own) = own.group.filter(|own| !config.group.is_empty() && *own != config.group) {
+        tracing::warn!(own_group = own, file_group = config.group, "the discovery file is another group's");
+    }
+}
+
+/// Members as listed instances, under the host names that `names` decided for.
+pub(crate) fn listing(members: &[Member], names: &Names, options: &RbgOptions) -> Vec<Listed> {
+    members.iter().filter_map(|member| member.listed(names.chosen(member), options)).collect()
+}
+
+impl Member {
+    fn listed(&self, host: &str, options: &RbgOptions) -> Option<Listed> {
+        let endpoint = Endpoint::from_host_port(host, self.port)
+            .inspect_err(|error| tracing::error!(%error, "instance of the RBG file skipped"))
+            .ok()?;
+        Some(Listed {
+            id: self.id.as_str().into(),
+            role: self.role,
+            url: endpoint.url,
+            host: endpoint.host,
+            source: Source::Rbg,
+            place: Place::default(),
+            declared: Declared {
+                engine: options.engine.or_else(|| options.connector.map(|_| Engine::Vllm)),
+                connector: options.connector,
+                bootstrap_port: self.bootstrap_port.filter(|_| self.role == Role::Prefill),
+                models: Vec::new(),
+            },
+            held: None,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "rbg_tests.rs"]
+mod tests;

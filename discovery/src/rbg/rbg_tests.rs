@@ -1,0 +1,105 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::names::Resolve;
+use super::*;
+
+/// Recorded ConfigMap content of a live group.
+const RECORDED: &str = include_str!("../../tests/data/rbg-config-pd-mooncake.yaml");
+
+fn listed(text: &str, options: &RbgOptions) -> Vec<Listed> {
+    listing(&parse(text, options).unwrap(), &Names::default(), options)
+}
+
+#[test]
+fn the_recorded_group_has_one_prefill_and_one_decode() {
+    let options = RbgOptions { namespace: Some("prod".into()), ..RbgOptions::default() };
+    let listed = listed(RECORDED, &options);
+    let seen: Vec<_> = listed.iter().map(|instance| (instance.role, instance.url.as_str())).collect();
+    assert_eq!(
+        seen,
+        [
+            (
+                Role::Decode,
+                "http://sglang-pd-with-mooncake-decode-0.s-sglang-pd-with-mooncake-decode.prod:8000"
+            ),
+            (
+                Role::Prefill,
+                "http://sglang-pd-with-mooncake-prefill-0.s-sglang-pd-with-mooncake-prefill.prod:8000"
+            ),
+        ]
+    );
+    assert_eq!(listed[0].id, "sglang-pd-with-mooncake-decode-0.s-sglang-pd-with-mooncake-decode".into());
+    assert!(listed.iter().all(|instance| instance.held.is_none()));
+}
+
+#[test]
+fn ports_of_the_file_win_over_the_defaults() {
+    let text = "group: {name: g, roles: [prefill]}\nroles:\n  prefill:\n    instances:\n    - address: a.b\n      ports: {h_ttp: 30000, bootstrap: 9000, metrics: 1}\n";
+    let prefill = &listed(text, &RbgOptions { bootstrap_port: Some(1), ..RbgOptions::default() })[0];
+    assert_eq!(prefill.url, "http://a.b:30000");
+    assert_eq!(prefill.declared.bootstrap_port, Some(9000));
+}
+
+#[test]
+fn full_names_and_addresses_are_not_qualified() {
+    assert_eq!(qualified("a.b", Some("ns")), "a.b.ns");
+    assert_eq!(qualified("a.b", None), "a.b");
+    assert_eq!(qualified("a.b.ns.svc.cluster.local", Some("ns")), "a.b.ns.svc.cluster.local");
+    assert_eq!(qualified("10.0.0.1", Some("ns")), "10.0.0.1");
+    assert_eq!(qualified("fd00::1", Some("ns")), "fd00::1");
+}
+
+#[tokio::test]
+async fn dns_tells_a_leader_worker_role_and_a_name_in_use_stays() {
+    let options = RbgOptions::default();
+    let text = "group: {name: g, roles: [prefill, decode]}\nroles:\n  prefill: {instances: [{address: g-prefill-0.s-g-prefill}]}\n  decode: {instances: [{address: g-decode-0.s-g-decode}]}\n";
+    let members = parse(text, &options).unwrap();
+    let mut names = Names::default();
+    let existing = |hosts: &'static [&'static str]| -> Resolve {
+        Arc::new(move |host: String| Box::pin(async move { hosts.contains(&host.as_str()) }))
+    };
+    let urls = |names: &Names| -> Vec<String> {
+        listing(&members, names, &options).into_iter().map(|instance| instance.url).collect()
+    };
+    names.look(&members, &existing(&["g-decode-0.s-g-decode", "g-prefill-0-0.s-g-prefill"])).await;
+    let leader = ["http://g-decode-0.s-g-decode:8000", "http://g-prefill-0-0.s-g-prefill:8000"];
+    assert_eq!(urls(&names), leader);
+    names.look(&members, &existing(&[])).await;
+    assert_eq!(urls(&names), leader, "a restarting pod does not change its name");
+    names.look(&members, &existing(&["g-prefill-0.s-g-prefill", "g-prefill-0-0.s-g-prefill"])).await;
+    assert_eq!(urls(&names), leader);
+    names.look(&members, &existing(&["g-prefill-0.s-g-prefill"])).await;
+    assert_eq!(urls(&names)[1], "http://g-prefill-0.s-g-prefill:8000", "the role became standalone");
+}
+
+#[test]
+fn a_wrong_file_says_where() {
+    let options = RbgOptions::default();
+    let error = parse("group: {name: g}\nroles:\n  prefill: [\n", &options).unwrap_err();
+    assert!(matches!(&error, FileError::Syntax(text) if text.contains("line")), "{error}");
+    assert!(parse("", &options).is_err());
+    assert!(matches!(parse("a: 1", &options), Err(FileError::Rbg(_))));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_text_never_panics(text in "\\PC{0,200}") {
+        if let Ok(members) = parse(&text, &RbgOptions::default()) {
+            listing(&members, &Names::default(), &RbgOptions::default());
+        }
+    }
+
+    #[test]
+    fn file_like_text_never_panics(
+        group in "(g|\\{name: g\\}|\\[\\]|7)",
+        role in "(prefill|decode|7|'')",
+        body in "(\\{replicas: [0-9]{1,3}, excludes: \\[[0-9]\\]\\}|\\{instances: \\[\\{address: '?[a-z0-9.:-]{0,12}'?, ports: \\{http: [0-9]{1,6}\\}\\}\\]\\})",
+    ) {
+        let text = format!("group: {group}\nroles:\n  {role}: {body}\n");
+        if let Ok(members) = parse(&text, &RbgOptions::default()) {
+            listing(&members, &Names::default(), &RbgOptions::default());
+        }
+    }
+}

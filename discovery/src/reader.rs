@@ -1,0 +1,147 @@
+//! The published snapshot: one writer, any number of readers that never wait.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, watch};
+
+use crate::topology::{Instance, InstanceId, Topology};
+
+/// Probe requests that may wait. More mean that the prober is busy with all of them anyway.
+const MAX_PROBE_REQUESTS: usize = 256;
+
+/// A publisher and its first reader, over an empty topology of generation 0.
+///
+/// [`crate::start`] uses it; so can a test that wants to say itself which instances exist.
+#[must_use]
+pub fn channel() -> (TopologyPublisher, TopologyReader) {
+    let current = Arc::new(ArcSwap::from_pointee(Topology::default()));
+    let (generation, generations) = watch::channel(0);
+    let (request, requests) = mpsc::channel(MAX_PROBE_REQUESTS);
+    (
+        TopologyPublisher { current: current.clone(), generation, requests },
+        TopologyReader { current, generations, request },
+    )
+}
+
+/// The one writer.
+#[derive(Debug)]
+pub struct TopologyPublisher {
+    current: Arc<ArcSwap<Topology>>,
+    generation: watch::Sender<u64>,
+    requests: mpsc::Receiver<InstanceId>,
+}
+
+impl TopologyPublisher {
+    /// Publishes the next generation unless the content is unchanged. Of instances with one id the first stays.
+    /// Answers whether it published.
+    pub fn publish(&mut self, mut instances: Vec<Arc<Instance>>) -> bool {
+        instances.sort_by(|a, b| a.id.cmp(&b.id));
+        instances.dedup_by(|later, earlier| later.id == earlier.id);
+        let previous = self.current.load_full();
+        // Unchanged instances keep their allocation, so that readers can compare pointers.
+        for instance in &mut instances {
+            if let Some(same) = previous.get(&instance.id).filter(|old| *old == instance) {
+                *instance = same.clone();
+            }
+        }
+        if previous.instances == instances {
+            return false;
+        }
+        let generation = previous.generation + 1;
+        self.current.store(Arc::new(Topology { generation, instances }));
+        self.generation.send_replace(generation);
+        true
+    }
+
+    /// The next instance that a reader wants probed; `None` when all readers are gone.
+    pub async fn requested(&mut self) -> Option<InstanceId> {
+        self.requests.recv().await
+    }
+}
+
+/// A reader of the topology. Clones are cheap and independent.
+#[derive(Debug, Clone)]
+pub struct TopologyReader {
+    current: Arc<ArcSwap<Topology>>,
+    generations: watch::Receiver<u64>,
+    request: mpsc::Sender<InstanceId>,
+}
+
+impl TopologyReader {
+    /// The newest snapshot; never waits.
+    #[must_use]
+    pub fn current(&self) -> Arc<Topology> {
+        self.current.load_full()
+    }
+
+    /// Waits for a snapshot that this reader has not waited for yet. `None` when discovery has stopped.
+    pub async fn changed(&mut self) -> Option<Arc<Topology>> {
+        self.generations.changed().await.ok()?;
+        Some(self.current())
+    }
+
+    /// Waits until the newest snapshot satisfies `wanted`, and answers it. `None` when discovery has stopped before.
+    pub async fn wait_for(&mut self, mut wanted: impl FnMut(&Topology) -> bool) -> Option<Arc<Topology>> {
+        loop {
+            self.generations.mark_unchanged();
+            let topology = self.current();
+            if wanted(&topology) {
+                return Some(topology);
+            }
+            self.generations.changed().await.ok()?;
+        }
+    }
+
+    /// Asks for a probe now, without waiting for it: for instance after a vLLM decode answered 500, since a restarted
+    /// prefill has a new engine id. Requests for one instance within 100 ms count as one; unknown ids are ignored.
+    pub fn request_probe(&self, id: &InstanceId) {
+        if self.request.try_send(id.clone()).is_err() {
+            tracing::debug!(%id, "probe request dropped: too many wait, or discovery has stopped");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{Declared, Place, Readiness, Role, Source};
+
+    fn instance(id: &str, url: &str) -> Arc<Instance> {
+        Arc::new(Instance {
+            id: id.into(),
+            role: Role::Plain,
+            url: url.into(),
+            source: Source::Static,
+            place: Place::default(),
+            declared: Declared::default(),
+            readiness: Readiness::Ready,
+            facts: None,
+        })
+    }
+
+    #[tokio::test]
+    async fn only_changes_are_published_and_unchanged_instances_are_shared() {
+        let (mut publisher, mut reader) = channel();
+        assert!(publisher.publish(vec![instance("b", "1"), instance("a", "1")]));
+        let first = reader.changed().await.unwrap();
+        assert_eq!(first.generation, 1);
+        assert!(first.get(&"b".into()).is_some() && first.get(&"c".into()).is_none());
+        assert!(!publisher.publish(vec![instance("a", "1"), instance("b", "1")]), "same content");
+        assert!(publisher.publish(vec![instance("a", "2"), instance("b", "1")]));
+        let second = reader.changed().await.unwrap();
+        assert_eq!(second.generation, 2);
+        assert!(Arc::ptr_eq(&first.instances[1], &second.instances[1]));
+        drop(publisher);
+        assert!(reader.changed().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn probe_requests_reach_the_writer_and_never_block() {
+        let (mut publisher, reader) = channel();
+        for _ in 0..MAX_PROBE_REQUESTS * 2 {
+            reader.request_probe(&"a".into());
+        }
+        assert_eq!(publisher.requested().await, Some("a".into()));
+    }
+}

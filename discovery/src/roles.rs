@@ -1,0 +1,162 @@
+//! Which RBG roles are engines, and on which port an engine listens if nobody says.
+
+use crate::topology::Role;
+
+/// Words that mark a role which serves no model requests, whatever else its name says.
+const NOT_ENGINES: [&str; 12] = [
+    "router",
+    "gateway",
+    "scheduler",
+    "proxy",
+    "frontend",
+    "processor",
+    "store",
+    "master",
+    "metadata",
+    "etcd",
+    "nats",
+    "monitor",
+];
+/// Words that mark an engine which takes a request alone.
+const PLAIN: [&str; 3] = ["worker", "plain", "backend"];
+
+/// Exact role names by engine role. A role whose list is empty is recognised by its name's words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RoleNames {
+    /// Default: names that contain `prefill`.
+    pub prefill: Vec<String>,
+    /// Default: names that contain `decode`.
+    pub decode: Vec<String>,
+    /// Default: names with the word `worker`, `plain` or `backend`.
+    pub plain: Vec<String>,
+}
+
+impl RoleNames {
+    /// The engine role of an RBG role; `None` for routers, stores and everything unknown.
+    #[must_use]
+    pub fn role(&self, name: &str) -> Option<Role> {
+        for (names, role) in
+            [(&self.prefill, Role::Prefill), (&self.decode, Role::Decode), (&self.plain, Role::Plain)]
+        {
+            if names.iter().any(|exact| exact == name) {
+                return Some(role);
+            }
+        }
+        let lower = name.to_ascii_lowercase();
+        let mut words = lower.split(['-', '_', '.']);
+        if lower.starts_with("mooncake") || words.clone().any(|word| NOT_ENGINES.contains(&word)) {
+            return None;
+        }
+        if self.prefill.is_empty() && lower.contains("prefill") {
+            return Some(Role::Prefill);
+        }
+        if self.decode.is_empty() && lower.contains("decode") {
+            return Some(Role::Decode);
+        }
+        (self.plain.is_empty() && words.any(|word| PLAIN.contains(&word.trim_end_matches('s'))))
+            .then_some(Role::Plain)
+    }
+}
+
+/// HTTP port by role, for engines whose port is listed nowhere: RBG's file carries no container ports.
+///
+/// Default 8000: what vLLM listens on by itself and what RBG's and Mooncake's examples start SGLang with (its own default
+/// is 30000).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RolePorts {
+    /// Of prefill engines.
+    pub prefill: u16,
+    /// Of decode engines.
+    pub decode: u16,
+    /// Of plain engines.
+    pub plain: u16,
+}
+
+impl Default for RolePorts {
+    fn default() -> Self {
+        Self { prefill: 8000, decode: 8000, plain: 8000 }
+    }
+}
+
+impl RolePorts {
+    pub(crate) fn of(self, role: Role) -> u16 {
+        match role {
+            Role::Prefill => self.prefill,
+            Role::Decode => self.decode,
+            Role::Plain => self.plain,
+        }
+    }
+}
+
+/// Port names in the order of preference, as RBG writes them (lower case, `-` as `_`).
+const HTTP_NAMES: [&str; 7] = ["http", "api", "openai", "serving", "server", "service", "web"];
+
+/// The engine's HTTP port among named ports, or the only one that is nothing else.
+pub(crate) fn http_port<'a>(ports: impl Iterator<Item = (&'a str, u16)> + Clone) -> Option<u16> {
+    let plain_name = |name: &str| name.to_ascii_lowercase().replace(['-', '_'], "");
+    for wanted in HTTP_NAMES {
+        if let Some((_, port)) = ports.clone().find(|(name, _)| plain_name(name) == wanted) {
+            return Some(port);
+        }
+    }
+    if let Some((_, port)) = ports.clone().find(|(name, _)| plain_name(name).contains("http")) {
+        return Some(port);
+    }
+    let other = ["bootstrap", "metric", "grpc", "dist", "nccl", "zmq", "event"];
+    let mut rest = ports.filter(|(name, _)| !other.iter().any(|word| plain_name(name).contains(word)));
+    match (rest.next(), rest.next()) {
+        (Some((_, port)), None) => Some(port),
+        _ => None,
+    }
+}
+
+/// The bootstrap server's port among named ports.
+pub(crate) fn bootstrap_port<'a>(mut ports: impl Iterator<Item = (&'a str, u16)>) -> Option<u16> {
+    ports.find(|(name, _)| name.to_ascii_lowercase().contains("bootstrap")).map(|(_, port)| port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_known_examples() {
+        let names = RoleNames::default();
+        for (name, role) in [
+            ("prefill", Some(Role::Prefill)),
+            ("decode", Some(Role::Decode)),
+            ("qwen-Prefill-0", Some(Role::Prefill)),
+            ("worker", Some(Role::Plain)),
+            ("workers", Some(Role::Plain)),
+            ("backend", Some(Role::Plain)),
+            ("router", None),
+            ("prefill-router", None),
+            ("mooncake-master", None),
+            ("mooncake-store", None),
+            ("mooncake-worker", None),
+            ("nginx", None),
+        ] {
+            assert_eq!(names.role(name), role, "{name}");
+        }
+    }
+
+    #[test]
+    fn exact_names_replace_the_rule_of_their_role_only() {
+        let names = RoleNames { prefill: vec!["p".into(), "prefill-router".into()], ..RoleNames::default() };
+        assert_eq!(names.role("p"), Some(Role::Prefill));
+        assert_eq!(names.role("prefill-router"), Some(Role::Prefill), "said exactly");
+        assert_eq!(names.role("prefill"), None);
+        assert_eq!(names.role("decode"), Some(Role::Decode));
+    }
+
+    #[test]
+    fn ports_by_name() {
+        let http = |ports: &[(&str, u16)]| http_port(ports.iter().copied());
+        assert_eq!(http(&[("metrics", 1), ("h_ttp", 2), ("web", 3)]), Some(2));
+        assert_eq!(http(&[("api_http", 1), ("bootstrap", 2)]), Some(1));
+        assert_eq!(http(&[("port8000", 8000), ("bootstrap", 2)]), Some(8000));
+        assert_eq!(http(&[("a", 1), ("b", 2)]), None, "ambiguous");
+        assert_eq!(http(&[]), None);
+        assert_eq!(bootstrap_port([("http", 1), ("bootstrap_port", 2)].into_iter()), Some(2));
+    }
+}

@@ -1,0 +1,305 @@
+//! Discovery against engines' HTTP faces.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::Server;
+use moongate_discovery::{
+    Bootstrap, CheckOutcome, DiscoveryOptions, Engine, Instance, KvConnector, KvTransfer, ProbeOptions,
+    Readiness, Role, StaticInstance, Topology, TopologyReader, Verdict, probe_once, start,
+};
+use moongate_runtime::Supervisor;
+
+const NIXL_METRICS: &str = include_str!("data/vllm-0.32-nixl-decode-metrics.txt");
+
+/// As the defaults, only faster.
+fn quick() -> ProbeOptions {
+    ProbeOptions {
+        timeout: Duration::from_millis(500),
+        refresh: Duration::from_secs(3600),
+        backoff_min: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(40),
+        ..ProbeOptions::default()
+    }
+}
+
+async fn discover(
+    instances: Vec<StaticInstance>,
+    probe: ProbeOptions,
+    supervisor: &Supervisor,
+) -> TopologyReader {
+    let options = DiscoveryOptions { instances, probe, ..DiscoveryOptions::default() };
+    start(options, supervisor).await.unwrap()
+}
+
+fn by_role(topology: &Topology, role: Role) -> &Instance {
+    topology.instances.iter().find(|instance| instance.role == role).unwrap()
+}
+
+fn reason(instance: &Instance) -> &str {
+    match &instance.readiness {
+        Readiness::Ready => "",
+        Readiness::NotReady { reason } => reason,
+    }
+}
+
+async fn until(
+    reader: &mut TopologyReader,
+    wanted: impl FnMut(&Topology) -> bool,
+) -> std::sync::Arc<Topology> {
+    let waited = tokio::time::timeout(Duration::from_secs(20), reader.wait_for(wanted)).await;
+    waited.unwrap_or_else(|_| panic!("not in time; last: {:#?}", reader.current())).unwrap()
+}
+
+fn all_ready(topology: &Topology) -> bool {
+    topology.instances.iter().all(|instance| instance.usable().is_some())
+}
+
+#[tokio::test]
+async fn an_sglang_pair_is_ready_once_the_prefills_ranks_are_registered() {
+    let supervisor = Supervisor::new();
+    let (prefill, decode, bootstrap) = (
+        Server::start(&supervisor).await,
+        Server::start(&supervisor).await,
+        Server::start(&supervisor).await,
+    );
+    fake::sglang(&prefill, "prefill", bootstrap.port);
+    fake::sglang(&decode, "decode", 8998);
+    fake::sglang_bootstrap(&bootstrap, false);
+    let instances = vec![
+        StaticInstance::new(Role::Prefill, prefill.url()),
+        StaticInstance::new(Role::Decode, decode.url()),
+    ];
+    let mut reader = discover(instances, quick(), &supervisor).await;
+    assert_eq!(reader.current().instances.len(), 2, "listed at once, probed later");
+
+    let waiting = until(&mut reader, |topology| {
+        by_role(topology, Role::Decode).usable().is_some() && by_role(topology, Role::Prefill).facts.is_some()
+    })
+    .await;
+    let not_ready = by_role(&waiting, Role::Prefill);
+    assert!(reason(not_ready).contains("not all ranks"), "{}", reason(not_ready));
+
+    fake::sglang_bootstrap(&bootstrap, true);
+    let topology = until(&mut reader, all_ready).await;
+    let facts = by_role(&topology, Role::Prefill).usable().unwrap();
+    assert_eq!(facts.models, ["tiny"], "duplicates removed");
+    assert_eq!((facts.engine, facts.version.as_str(), facts.dp_size), (Engine::Sglang, "0.5.23", 2));
+    assert_eq!((facts.page_size, facts.context_length), (Some(64), Some(8192)));
+    assert_eq!(
+        facts.transfer,
+        Some(KvTransfer::SglangBootstrap {
+            bootstrap: Some(Bootstrap { host: "127.0.0.1".into(), port: bootstrap.port })
+        })
+    );
+    let facts = by_role(&topology, Role::Decode).usable().unwrap();
+    assert_eq!(facts.transfer, Some(KvTransfer::SglangBootstrap { bootstrap: None }));
+    supervisor.shutdown(Duration::from_secs(0)).await.ok();
+    assert!(reader.changed().await.is_none(), "stopped");
+}
+
+#[tokio::test]
+async fn the_recorded_answer_of_an_older_path_makes_a_plain_worker() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    server.on("/get_server_info", 200, include_str!("data/sglang-0.5.23-server_info.json"));
+    let mut reader =
+        discover(vec![StaticInstance::new(Role::Plain, server.url())], quick(), &supervisor).await;
+    let topology = until(&mut reader, all_ready).await;
+    let facts = topology.instances[0].usable().unwrap();
+    assert_eq!(facts.models, ["tiny"], "from the server's answer, as /v1/models is not there");
+    assert_eq!((facts.reported_role, facts.page_size, &facts.transfer), (Some(Role::Plain), Some(32), &None));
+}
+
+#[tokio::test]
+async fn an_engine_in_another_role_is_refused_in_words() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    fake::sglang(&server, "decode", 8998);
+    let mut reader =
+        discover(vec![StaticInstance::new(Role::Prefill, server.url())], quick(), &supervisor).await;
+    let topology = until(&mut reader, |topology| topology.instances[0].facts.is_some()).await;
+    let why = reason(&topology.instances[0]);
+    assert!(
+        why.contains("listed as prefill")
+            && why.contains("--disaggregation-mode decode")
+            && why.contains(&server.url()),
+        "{why}"
+    );
+    fake::sglang(&server, "prefill", server.port);
+    fake::sglang_bootstrap(&server, true);
+    until(&mut reader, all_ready).await;
+}
+
+#[tokio::test]
+async fn a_nixl_pair_is_known_by_its_metrics() {
+    let supervisor = Supervisor::new();
+    let (prefill, decode) = (Server::start(&supervisor).await, Server::start(&supervisor).await);
+    fake::vllm(&prefill, NIXL_METRICS);
+    fake::vllm(&decode, NIXL_METRICS);
+    let instances = vec![
+        StaticInstance::new(Role::Prefill, prefill.url()),
+        StaticInstance::new(Role::Decode, decode.url()),
+    ];
+    let mut reader = discover(instances, quick(), &supervisor).await;
+    let topology = until(&mut reader, all_ready).await;
+    for instance in &topology.instances {
+        let facts = instance.usable().unwrap();
+        assert_eq!((facts.engine, &facts.transfer), (Engine::Vllm, &Some(KvTransfer::VllmNixl)));
+        assert_eq!((facts.page_size, facts.context_length), (Some(32), Some(4096)));
+    }
+}
+
+#[tokio::test]
+async fn a_mooncake_decode_follows_its_prefill_and_a_restart_gives_a_new_engine_id() {
+    let supervisor = Supervisor::new();
+    let (prefill, decode, bootstrap) = (
+        Server::start(&supervisor).await,
+        Server::start(&supervisor).await,
+        Server::start(&supervisor).await,
+    );
+    fake::vllm(&prefill, "");
+    fake::vllm(&decode, "");
+    let instances = vec![
+        StaticInstance {
+            bootstrap_port: Some(bootstrap.port),
+            ..StaticInstance::new(Role::Prefill, prefill.url())
+        },
+        StaticInstance::new(Role::Decode, decode.url()),
+    ];
+    let mut reader = discover(instances, quick(), &supervisor).await;
+    let topology =
+        until(&mut reader, |topology| topology.instances.iter().all(|instance| instance.facts.is_some()))
+            .await;
+    for instance in &topology.instances {
+        assert!(reason(instance).contains("set `connector`"), "{}", reason(instance));
+    }
+
+    fake::mooncake_query(&bootstrap, "first");
+    let topology = until(&mut reader, all_ready).await;
+    let prefill_id = by_role(&topology, Role::Prefill).id.clone();
+    let ids = |topology: &Topology| match &by_role(topology, Role::Prefill).facts.as_ref().unwrap().transfer {
+        Some(KvTransfer::VllmMooncake { bootstrap: Some(_), engine_ids }) => engine_ids[&0].clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(ids(&topology), "first");
+    assert!(matches!(
+        by_role(&topology, Role::Decode).usable().unwrap().transfer,
+        Some(KvTransfer::VllmMooncake { bootstrap: None, .. })
+    ));
+
+    fake::mooncake_query(&bootstrap, "second");
+    reader.request_probe(&prefill_id);
+    let topology = until(&mut reader, |topology| ids(topology) == "second").await;
+    assert!(all_ready(&topology));
+}
+
+#[tokio::test]
+async fn a_declared_connector_needs_no_metrics_but_mooncake_needs_its_bootstrap_server() {
+    let supervisor = Supervisor::new();
+    let (server, bootstrap) = (Server::start(&supervisor).await, Server::start(&supervisor).await);
+    fake::vllm(&server, "");
+    let options = quick();
+    let declared = |connector, role| StaticInstance {
+        connector: Some(connector),
+        bootstrap_port: Some(bootstrap.port),
+        ..StaticInstance::new(role, server.url())
+    };
+    for (connector, transfer) in
+        [(KvConnector::Nixl, KvTransfer::VllmNixl), (KvConnector::Store, KvTransfer::VllmStore)]
+    {
+        match probe_once(&declared(connector, Role::Prefill), &options).await.unwrap().verdict {
+            Verdict::Ready(facts) => assert_eq!(facts.transfer, Some(transfer)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(bootstrap.asked("/query"), 0);
+    let report = probe_once(&declared(KvConnector::Mooncake, Role::Prefill), &options).await.unwrap();
+    assert!(
+        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("/query")),
+        "{report:?}"
+    );
+    bootstrap.on("/query", 200, "{}");
+    let report = probe_once(&declared(KvConnector::Mooncake, Role::Prefill), &options).await.unwrap();
+    assert!(
+        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("no engine is registered"))
+    );
+    let report = probe_once(&declared(KvConnector::Mooncake, Role::Decode), &options).await.unwrap();
+    assert!(matches!(report.verdict, Verdict::Ready(_)));
+}
+
+#[tokio::test]
+async fn an_engine_that_stops_answering_loses_readiness_and_gets_it_back() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    fake::sglang(&server, "null", 8998);
+    let probe =
+        ProbeOptions { timeout: Duration::from_millis(100), refresh: Duration::from_millis(20), ..quick() };
+    let mut reader = discover(vec![StaticInstance::new(Role::Plain, server.url())], probe, &supervisor).await;
+    until(&mut reader, all_ready).await;
+    let asked = server.asked("/server_info");
+    server.never_answers("/server_info");
+    let topology = until(&mut reader, |topology| !all_ready(topology)).await;
+    assert!(reason(&topology.instances[0]).contains("no answer in time"));
+    assert!(server.asked("/server_info") >= asked + 2, "one time-out alone is forgiven");
+    assert!(topology.instances[0].facts.is_some());
+    fake::sglang(&server, "null", 8998);
+    until(&mut reader, all_ready).await;
+}
+
+#[tokio::test]
+async fn a_report_lists_every_check_with_its_remedy() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    server.on("/server_info", 401, "Unauthorized");
+    let instance = StaticInstance::new(Role::Prefill, server.url());
+    let options = ProbeOptions { api_key: Some("k".into()), ..quick() };
+    let report = probe_once(&instance, &options).await.unwrap();
+    assert_eq!(server.authorizations(), ["Bearer k"]);
+    assert_eq!(report.checks[0].outcome, CheckOutcome::Answered(401));
+    assert!(report.checks[0].mend.as_deref().unwrap().contains("--api-key"));
+    assert!(!format!("{options:?}").contains("\"k\""), "the key stays out of logs");
+
+    fake::sglang(&server, "prefill", 1);
+    let report = probe_once(&instance, &quick()).await.unwrap();
+    let last = report.checks.last().unwrap();
+    assert!(matches!(last.outcome, CheckOutcome::Failed(_)), "nothing listens on port 1: {last:?}");
+    assert!(last.mend.as_deref().unwrap().contains("--disaggregation-bootstrap-port"));
+    assert!(report.checks.iter().all(|check| !check.concluded.is_empty()));
+
+    let nobody = StaticInstance::new(Role::Plain, "http://127.0.0.1:1");
+    let report = probe_once(&nobody, &quick()).await.unwrap();
+    assert!(matches!(report.verdict, Verdict::NotReady { timed_out: false, .. }));
+    assert!(report.checks[0].mend.is_some());
+    assert!(probe_once(&StaticInstance::new(Role::Plain, "https://x"), &quick()).await.is_err());
+}
+
+#[tokio::test]
+async fn an_endless_answer_is_cut_off() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    server.on("/server_info", 200, "x".repeat(5 << 20));
+    let probe = ProbeOptions { timeout: Duration::from_secs(10), ..quick() };
+    let report = probe_once(&StaticInstance::new(Role::Plain, server.url()), &probe).await.unwrap();
+    assert!(
+        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("larger than")),
+        "{report:?}"
+    );
+}
+
+#[tokio::test]
+async fn something_else_than_an_engine_is_named_as_such() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    let plain = StaticInstance::new(Role::Plain, server.url());
+    let report = probe_once(&plain, &quick()).await.unwrap();
+    assert!(
+        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("neither as SGLang"))
+    );
+    fake::vllm(&server, "");
+    let declared = StaticInstance { engine: Some(Engine::Sglang), ..plain };
+    let report = probe_once(&declared, &quick()).await.unwrap();
+    assert!(matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("as SGLang")));
+}

@@ -1,0 +1,179 @@
+//! Puts the gateway together, runs it, and takes it down without breaking streams.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use moongate_discovery::{DiscoveryError, TopologyReader};
+use moongate_runtime::{BindError, Serving, Supervisor};
+use moongate_telemetry::Traces;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::GatewayOptions;
+use crate::dispatch::{Aborter, Decider, Dispatcher};
+use crate::feedback::Metrics;
+use crate::fleet::{FleetReader, check_health, follow};
+use crate::ingress::{Gateway, admin_router, public_router};
+
+/// Time for streams to take in their final error event before their connections are cut.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Why the gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The engines cannot be found out.
+    #[error("discovery: {0}")]
+    Discovery(#[from] DiscoveryError),
+    /// The client for health checks cannot be made.
+    #[error("health checks: {0}")]
+    Health(#[from] reqwest::Error),
+    /// An address is unknown after binding.
+    #[error("listener: {0}")]
+    Listener(#[from] std::io::Error),
+}
+
+/// A gateway that serves.
+#[derive(Debug)]
+pub struct RunningGateway {
+    /// Where clients connect.
+    pub address: SocketAddr,
+    /// Where probes and Prometheus connect.
+    pub admin_address: SocketAddr,
+    /// The engines, as discovered.
+    pub topology: TopologyReader,
+    state: Arc<Gateway>,
+    public: Serving,
+    admin: Serving,
+    supervisor: Supervisor,
+    public_drain: CancellationToken,
+    admin_drain: CancellationToken,
+    drain_delay: Duration,
+    drain_deadline: Duration,
+}
+
+/// Starts a gateway with tasks of its own under `supervisor`.
+///
+/// # Errors
+/// [`StartError`] if an address is taken, or a topology source cannot be read.
+pub async fn start(
+    options: &GatewayOptions,
+    traces: Traces,
+    supervisor: &Supervisor,
+) -> Result<RunningGateway, StartError> {
+    let listener = moongate_runtime::bind(options.listen)?;
+    let admin_listener = moongate_runtime::bind(options.admin_listen)?;
+    let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
+
+    let topology = moongate_discovery::start(options.discovery_options(), supervisor).await?;
+    let limits = options.endpoint_limits();
+    let fleet = FleetReader::default();
+    fleet.refresh(&topology, limits);
+    supervisor.spawn("follow topology", follow(fleet.clone(), topology.clone(), limits, supervisor.token()));
+    if let Some(health) = options.health_limits() {
+        let client = reqwest::Client::builder().no_proxy().build()?;
+        supervisor.spawn("health checks", check_health(fleet.clone(), client, health, supervisor.token()));
+    }
+
+    let metrics = Arc::new(Metrics::new());
+    let dispatcher = Dispatcher {
+        fleet,
+        topology: topology.clone(),
+        decider: Decider::new(options.policy.build()),
+        aborter: Arc::new(Aborter::new(supervisor.clone(), metrics.clone())),
+        metrics: metrics.clone(),
+        limits: options.retry_limits(),
+    };
+    let state = Arc::new(Gateway {
+        dispatcher,
+        metrics,
+        traces,
+        body_limits: options.body_limits(),
+        draining: CancellationToken::new(),
+        forced_end: CancellationToken::new(),
+    });
+
+    let (public_drain, admin_drain) = (CancellationToken::new(), CancellationToken::new());
+    let serve = |listener, router, drain: &CancellationToken| {
+        moongate_runtime::serve(listener, router, options.listener_limits(), drain.clone(), supervisor)
+    };
+    let public = serve(listener, public_router(state.clone()), &public_drain);
+    let admin = serve(admin_listener, admin_router(state.clone()), &admin_drain);
+    tracing::info!(%address, admin = %admin_address, policy = %options.policy, "gateway listens");
+    Ok(RunningGateway {
+        address,
+        admin_address,
+        topology,
+        state,
+        public,
+        admin,
+        supervisor: supervisor.clone(),
+        public_drain,
+        admin_drain,
+        drain_delay: options.drain_delay,
+        drain_deadline: options.drain_deadline,
+    })
+}
+
+impl RunningGateway {
+    /// Whether some request can be served now.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.state.dispatcher.fleet.current().can_serve()
+    }
+
+    /// Open client connections.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.public.connections()
+    }
+
+    /// Open connections to engines, and how many of them carry no request.
+    #[must_use]
+    pub fn engine_connections(&self) -> (usize, usize) {
+        let fleet = self.state.dispatcher.fleet.current();
+        let pools = fleet.members.iter().map(|member| &member.endpoint.pool);
+        pools.fold((0, 0), |(open, idle), pool| (open + pool.open(), idle + pool.idle()))
+    }
+
+    /// Requests in flight by the engines' books.
+    #[must_use]
+    pub fn booked(&self) -> u32 {
+        let fleet = self.state.dispatcher.fleet.current();
+        fleet.members.iter().map(|member| member.endpoint.book.load(true).in_flight).sum()
+    }
+
+    /// Stops: `/ready` says no; after the delay no connection is accepted; open requests may end until the deadline; then
+    /// streams get an error event and connections are closed. Returns how many connections had to be cut.
+    pub async fn drain(&self) -> usize {
+        self.state.draining.cancel();
+        tracing::info!(delay = ?self.drain_delay, deadline = ?self.drain_deadline, "draining");
+        tokio::time::sleep(self.drain_delay).await;
+        self.public_drain.cancel();
+        let mut cut = 0;
+        if !self.public.wait_idle(self.drain_deadline).await {
+            tracing::warn!(
+                connections = self.public.connections(),
+                "drain deadline has passed; open streams are ended"
+            );
+            self.state.forced_end.cancel();
+            cut = self.public.finish(LAST_WORDS).await;
+        }
+        self.admin_drain.cancel();
+        self.admin.finish(LAST_WORDS).await;
+        cut
+    }
+
+    /// Drains, then ends all tasks of the supervisor.
+    pub async fn stop(self) {
+        let cut = self.drain().await;
+        if cut > 0 {
+            tracing::warn!(connections = cut, "connections were cut");
+        }
+        if let Err(still) = self.supervisor.shutdown(LAST_WORDS * 4).await {
+            tracing::warn!(%still, "tasks did not end in time");
+        }
+    }
+}

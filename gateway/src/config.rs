@@ -1,0 +1,341 @@
+//! Settings of the gateway: each is a flag, an environment variable and a key of the config file.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use moongate_discovery::{
+    DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Role, StaticInstance,
+};
+use moongate_runtime::ListenerLimits;
+use moongate_scheduler::PolicyName;
+
+use crate::dispatch::{AttemptLimits, RetryLimits};
+use crate::fleet::{BreakerLimits, EndpointLimits, HealthLimits};
+use crate::ingress::BodyLimits;
+use crate::upstream::{LegLimits, PoolLimits};
+
+/// Where engines come from, beside the ones given by flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DiscoverySource {
+    /// Flags, and the file of --instances-file.
+    Static,
+    /// RBG's injected /etc/rbg/config.yaml.
+    Rbg,
+    /// Pods in the Kubernetes API, by RBG's labels.
+    Kubernetes,
+}
+
+/// Options of `moongate gateway`.
+#[derive(Debug, Clone, Args)]
+pub struct GatewayOptions {
+    /// TOML file with any of these settings; keys are the flags' names.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_CONFIG")]
+    pub config: Option<PathBuf>,
+
+    /// Address for clients. Default: this machine only, so that nothing is opened to a network by accident.
+    #[arg(long, value_name = "ADDR", env = "MOONGATE_LISTEN", default_value = "127.0.0.1:8000")]
+    pub listen: SocketAddr,
+
+    /// Address for /metrics, /health and /ready.
+    #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN_LISTEN", default_value = "127.0.0.1:9000")]
+    pub admin_listen: SocketAddr,
+
+    /// A prefill engine, as http://host:port or http://host:port,bootstrap-port. Repeatable.
+    #[arg(long, value_name = "URL[,PORT]", env = "MOONGATE_PREFILL", value_delimiter = ' ', value_parser = parse_prefill)]
+    pub prefill: Vec<StaticInstance>,
+
+    /// A decode engine. Repeatable.
+    #[arg(long, value_name = "URL", env = "MOONGATE_DECODE", value_delimiter = ' ', value_parser = parse_decode)]
+    pub decode: Vec<StaticInstance>,
+
+    /// An engine that does both. Repeatable.
+    #[arg(long, value_name = "URL", env = "MOONGATE_WORKER", value_delimiter = ' ', value_parser = parse_worker)]
+    pub worker: Vec<StaticInstance>,
+
+    /// Where engines come from, beside the ones given by flags.
+    #[arg(long, value_enum, env = "MOONGATE_DISCOVERY", default_value = "static")]
+    pub discovery: DiscoverySource,
+
+    /// TOML file that lists engines ([[instance]] url, role, …); watched and re-read when it changes.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_INSTANCES_FILE")]
+    pub instances_file: Option<PathBuf>,
+
+    /// RBG's discovery file.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_RBG_CONFIG", default_value = "/etc/rbg/config.yaml")]
+    pub rbg_config: PathBuf,
+
+    /// Kubernetes: client configuration; default: the pod's service account, or the user's own.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Kubernetes: namespace of the engines' pods; default: the gateway's own.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_NAMESPACE")]
+    pub namespace: Option<String>,
+
+    /// Kubernetes: name of the RoleBasedGroup; default: every group in the namespace.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_GROUP")]
+    pub group: Option<String>,
+
+    /// Engine kind of engines that do not name theirs; default: each is asked.
+    #[arg(long, value_name = "sglang|vllm", env = "MOONGATE_ENGINE", value_parser = parse_engine)]
+    pub engine: Option<Engine>,
+
+    /// vLLM's KV connector of engines that do not name theirs; default: each is asked.
+    #[arg(long, value_name = "nixl|mooncake|store", env = "MOONGATE_KV_CONNECTOR", value_parser = parse_connector)]
+    pub kv_connector: Option<KvConnector>,
+
+    /// API key that engines ask for, for the gateway's own questions. Clients' keys are passed on as they are.
+    #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
+    pub engine_api_key: Option<String>,
+
+    /// How routes are chosen: least_load, power_of_two or round_robin. Default least_load: it counts tokens, and one long prompt
+    /// weighs as much as many short ones.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "least_load")]
+    pub policy: PolicyName,
+
+    /// Attempts per request, each on another pair, while no byte has reached the client.
+    #[arg(long, value_name = "N", env = "MOONGATE_ATTEMPTS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10))]
+    pub attempts: u32,
+
+    /// Pause before the second attempt; doubles, with jitter. Default: long enough for a restarting listener, short beside a
+    /// prefill.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_RETRY_BACKOFF", default_value = "25ms", value_parser = humantime::parse_duration)]
+    pub retry_backoff: Duration,
+
+    /// Time for a TCP connection to an engine. Default: within a data centre it takes under 1 ms; lost packets are sent again
+    /// after 1 s.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_CONNECT_TIMEOUT", default_value = "1500ms", value_parser = humantime::parse_duration)]
+    pub connect_timeout: Duration,
+
+    /// Time for the prefill leg's answer. Default 300 s: what SGLang itself waits for the other side.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_PREFILL_TIMEOUT", default_value = "300s", value_parser = humantime::parse_duration)]
+    pub prefill_timeout: Duration,
+
+    /// Time until the answer's first byte. Default 300 s: queue, prefill and hand-over of a very long prompt. For answers that are
+    /// not streams it covers the whole generation.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_FIRST_BYTE_TIMEOUT", default_value = "300s", value_parser = humantime::parse_duration)]
+    pub first_byte_timeout: Duration,
+
+    /// Longest pause inside a begun answer. Default 60 s: an engine that is preempting still sends within seconds.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_IDLE_TIMEOUT", default_value = "60s", value_parser = humantime::parse_duration)]
+    pub idle_timeout: Duration,
+
+    /// Largest request body. Default 32 MiB: a million tokens of text, or a few images.
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_MAX_BODY_BYTES", default_value_t = 32 << 20)]
+    pub max_body_bytes: usize,
+
+    /// Longest pause while a request body arrives.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_BODY_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub body_timeout: Duration,
+
+    /// Answers that are not streams are held up to this size before they are passed on, so that one that breaks off can be retried.
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_HELD_ANSWER_BYTES", default_value_t = 1 << 20)]
+    pub held_answer_bytes: usize,
+
+    /// Connections from clients at once; more wait.
+    #[arg(long, value_name = "N", env = "MOONGATE_MAX_CONNECTIONS", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
+
+    /// Idle connections kept per engine.
+    #[arg(long, value_name = "N", env = "MOONGATE_MAX_IDLE_CONNECTIONS", default_value_t = 1024)]
+    pub max_idle_connections: usize,
+
+    /// Age at which idle engine connections are closed. Default 4 s: uvicorn, which engines use, closes after 5 s, and the side that
+    /// closes first should be ours.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_IDLE_CONNECTION_TIMEOUT", default_value = "4s", value_parser = humantime::parse_duration)]
+    pub idle_connection_timeout: Duration,
+
+    /// Failures in a row that keep traffic away from an engine for a while.
+    #[arg(long, value_name = "N", env = "MOONGATE_BREAKER_FAILURES", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub breaker_failures: u32,
+
+    /// First such pause; doubles with every further failure, up to a minute.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_BREAKER_PAUSE", default_value = "2s", value_parser = humantime::parse_duration)]
+    pub breaker_pause: Duration,
+
+    /// Path of the engines' health check.
+    #[arg(long, value_name = "PATH", env = "MOONGATE_HEALTH_PATH", default_value = "/health")]
+    pub health_path: String,
+
+    /// Time between two health checks of an engine; 0s turns them off. Default 10 s: SGLang's runs a generation.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_HEALTH_INTERVAL", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub health_interval: Duration,
+
+    /// Time for one health check. Default 5 s: SGLang's takes 1 s on an idle engine.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_HEALTH_TIMEOUT", default_value = "5s", value_parser = humantime::parse_duration)]
+    pub health_timeout: Duration,
+
+    /// On shutdown: how long to go on serving while /ready already says no, so that load balancers notice.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_DRAIN_DELAY", default_value = "0s", value_parser = humantime::parse_duration)]
+    pub drain_delay: Duration,
+
+    /// On shutdown: how long open requests may take to end. Default 25 s: inside Kubernetes' 30 s of grace.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_DRAIN_DEADLINE", default_value = "25s", value_parser = humantime::parse_duration)]
+    pub drain_deadline: Duration,
+}
+
+impl GatewayOptions {
+    /// What discovery is started with.
+    #[must_use]
+    pub fn discovery_options(&self) -> DiscoveryOptions {
+        let mut options = DiscoveryOptions {
+            instances: self.static_instances(),
+            file: self.instances_file.clone(),
+            probe: ProbeOptions { api_key: self.engine_api_key.clone(), ..ProbeOptions::default() },
+            ..DiscoveryOptions::default()
+        };
+        match self.discovery {
+            DiscoverySource::Static => {}
+            DiscoverySource::Rbg => {
+                options.rbg = Some(RbgOptions {
+                    path: self.rbg_config.clone(),
+                    engine: self.engine,
+                    connector: self.kv_connector,
+                    ..RbgOptions::from_env()
+                });
+            }
+            DiscoverySource::Kubernetes => {
+                options.kubernetes = Some(KubernetesOptions {
+                    kubeconfig: self.kubeconfig.clone(),
+                    namespace: self.namespace.clone(),
+                    group: self.group.clone(),
+                    engine: self.engine,
+                    connector: self.kv_connector,
+                    ..KubernetesOptions::default()
+                });
+            }
+        }
+        options
+    }
+
+    /// Engines given by flags.
+    #[must_use]
+    pub fn static_instances(&self) -> Vec<StaticInstance> {
+        let given = self.prefill.iter().chain(&self.decode).chain(&self.worker).cloned();
+        given
+            .map(|mut instance| {
+                instance.engine = instance.engine.or(self.engine);
+                if instance.role != Role::Plain {
+                    instance.connector = instance.connector.or(self.kv_connector);
+                }
+                instance
+            })
+            .collect()
+    }
+
+    pub(crate) fn listener_limits(&self) -> ListenerLimits {
+        ListenerLimits { connections: self.max_connections as usize, ..ListenerLimits::default() }
+    }
+
+    pub(crate) fn body_limits(&self) -> BodyLimits {
+        BodyLimits { max_bytes: self.max_body_bytes, idle: self.body_timeout }
+    }
+
+    pub(crate) fn endpoint_limits(&self) -> EndpointLimits {
+        EndpointLimits {
+            pool: PoolLimits {
+                connect_timeout: self.connect_timeout,
+                max_idle: self.max_idle_connections,
+                idle_timeout: self.idle_connection_timeout,
+            },
+            breaker: BreakerLimits {
+                failures: self.breaker_failures,
+                pause: self.breaker_pause,
+                longest_pause: Duration::from_secs(60),
+            },
+        }
+    }
+
+    pub(crate) fn retry_limits(&self) -> RetryLimits {
+        RetryLimits {
+            attempts: self.attempts,
+            backoff: self.retry_backoff,
+            attempt: AttemptLimits {
+                prefill: LegLimits { first_byte: self.prefill_timeout, idle: self.idle_timeout },
+                main: LegLimits { first_byte: self.first_byte_timeout, idle: self.idle_timeout },
+                held_answer_bytes: self.held_answer_bytes,
+            },
+        }
+    }
+
+    /// `None` if health checks are off.
+    pub(crate) fn health_limits(&self) -> Option<HealthLimits> {
+        (!self.health_interval.is_zero()).then(|| HealthLimits {
+            path: self.health_path.clone(),
+            every: self.health_interval,
+            timeout: self.health_timeout,
+            failures: 3,
+        })
+    }
+}
+
+fn parse_prefill(text: &str) -> Result<StaticInstance, String> {
+    let (url, port) = match text.rsplit_once(',') {
+        Some((url, port)) => (url, Some(port)),
+        None => (text, None),
+    };
+    let mut instance = parse_url(Role::Prefill, url)?;
+    if let Some(port) = port {
+        let port = port
+            .parse()
+            .map_err(|_| format!("{port:?} after the comma is not a bootstrap port (1-65535)"))?;
+        instance.bootstrap_port = Some(port);
+    }
+    Ok(instance)
+}
+
+fn parse_decode(text: &str) -> Result<StaticInstance, String> {
+    parse_url(Role::Decode, text)
+}
+
+fn parse_worker(text: &str) -> Result<StaticInstance, String> {
+    parse_url(Role::Plain, text)
+}
+
+fn parse_url(role: Role, text: &str) -> Result<StaticInstance, String> {
+    let url = url::Url::parse(text).map_err(|error| format!("{error}; write it as http://host:port"))?;
+    match (url.scheme(), url.host_str(), url.port_or_known_default()) {
+        ("http", Some(host), Some(port)) => Ok(StaticInstance::new(role, format!("http://{host}:{port}"))),
+        ("http", ..) => Err("the host is missing; write it as http://host:port".to_owned()),
+        (scheme, ..) => {
+            Err(format!("{scheme}:// is not supported for engines; write it as http://host:port"))
+        }
+    }
+}
+
+fn parse_engine(text: &str) -> Result<Engine, String> {
+    match text {
+        "sglang" => Ok(Engine::Sglang),
+        "vllm" => Ok(Engine::Vllm),
+        _ => Err("engines are sglang and vllm".to_owned()),
+    }
+}
+
+fn parse_connector(text: &str) -> Result<KvConnector, String> {
+    match text {
+        "nixl" => Ok(KvConnector::Nixl),
+        "mooncake" => Ok(KvConnector::Mooncake),
+        "store" => Ok(KvConnector::Store),
+        _ => Err("connectors are nixl, mooncake and store".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefill_takes_a_bootstrap_port() {
+        let given = parse_prefill("http://10.0.0.1:30000/,8998").unwrap();
+        assert_eq!((given.url.as_str(), given.bootstrap_port), ("http://10.0.0.1:30000", Some(8998)));
+        assert_eq!(parse_prefill("http://p:1").unwrap().bootstrap_port, None);
+        for (bad, part) in
+            [("10.0.0.1:30000", "http://host:port"), ("https://p:1", "https"), ("http://p:1,x", "bootstrap")]
+        {
+            let error = parse_prefill(bad).unwrap_err();
+            assert!(error.contains(part), "{bad}: {error}");
+        }
+    }
+}

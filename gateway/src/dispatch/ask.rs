@@ -1,0 +1,53 @@
+//! One client request, read and checked, as the dispatch needs it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use moongate_scheduler::Request;
+
+use crate::fleet::Endpoint;
+use crate::prompt::{Api, Head, Spliced};
+use crate::upstream::PreparedRequest;
+
+/// A request that waits for engines.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) api: Api,
+    pub(crate) method: Method,
+    /// Path and query as the client sent them.
+    pub(crate) uri: Uri,
+    /// The client's headers without those that belong to its connection.
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) head: Head<'static>,
+    /// What the scheduler is told; `None` on paths that are only passed through and name no model.
+    pub(crate) request: Option<Request>,
+    /// For logs and metrics.
+    pub(crate) model: Option<Arc<str>>,
+}
+
+impl Ask {
+    /// The client's request for one engine, with `body` and `extra` headers.
+    pub(crate) fn prepare(
+        &self,
+        endpoint: &Endpoint,
+        body: Spliced,
+        extra: impl IntoIterator<Item = (HeaderName, HeaderValue)>,
+    ) -> PreparedRequest {
+        let mut headers = self.headers.clone();
+        if let Ok(host) = HeaderValue::from_str(endpoint.pool.authority()) {
+            headers.insert(HOST, host);
+        }
+        headers.extend(extra);
+        PreparedRequest { method: self.method.clone(), uri: self.uri.clone(), headers, body }
+    }
+}
+
+/// 128 random bits as a UUID: the id of one attempt on both legs.
+pub(crate) fn attempt_id() -> String {
+    let bits = fastrand::u128(..);
+    let hex = format!("{bits:032x}");
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}

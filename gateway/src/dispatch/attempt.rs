@@ -1,0 +1,283 @@
+//! One attempt on one route: starts the legs in the protocol's order and waits until the answer has begun.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::Response;
+use http::header::CONTENT_TYPE;
+use serde::de::IgnoredAny;
+
+use super::abort::{Aborter, Ticket};
+use super::ask::{Ask, attempt_id};
+use super::decide::{Chosen, Exit};
+use super::pair::{Pair, PairEvent, Running, Side};
+use super::protocol::Protocol;
+use super::{sglang, vllm};
+use crate::feedback::RequestSpan;
+use crate::fleet::{Booked, Endpoint, Member};
+use crate::prompt::{Api, Spliced};
+use crate::relay::{SseFault, SseGate, Usage};
+use crate::upstream::{Leg, LegError, LegLimits, PreparedRequest};
+
+/// Limits of an attempt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AttemptLimits {
+    /// Time limits of the prefill leg.
+    pub(crate) prefill: LegLimits,
+    /// Time limits of the leg that answers.
+    pub(crate) main: LegLimits,
+    /// Answers that are not streams are held up to this size, so that one that breaks off can still be retried.
+    pub(crate) held_answer_bytes: usize,
+}
+
+/// An answer that has begun.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) head: Response<()>,
+    pub(crate) answer: Answer,
+    pub(crate) booked: Booked,
+    /// What the prefill said of its cache, if it has ended already.
+    pub(crate) prefill_usage: Option<Usage>,
+}
+
+/// What of the answer is there.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
+pub(crate) enum Answer {
+    /// All of it.
+    Whole(Bytes),
+    /// Its first piece; the rest is to be relayed. The gate is there for event streams.
+    Begun { pair: Pair, first: Bytes, gate: Option<SseGate> },
+}
+
+/// A failed attempt.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) side: Side,
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) error: LegError,
+}
+
+/// Runs one attempt until the answer has begun.
+pub(crate) async fn attempt(
+    ask: &Ask,
+    chosen: Chosen,
+    limits: AttemptLimits,
+    aborter: &Arc<Aborter>,
+    span: &RequestSpan,
+) -> Result<Started, Failure> {
+    let Chosen { entry, exit, booked, .. } = chosen;
+    let pair = match exit {
+        Some(exit) => start_pair(ask, &entry, &exit, limits, aborter, span).await?,
+        None => {
+            let request = ask.prepare(&entry.endpoint, Spliced::verbatim(ask.body.clone()), Vec::new());
+            let main = leg(Side::Worker, &entry.endpoint, request, limits.main, span);
+            Pair::new(None, main, Side::Worker, aborter.clone())
+        }
+    };
+    first_bytes(ask, pair, booked, limits.held_answer_bytes).await
+}
+
+fn leg(
+    side: Side,
+    endpoint: &Arc<Endpoint>,
+    mut request: PreparedRequest,
+    limits: LegLimits,
+    span: &RequestSpan,
+) -> Running {
+    let span = span.leg(side, endpoint.pool.authority());
+    span.inject(&mut request.headers);
+    Running::new(Leg::start(endpoint.pool.clone(), request, limits), endpoint.clone(), span)
+}
+
+async fn start_pair(
+    ask: &Ask,
+    prefill: &Member,
+    exit: &Exit,
+    limits: AttemptLimits,
+    aborter: &Arc<Aborter>,
+    span: &RequestSpan,
+) -> Result<Pair, Failure> {
+    let fail = |what: &'static str| Failure {
+        side: Side::Prefill,
+        endpoint: prefill.endpoint.clone(),
+        error: LegError::Garbage(what),
+    };
+    let facts = prefill.facts().ok_or_else(|| fail("has not been probed"))?;
+    let decode_dp = exit.decode.facts().map_or(1, |facts| facts.dp_size);
+    let id = attempt_id();
+    let p = &prefill.endpoint;
+    let d = &exit.decode.endpoint;
+    let ranks =
+        sglang::Ranks { prefill: (exit.prefill_rank, facts.dp_size), decode: (exit.decode_rank, decode_dp) };
+    let (mut p_headers, mut d_headers) = (Vec::new(), Vec::new());
+    if !prefill.is_sglang() {
+        p_headers = vllm::headers(&id, exit.prefill_rank, facts.dp_size);
+        d_headers = vllm::headers(&id, exit.decode_rank, decode_dp);
+    }
+    let alone = |body: Spliced, headers| {
+        let main = leg(Side::Decode, d, ask.prepare(d, body, headers), limits.main, span);
+        Pair::new(None, main, Side::Decode, aborter.clone())
+    };
+    let protocol = Protocol::of(facts, exit.prefill_rank).map_err(fail)?;
+    if !matches!(protocol, Protocol::Sglang(_)) && ask.head.sequences() > 1 {
+        // One hand-over serves one sequence: for several, the decode computes the prompt itself.
+        return Ok(alone(vllm::nixl_decode(ask, None), d_headers));
+    }
+    match protocol {
+        Protocol::Sglang(bootstrap) => {
+            let rid: Arc<str> = id.into();
+            let body = sglang::body(ask, bootstrap, ranks, &rid, fastrand::u64(..));
+            let ticket = Ticket { rid };
+            let prefill =
+                leg(Side::Prefill, p, ask.prepare(p, body.clone(), p_headers), limits.prefill, span);
+            let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main, span);
+            let (prefill, main) = (prefill.with_ticket(ticket.clone()), main.with_ticket(ticket));
+            Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
+        }
+        Protocol::Mooncake { bootstrap, engine_id } => {
+            let transfer = format!("xfer-{id}");
+            let body = vllm::mooncake_prefill(ask, &transfer);
+            let prefill = leg(Side::Prefill, p, ask.prepare(p, body, p_headers), limits.prefill, span);
+            let body = vllm::mooncake_decode(ask, &transfer, bootstrap, engine_id);
+            let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main, span);
+            Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
+        }
+        Protocol::Nixl => {
+            let request = ask.prepare(p, vllm::nixl_prefill(ask), p_headers);
+            let answer = prefill_first(p, request, limits, aborter, span).await?;
+            let params = vllm::read_params(&answer)
+                .map_err(|_| fail("answered its prefill with something that is not JSON"))?;
+            Ok(alone(vllm::nixl_decode(ask, params.as_deref()), d_headers).with_prefill_answer(answer))
+        }
+        Protocol::Store => {
+            let request = ask.prepare(p, vllm::store_prefill(ask), p_headers);
+            let answer = prefill_first(p, request, limits, aborter, span).await?;
+            Ok(alone(vllm::nixl_decode(ask, None), d_headers).with_prefill_answer(answer))
+        }
+    }
+}
+
+/// Runs a prefill leg to its end and returns its answer.
+async fn prefill_first(
+    endpoint: &Arc<Endpoint>,
+    request: PreparedRequest,
+    limits: AttemptLimits,
+    aborter: &Arc<Aborter>,
+    span: &RequestSpan,
+) -> Result<Bytes, Failure> {
+    let running = leg(Side::Prefill, endpoint, request, limits.prefill, span);
+    let mut pair = Pair::new(None, running, Side::Prefill, aborter.clone());
+    let mut answer = BytesMut::new();
+    loop {
+        match poll_fn(|cx| pair.poll_event(cx)).await {
+            PairEvent::Data(data) if answer.len() + data.len() > limits.held_answer_bytes => {
+                let error = LegError::Garbage("answered its prefill with more data than is ever needed");
+                return Err(Failure { side: Side::Prefill, endpoint: endpoint.clone(), error });
+            }
+            PairEvent::Data(data) => answer.extend_from_slice(&data),
+            PairEvent::End => {
+                endpoint.breaker.success();
+                return Ok(answer.freeze());
+            }
+            PairEvent::Failed(_, error) => {
+                return Err(Failure { side: Side::Prefill, endpoint: endpoint.clone(), error });
+            }
+        }
+    }
+}
+
+/// Waits until there is something that may be shown to the client: the first complete event of a stream, or a
+/// whole answer.
+async fn first_bytes(
+    ask: &Ask,
+    mut pair: Pair,
+    mut booked: Booked,
+    held_bytes: usize,
+) -> Result<Started, Failure> {
+    let mut held = BytesMut::new();
+    let mut gate: Option<SseGate> = None;
+    loop {
+        match poll_fn(|cx| pair.poll_event(cx)).await {
+            PairEvent::Failed(side, error) => {
+                return Err(Failure { side, endpoint: pair.endpoint(side), error });
+            }
+            PairEvent::Data(data) => {
+                booked.first_token();
+                if gate.is_none() && held.is_empty() && pair.head().is_some_and(is_event_stream) {
+                    gate = Some(SseGate::default());
+                }
+                let first = match &mut gate {
+                    Some(gate) => gate.push(data).map_err(|fault| sse_failure(&pair, fault))?,
+                    None => {
+                        held.extend_from_slice(&data);
+                        if held.len() <= held_bytes && ask.api != Api::Other {
+                            continue;
+                        }
+                        held.split().freeze()
+                    }
+                };
+                if !first.is_empty() {
+                    return Ok(begun(pair, first, gate, booked));
+                }
+            }
+            PairEvent::End => {
+                let mut whole = held.freeze();
+                if let Some(mut gate) = gate {
+                    whole = gate.finish(ask.api != Api::Other).map_err(|fault| sse_failure(&pair, fault))?;
+                } else if ask.api != Api::Other {
+                    check_answer(&whole).map_err(|what| failure(&pair, LegError::Garbage(what)))?;
+                }
+                pair.main_endpoint().breaker.success();
+                pair.leave_prefill_to_finish();
+                let prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
+                let head = take_head(&pair);
+                return Ok(Started { head, answer: Answer::Whole(whole), booked, prefill_usage });
+            }
+        }
+    }
+}
+
+fn begun(pair: Pair, first: Bytes, gate: Option<SseGate>, booked: Booked) -> Started {
+    let head = take_head(&pair);
+    let prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
+    Started { head, answer: Answer::Begun { pair, first, gate }, booked, prefill_usage }
+}
+
+fn take_head(pair: &Pair) -> Response<()> {
+    let mut head = Response::new(());
+    if let Some(from) = pair.head() {
+        *head.status_mut() = from.status();
+        *head.headers_mut() = from.headers().clone();
+    }
+    head
+}
+
+fn failure(pair: &Pair, error: LegError) -> Failure {
+    Failure { side: pair.main_side(), endpoint: pair.main_endpoint().clone(), error }
+}
+
+fn sse_failure(pair: &Pair, fault: SseFault) -> Failure {
+    failure(
+        pair,
+        match fault {
+            SseFault::Garbage(what) => LegError::Garbage(what),
+            SseFault::Reported(json) => LegError::Reported(json),
+        },
+    )
+}
+
+fn is_event_stream(head: &Response<()>) -> bool {
+    let content_type = head.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    content_type.is_some_and(|text| text.starts_with("text/event-stream"))
+}
+
+/// An answer to a generation request must be JSON: an object, or an array for SGLang's batches.
+fn check_answer(body: &[u8]) -> Result<(), &'static str> {
+    match body.trim_ascii_start().first() {
+        None => Err("answered with an empty body"),
+        Some(b'{' | b'[') if serde_json::from_slice::<IgnoredAny>(body).is_ok() => Ok(()),
+        Some(_) => Err("answered with something that is not JSON"),
+    }
+}

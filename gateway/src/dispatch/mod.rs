@@ -1,0 +1,19 @@
+//! Drives one request through the engines' protocols: chooses a route, starts the legs, waits for the first bytes,
+//! and goes to another pair if that fails.
+
+mod abort;
+mod ask;
+mod attempt;
+mod decide;
+mod pair;
+mod protocol;
+mod retry;
+mod sglang;
+mod vllm;
+
+pub(crate) use abort::Aborter;
+pub(crate) use ask::Ask;
+pub(crate) use attempt::{Answer, AttemptLimits, Started};
+pub(crate) use decide::{Chosen, Decider};
+pub(crate) use pair::{Pair, PairEvent, Side};
+pub(crate) use retry::{Dispatcher, Refused, RetryLimits, failure_code};

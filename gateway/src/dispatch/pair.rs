@@ -1,0 +1,262 @@
+//! The one or two legs of an attempt. Dropping it aborts what still runs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::Response;
+use moongate_telemetry::SpanHandle;
+
+use super::abort::{Aborter, Ticket};
+use crate::fleet::Endpoint;
+use crate::upstream::{Leg, LegError, LegEvent};
+
+/// Most of an engine's error answer, or of a prefill's answer, that is kept.
+const KEPT_BYTES: usize = 64 << 10;
+
+/// Which leg of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Side {
+    Prefill,
+    Decode,
+    Worker,
+}
+
+impl Side {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Side::Prefill => "prefill",
+            Side::Decode => "decode",
+            Side::Worker => "worker",
+        }
+    }
+}
+
+/// A leg with the engine it talks to.
+pub(crate) struct Running {
+    leg: Leg,
+    endpoint: Arc<Endpoint>,
+    ticket: Option<Ticket>,
+    /// Ends with the leg.
+    span: SpanHandle,
+    head: Option<Response<()>>,
+    /// The answer's start, of prefills and of error answers.
+    kept: BytesMut,
+}
+
+impl Running {
+    pub(crate) fn new(leg: Leg, endpoint: Arc<Endpoint>, span: SpanHandle) -> Self {
+        Self { leg, endpoint, ticket: None, span, head: None, kept: BytesMut::new() }
+    }
+
+    /// Gives the means to stop it by request id.
+    pub(super) fn with_ticket(mut self, ticket: Ticket) -> Self {
+        self.ticket = Some(ticket);
+        self
+    }
+
+    fn poll_leg(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
+        let event = self.leg.poll_event(cx);
+        if let Poll::Ready(LegEvent::Failed(error)) = &event
+            && self.span.is_recording()
+        {
+            self.span.error(error.to_string());
+        }
+        event
+    }
+
+    fn is_error_answer(&self) -> bool {
+        self.head.as_ref().is_some_and(|head| !head.status().is_success())
+    }
+
+    fn keep(&mut self, data: &[u8]) {
+        let room = KEPT_BYTES.saturating_sub(self.kept.len());
+        self.kept.extend_from_slice(&data[..data.len().min(room)]);
+    }
+
+    /// Advances to the end of a leg whose body only matters if it is an error. `Ready(Ok)` at its good end.
+    pub(crate) fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, LegError>> {
+        loop {
+            match self.poll_leg(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(LegEvent::Head(head)) => self.head = Some(head),
+                Poll::Ready(LegEvent::Data(data)) => self.keep(&data),
+                Poll::Ready(LegEvent::Failed(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(LegEvent::End) => {
+                    let kept = self.kept.split().freeze();
+                    let status =
+                        self.head.as_ref().map(Response::status).filter(|status| !status.is_success());
+                    return Poll::Ready(match (status, error_event(&kept)) {
+                        (Some(status), _) => Err(LegError::Status(status, kept)),
+                        (None, Some(event)) => Err(LegError::Reported(event)),
+                        (None, None) => Ok(kept),
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// An error that an engine reports as its first server-sent event.
+fn error_event(body: &Bytes) -> Option<Bytes> {
+    let payload = body.strip_prefix(b"data:")?.trim_ascii_start();
+    payload.starts_with(b"{\"error\"").then(|| body.slice_ref(payload.trim_ascii_end()))
+}
+
+/// The legs of one attempt.
+pub(crate) struct Pair {
+    /// `None` for single workers and once the prefill has ended.
+    prefill: Option<Running>,
+    main: Running,
+    main_side: Side,
+    aborter: Arc<Aborter>,
+    /// What the prefill answered, once it has ended well.
+    prefill_answer: Option<Bytes>,
+}
+
+/// What a pair reports next.
+#[derive(Debug)]
+pub(crate) enum PairEvent {
+    /// A piece of the answer that goes to the client. The first comes after the head is known.
+    Data(Bytes),
+    /// The answer is complete.
+    End,
+    /// One side failed.
+    Failed(Side, LegError),
+}
+
+impl Pair {
+    pub(crate) fn new(
+        prefill: Option<Running>,
+        main: Running,
+        main_side: Side,
+        aborter: Arc<Aborter>,
+    ) -> Self {
+        Self { prefill, main, main_side, aborter, prefill_answer: None }
+    }
+
+    /// Remembers the answer of a prefill that ran before this pair.
+    pub(super) fn with_prefill_answer(mut self, answer: Bytes) -> Self {
+        self.prefill_answer = Some(answer);
+        self
+    }
+
+    /// Status and headers of the answer, once the first event has come.
+    pub(crate) fn head(&self) -> Option<&Response<()>> {
+        self.main.head.as_ref()
+    }
+
+    /// What the prefill answered, if it has ended well.
+    pub(crate) fn prefill_answer(&self) -> Option<&Bytes> {
+        self.prefill_answer.as_ref()
+    }
+
+    /// Which side answers the client.
+    pub(crate) fn main_side(&self) -> Side {
+        self.main_side
+    }
+
+    /// The engine that answers the client.
+    pub(crate) fn main_endpoint(&self) -> &Arc<Endpoint> {
+        &self.main.endpoint
+    }
+
+    /// The next event. A failed prefill is an event too: the decode would wait for its KV cache in vain.
+    pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<PairEvent> {
+        if let Poll::Ready(Err(error)) = self.poll_prefill(cx) {
+            return Poll::Ready(PairEvent::Failed(Side::Prefill, error));
+        }
+        loop {
+            match self.main.poll_leg(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(LegEvent::Head(head)) => self.main.head = Some(head),
+                Poll::Ready(LegEvent::Data(data)) if self.main.is_error_answer() => self.main.keep(&data),
+                Poll::Ready(LegEvent::Data(data)) => return Poll::Ready(PairEvent::Data(data)),
+                Poll::Ready(LegEvent::Failed(error)) => {
+                    return Poll::Ready(PairEvent::Failed(self.main_side, error));
+                }
+                Poll::Ready(LegEvent::End) => {
+                    let status = self.main.head.as_ref().map(Response::status).filter(|s| !s.is_success());
+                    return Poll::Ready(match status {
+                        Some(status) => {
+                            let body = self.main.kept.split().freeze();
+                            PairEvent::Failed(self.main_side, LegError::Status(status, body))
+                        }
+                        None => PairEvent::End,
+                    });
+                }
+            }
+        }
+    }
+
+    fn poll_prefill(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LegError>> {
+        let Some(prefill) = self.prefill.as_mut() else { return Poll::Pending };
+        let Poll::Ready(outcome) = prefill.poll_drain(cx) else { return Poll::Pending };
+        match outcome {
+            Ok(answer) => {
+                prefill.endpoint.breaker.success();
+                self.prefill_answer = Some(answer);
+                self.prefill = None;
+                Poll::Ready(Ok(()))
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// The first token is with the client: from here on a failing prefill harms nobody and is not reported.
+    pub(crate) fn poll_after_first_token(&mut self, cx: &mut Context<'_>) -> Poll<PairEvent> {
+        if let Poll::Ready(Err(error)) = self.poll_prefill(cx)
+            && let Some(prefill) = self.prefill.take()
+        {
+            prefill.endpoint.failed(&error);
+            tracing::debug!(instance = %prefill.endpoint.id, %error, "prefill failed after hand-over");
+        }
+        loop {
+            return match self.main.poll_leg(cx) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(LegEvent::Head(_)) => continue,
+                Poll::Ready(LegEvent::Data(data)) => Poll::Ready(PairEvent::Data(data)),
+                Poll::Ready(LegEvent::End) => Poll::Ready(PairEvent::End),
+                Poll::Ready(LegEvent::Failed(error)) => Poll::Ready(PairEvent::Failed(self.main_side, error)),
+            };
+        }
+    }
+
+    /// After the answer's good end: lets a prefill that is about to finish do so, instead of aborting it.
+    pub(crate) fn leave_prefill_to_finish(&mut self) {
+        if let Some(prefill) = self.prefill.take() {
+            self.aborter.drain(prefill);
+        }
+    }
+
+    /// Tells who is to blame for a failure of `side`.
+    pub(crate) fn endpoint(&self, side: Side) -> Arc<Endpoint> {
+        match (side, &self.prefill) {
+            (Side::Prefill, Some(prefill)) => prefill.endpoint.clone(),
+            _ => self.main.endpoint.clone(),
+        }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // Closing the connections is the abort itself; the tickets tell SGLang as well, which notices a closed
+        // connection only when it next looks.
+        if let Some(prefill) = self.prefill.take().filter(|prefill| prefill.leg.is_running()) {
+            self.aborter.abort(Side::Prefill, &prefill.endpoint, prefill.ticket.as_ref());
+        }
+        if self.main.leg.is_running() {
+            self.aborter.abort(self.main_side, &self.main.endpoint, self.main.ticket.as_ref());
+        }
+    }
+}
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pair")
+            .field("prefill", &self.prefill.as_ref().map(|prefill| &prefill.leg))
+            .field("main", &self.main.leg)
+            .finish_non_exhaustive()
+    }
+}

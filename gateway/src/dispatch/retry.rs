@@ -1,0 +1,217 @@
+//! Tries routes until an answer has begun: never after a byte has reached the client, never on an engine that has failed for this
+//! request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use moongate_discovery::TopologyReader;
+use moongate_scheduler::Refusal;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::abort::Aborter;
+use super::ask::Ask;
+use super::attempt::{AttemptLimits, Failure, Started, attempt};
+use super::decide::Decider;
+use super::pair::Side;
+use crate::error::{ApiError, Code};
+use crate::feedback::{Metrics, RequestSpan};
+use crate::fleet::{Endpoint, FleetReader};
+use crate::upstream::LegError;
+
+/// How often and how fast to retry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RetryLimits {
+    /// Attempts in all, at least 1.
+    pub(crate) attempts: u32,
+    /// Pause before the second attempt; doubles, with jitter.
+    pub(crate) backoff: Duration,
+    pub(crate) attempt: AttemptLimits,
+}
+
+/// Everything a dispatch works with.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    pub(crate) fleet: FleetReader,
+    pub(crate) topology: TopologyReader,
+    pub(crate) decider: Decider,
+    pub(crate) aborter: Arc<Aborter>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) limits: RetryLimits,
+}
+
+/// Why there is no answer to relay.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// An error of the gateway's own.
+    Error(ApiError),
+    /// The engine's answer to a request that it finds at fault, to be shown as it is.
+    ByEngine(StatusCode, Bytes),
+}
+
+impl Dispatcher {
+    /// Runs attempts until an answer has begun.
+    pub(crate) async fn dispatch(&self, ask: &Ask, span: &RequestSpan) -> Result<Started, Refused> {
+        let mut tried: Vec<Arc<Endpoint>> = Vec::new();
+        let mut last: Option<Failure> = None;
+        for number in 1..=self.limits.attempts.max(1) {
+            let chosen = {
+                let fleet = self.fleet.current();
+                let decide = span.decide();
+                let start = Instant::now();
+                let chosen = self.decider.choose(&fleet, ask, &tried);
+                self.metrics.decided(start.elapsed());
+                decide.decided(&chosen);
+                chosen
+            };
+            let chosen = match (chosen, last.take()) {
+                (Ok(chosen), _) => chosen,
+                (Err(_), Some(failure)) => return Err(explain(failure, number - 1)),
+                (Err(refusal), None) => return Err(Refused::Error(refused(&refusal, ask))),
+            };
+            match attempt(ask, chosen, self.limits.attempt, &self.aborter, span).await {
+                Ok(started) => return Ok(started),
+                Err(failure) => {
+                    self.note(&failure);
+                    if !may_retry(&failure.error) || number >= self.limits.attempts {
+                        return Err(explain(failure, number));
+                    }
+                    self.metrics.retried(failure.side);
+                    tried.push(failure.endpoint.clone());
+                    last = Some(failure);
+                    tokio::time::sleep(backoff(self.limits.backoff, number)).await;
+                }
+            }
+        }
+        // Not reached: the loop returns in its last round.
+        Err(Refused::Error(ApiError::new(Code::NoEngineAvailable, "no attempt was made")))
+    }
+
+    fn note(&self, failure: &Failure) {
+        let Failure { side, endpoint, error } = failure;
+        endpoint.failed(error);
+        self.metrics.leg_failed(*side, error);
+        tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, "leg failed");
+        // A restarted engine answers with errors until its new facts are known (vLLM's engine ids change).
+        if error.blames_engine() {
+            self.topology.request_probe(&endpoint.id);
+        }
+    }
+}
+
+fn backoff(first: Duration, number: u32) -> Duration {
+    let longest = first.saturating_mul(1 << (number - 1).min(8));
+    longest.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+/// Engine faults are worth another engine; an answer that blames the request is not, and neither is a silence that has already
+/// cost a whole time limit.
+fn may_retry(error: &LegError) -> bool {
+    match error {
+        LegError::Timeout(..) => false,
+        LegError::Status(status, _) => {
+            status.is_server_error()
+                || matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
+        }
+        LegError::Reported(json) => reported_status(json).is_none_or(|status| status.is_server_error()),
+        _ => true,
+    }
+}
+
+/// `code` of an engine's error event, if it is an HTTP status.
+fn reported_status(json: &[u8]) -> Option<StatusCode> {
+    #[derive(Deserialize)]
+    struct Event {
+        error: Inner,
+    }
+    #[derive(Deserialize)]
+    struct Inner {
+        code: Option<serde_json::Value>,
+    }
+    let event: Event = serde_json::from_slice(json).ok()?;
+    let code = event.error.code?.as_u64()?;
+    StatusCode::from_u16(u16::try_from(code).ok()?)
+        .ok()
+        .filter(|s| s.is_client_error() || s.is_server_error())
+}
+
+fn refused(refusal: &Refusal, ask: &Ask) -> ApiError {
+    let model = ask.model.as_deref().unwrap_or("this request");
+    match refusal {
+        Refusal::UnknownModel => {
+            ApiError::new(Code::ModelNotFound, format!("no engine serves {model}")).param("model")
+        }
+        Refusal::NoneAvailable { entries: 0, decodes: 0 } => ApiError::new(
+            Code::UnsupportedByFleet,
+            format!("no engine in this fleet serves {}", ask.uri.path()),
+        ),
+        Refusal::NoneAvailable { .. } => {
+            let mut error = ApiError::new(Code::NoEngineAvailable, format!("{model}: {refusal}"));
+            error.retry_after = Some(Duration::from_secs(1));
+            error
+        }
+        Refusal::Overloaded { retry_after } => {
+            let mut error = ApiError::new(Code::NoEngineAvailable, refusal.to_string());
+            error.retry_after = Some(Duration::from_secs_f64(retry_after.max(1.0)));
+            error
+        }
+    }
+}
+
+fn explain(failure: Failure, attempts: u32) -> Refused {
+    let Failure { side, endpoint, error } = failure;
+    match &error {
+        LegError::Status(status, body) if status.is_client_error() => {
+            return Refused::ByEngine(*status, body.clone());
+        }
+        LegError::Reported(json) => {
+            if let Some(status) = reported_status(json).filter(StatusCode::is_client_error) {
+                return Refused::ByEngine(status, json.clone());
+            }
+        }
+        _ => {}
+    }
+    let code = failure_code(side, &error);
+    let attempts = if attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") };
+    let message = format!("{} engine {} {error} (after {attempts})", side.as_str(), endpoint.id);
+    Refused::Error(ApiError::new(code, message))
+}
+
+/// The code for a failure of `side`.
+pub(crate) fn failure_code(side: Side, error: &LegError) -> Code {
+    match (error, side) {
+        (LegError::Timeout(..), _) => Code::EngineTimeout,
+        (_, Side::Prefill) => Code::PrefillFailed,
+        (_, Side::Decode) => Code::DecodeFailed,
+        (_, Side::Worker) => Code::WorkerFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_engine_faults_are_retried() {
+        let status = |code: u16| LegError::Status(StatusCode::from_u16(code).unwrap(), Bytes::new());
+        assert!([500, 502, 503, 429, 408].into_iter().all(|code| may_retry(&status(code))));
+        assert!([400, 401, 404, 422].into_iter().all(|code| !may_retry(&status(code))));
+        assert!(may_retry(&LegError::Closed));
+        assert!(!may_retry(&LegError::Timeout("sent no data", Duration::from_secs(1))));
+        let reported = |text: &'static str| LegError::Reported(Bytes::from_static(text.as_bytes()));
+        assert!(may_retry(&reported(r#"{"error":{"message":"x","code":500}}"#)));
+        assert!(!may_retry(&reported(r#"{"error":{"message":"too long","code":400}}"#)));
+        assert!(may_retry(&reported(r#"{"error":{"message":"x","code":"internal"}}"#)));
+    }
+
+    #[test]
+    fn backoff_grows_with_jitter() {
+        for number in 1..12 {
+            let pause = backoff(Duration::from_millis(50), number);
+            let longest = Duration::from_millis(50 << (number - 1).min(8));
+            assert!(pause >= longest / 2 && pause <= longest, "{number}: {pause:?}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! SGLang's disaggregation on the wire: the same body to both engines at once, with the bootstrap triple and a
+//! request id of our own appended.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use moongate_discovery::Bootstrap;
+
+use super::ask::Ask;
+use crate::prompt::{Edit, Member, Spliced};
+
+/// Data-parallel ranks wanted on both sides: `(rank, dp_size)`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ranks {
+    pub(super) prefill: (u32, u32),
+    pub(super) decode: (u32, u32),
+}
+
+/// The body of both legs.
+pub(super) fn body(ask: &Ask, bootstrap: &Bootstrap, ranks: Ranks, rid: &str, entropy: u64) -> Spliced {
+    let sequences = if is_batch(ask) { Some(ask.head.sequences()) } else { None };
+    let triple = bootstrap_members(bootstrap, ranks, sequences, entropy);
+    if ask.head.has(Member::Rid) {
+        let edit = Edit::new(Member::Rid, format!("\"{rid}\""));
+        return Spliced::new(&ask.body, &ask.head, &[edit], Bytes::from(triple));
+    }
+    let appended = format!("{triple},\"rid\":\"{rid}\"");
+    Spliced::new(&ask.body, &ask.head, &[], Bytes::from(appended))
+}
+
+/// Whether the engine sees more than one sequence, or one sequence in an array.
+fn is_batch(ask: &Ask) -> bool {
+    ask.head.sequences() > 1
+}
+
+/// `"bootstrap_host":…,"bootstrap_port":…,"bootstrap_room":…`; arrays with one room per sequence for a batch.
+fn bootstrap_members(bootstrap: &Bootstrap, ranks: Ranks, sequences: Option<u32>, entropy: u64) -> String {
+    let host = serde_json::Value::from(bootstrap.host.as_str()).to_string();
+    let (first, step) = room(ranks, entropy);
+    let Some(sequences) = sequences else {
+        return format!(
+            "\"bootstrap_host\":{host},\"bootstrap_port\":{},\"bootstrap_room\":{first}",
+            bootstrap.port
+        );
+    };
+    let mut hosts = String::new();
+    let mut ports = String::new();
+    let mut rooms = String::new();
+    for sequence in 0..u64::from(sequences) {
+        let comma = if sequence == 0 { "" } else { "," };
+        hosts.push_str(comma);
+        hosts.push_str(&host);
+        // Writing into a String does not fail.
+        let _infallible = write!(ports, "{comma}{}", bootstrap.port);
+        let _infallible = write!(rooms, "{comma}{}", first + sequence * step);
+    }
+    format!("\"bootstrap_host\":[{hosts}],\"bootstrap_port\":[{ports}],\"bootstrap_room\":[{rooms}]")
+}
+
+/// A random room whose remainder selects the wanted rank on both sides (engines take `room % dp_size`), and the step to the next such
+/// room. If no number satisfies both, the prefill's rank wins.
+fn room(ranks: Ranks, entropy: u64) -> (u64, u64) {
+    let (prefill_rank, prefill_dp) = (u64::from(ranks.prefill.0), u64::from(ranks.prefill.1.max(1)));
+    let (decode_rank, decode_dp) = (u64::from(ranks.decode.0), u64::from(ranks.decode.1.max(1)));
+    let step = lcm(prefill_dp, decode_dp);
+    let wanted = (prefill_rank % prefill_dp..step)
+        .step_by(usize::try_from(prefill_dp).unwrap_or(1))
+        .find(|room| room % decode_dp == decode_rank % decode_dp)
+        .unwrap_or(prefill_rank % prefill_dp);
+    // Below 2^62, so that a batch's last room stays below 2^63.
+    let base = (entropy >> 2) / step * step;
+    (base + wanted, step)
+}
+
+fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rooms_select_the_ranks(p in 1_u32..9, d in 1_u32..9, rank in any::<u32>(), entropy in any::<u64>()) {
+            let ranks = Ranks { prefill: (rank % p, p), decode: (rank % p.min(d), d) };
+            let (first, step) = room(ranks, entropy);
+            prop_assert!(first + 4096 * step < 1 << 63);
+            for room in [first, first + step, first + 7 * step] {
+                prop_assert_eq!(room % u64::from(p), u64::from(rank % p));
+            }
+            if p == d {
+                prop_assert_eq!(first % u64::from(d), u64::from(rank % p));
+            }
+        }
+    }
+
+    fn members(sequences: Option<u32>, dp: u32, entropy: u64) -> serde_json::Value {
+        let bootstrap = Bootstrap { host: "10.0.0.1".into(), port: 8998 };
+        let ranks = Ranks { prefill: (0, dp), decode: (0, dp) };
+        let text = bootstrap_members(&bootstrap, ranks, sequences, entropy);
+        serde_json::from_str(&format!("{{{text}}}")).unwrap()
+    }
+
+    #[test]
+    fn one_sequence_has_scalars_and_a_batch_has_arrays() {
+        let one = members(None, 1, 4 * 5_821_501);
+        assert_eq!(
+            one,
+            serde_json::json!({"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":5_821_501})
+        );
+        let batch = members(Some(2), 4, 160);
+        let expected = serde_json::json!({
+            "bootstrap_host":["10.0.0.1","10.0.0.1"], "bootstrap_port":[8998,8998], "bootstrap_room":[40,44]
+        });
+        assert_eq!(batch, expected);
+    }
+}

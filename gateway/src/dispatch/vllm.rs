@@ -1,0 +1,188 @@
+//! vLLM's connectors on the wire: what each leg's body and headers carry.
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
+use moongate_discovery::Bootstrap;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::ask::Ask;
+use crate::prompt::{Api, Edit, Member, Spliced};
+
+/// What a NixlConnector prefill is told.
+const NIXL_PREFILL: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+/// Headers of both legs: the engine's request id, and the data-parallel rank if there is a choice.
+pub(super) fn headers(request_id: &str, rank: u32, dp_size: u32) -> Vec<(HeaderName, HeaderValue)> {
+    let mut headers = Vec::with_capacity(2);
+    if let Ok(id) = HeaderValue::from_str(request_id) {
+        headers.push((HeaderName::from_static("x-request-id"), id));
+    }
+    if dp_size > 1 {
+        headers.push((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(rank)));
+    }
+    headers
+}
+
+/// The prefill's body for NixlConnector.
+pub(super) fn nixl_prefill(ask: &Ask) -> Spliced {
+    prefill(ask, Some(NIXL_PREFILL.to_owned()))
+}
+
+/// The decode's body for NixlConnector: the prefill's parameters verbatim. Without parameters (a prefill that had
+/// nothing to hand over), decode computes the prompt itself.
+pub(super) fn nixl_decode(ask: &Ask, params: Option<&str>) -> Spliced {
+    with_params(ask, params.map(str::to_owned))
+}
+
+/// The prefill's body for MooncakeConnector.
+pub(super) fn mooncake_prefill(ask: &Ask, transfer: &str) -> Spliced {
+    let transfer =
+        format!(r#"{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"{transfer}"}}"#);
+    prefill(ask, Some(transfer))
+}
+
+/// The decode's body for MooncakeConnector.
+pub(super) fn mooncake_decode(ask: &Ask, transfer: &str, bootstrap: &Bootstrap, engine_id: &str) -> Spliced {
+    let host =
+        if bootstrap.host.contains(':') { format!("[{}]", bootstrap.host) } else { bootstrap.host.clone() };
+    let address = serde_json::Value::from(format!("http://{host}:{}", bootstrap.port));
+    let engine_id = serde_json::Value::from(engine_id);
+    with_params(
+        ask,
+        Some(format!(
+            r#"{{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":{address},"remote_engine_id":{engine_id},"transfer_id":"{transfer}"}}"#
+        )),
+    )
+}
+
+/// The prefill's body with a shared store: nothing but one token.
+pub(super) fn store_prefill(ask: &Ask) -> Spliced {
+    prefill(ask, None)
+}
+
+/// The client's body cut to one token and one answer, so that the prefill stops after the prompt. `min_tokens` keeps an
+/// end-of-sequence token from ending it earlier: vLLM drops the blocks of a request that did not end by length.
+fn prefill(ask: &Ask, params: Option<String>) -> Spliced {
+    let mut edits = vec![
+        Edit::new(Member::Stream, "false"),
+        Edit::new(Member::StreamOptions, "null"),
+        Edit::new(Member::MaxTokens, "1"),
+        Edit::new(Member::MaxCompletionTokens, "1"),
+        Edit::new(Member::MinTokens, "1"),
+    ];
+    let mut appended = Vec::with_capacity(3);
+    if !ask.head.has(Member::MaxTokens) && !ask.head.has(Member::MaxCompletionTokens) {
+        let key = if ask.api == Api::Chat { Member::MaxCompletionTokens } else { Member::MaxTokens };
+        appended.push(format!("\"{}\":1", key.key()));
+    }
+    if !ask.head.has(Member::MinTokens) {
+        appended.push(format!("\"{}\":1", Member::MinTokens.key()));
+    }
+    put_params(ask, params, &mut edits, &mut appended);
+    Spliced::new(&ask.body, &ask.head, &edits, Bytes::from(appended.join(",")))
+}
+
+fn with_params(ask: &Ask, params: Option<String>) -> Spliced {
+    let mut edits = Vec::with_capacity(1);
+    let mut appended = Vec::with_capacity(1);
+    put_params(ask, params, &mut edits, &mut appended);
+    Spliced::new(&ask.body, &ask.head, &edits, Bytes::from(appended.concat()))
+}
+
+/// Sets `kv_transfer_params`. A client's own are replaced: they could point the engine at any host.
+fn put_params(ask: &Ask, params: Option<String>, edits: &mut Vec<Edit>, appended: &mut Vec<String>) {
+    let key = Member::KvTransferParams;
+    match (ask.head.has(key), params) {
+        (true, params) => edits.push(Edit::new(key, params.unwrap_or_else(|| "null".to_owned()))),
+        (false, Some(params)) => appended.push(format!("\"{}\":{params}", key.key())),
+        (false, None) => {}
+    }
+}
+
+/// `kv_transfer_params` of a prefill's answer, byte for byte. `Ok(None)` if it is null or absent.
+pub(super) fn read_params(answer: &[u8]) -> Result<Option<String>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Answer<'a> {
+        #[serde(borrow)]
+        kv_transfer_params: Option<&'a RawValue>,
+    }
+    let answer: Answer<'_> = serde_json::from_slice(answer)?;
+    Ok(answer.kv_transfer_params.map(|raw| raw.get().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, Method, Uri};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::prompt::Head;
+
+    fn ask(api: Api, body: &str) -> Ask {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let head = Head::read(api, &body).unwrap().without_model();
+        Ask {
+            api,
+            method: Method::POST,
+            uri: Uri::from_static("/v1/completions"),
+            headers: HeaderMap::new(),
+            body,
+            head,
+            request: None,
+            model: None,
+        }
+    }
+
+    fn parsed(body: &Spliced) -> Value {
+        serde_json::from_slice(&body.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn prefill_is_one_token_without_stream() {
+        let ask = ask(
+            Api::Chat,
+            r#"{"messages":[{}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"min_tokens":4,"x":1}"#,
+        );
+        let expected =
+            json!({"messages":[{}],"stream":false,"stream_options":null,"max_tokens":1,"min_tokens":1,"x":1});
+        assert_eq!(parsed(&store_prefill(&ask)), expected);
+    }
+
+    #[test]
+    fn a_missing_limit_is_added() {
+        let chat = parsed(&store_prefill(&ask(Api::Chat, r#"{"messages":[{}]}"#)));
+        assert_eq!(chat, json!({"messages":[{}],"max_completion_tokens":1,"min_tokens":1}));
+        let completion = parsed(&store_prefill(&ask(Api::Completions, r#"{"prompt":"a"}"#)));
+        assert_eq!(completion, json!({"prompt":"a","max_tokens":1,"min_tokens":1}));
+    }
+
+    #[test]
+    fn a_clients_own_parameters_are_replaced() {
+        let ask = ask(Api::Completions, r#"{"prompt":"a","kv_transfer_params":{"remote_host":"evil"}}"#);
+        assert_eq!(parsed(&nixl_decode(&ask, Some(r#"{"b":2}"#)))["kv_transfer_params"], json!({"b":2}));
+        assert_eq!(parsed(&nixl_decode(&ask, None))["kv_transfer_params"], Value::Null);
+        assert_eq!(parsed(&store_prefill(&ask))["kv_transfer_params"], Value::Null);
+    }
+
+    #[test]
+    fn parameters_pass_verbatim() {
+        let raw = r#"{"remote_block_ids": [[1,2]],  "future":1.50}"#;
+        let answer = format!(r#"{{"id":"x","kv_transfer_params":{raw},"usage":{{}}}}"#);
+        assert_eq!(read_params(answer.as_bytes()).unwrap().as_deref(), Some(raw));
+        assert_eq!(read_params(br#"{"kv_transfer_params":null}"#).unwrap(), None);
+        assert_eq!(read_params(br#"{"id":1}"#).unwrap(), None);
+        assert!(read_params(b"<html>").is_err());
+    }
+
+    #[test]
+    fn mooncake_names_transfer_and_bootstrap() {
+        let ask = ask(Api::Completions, r#"{"prompt":"a","max_tokens":24}"#);
+        let bootstrap = Bootstrap { host: "::1".into(), port: 8998 };
+        assert_eq!(
+            parsed(&mooncake_decode(&ask, "xfer-1", &bootstrap, "e-1")),
+            json!({"prompt":"a","max_tokens":24,"kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,
+                "remote_bootstrap_addr":"http://[::1]:8998","remote_engine_id":"e-1","transfer_id":"xfer-1"}})
+        );
+    }
+}

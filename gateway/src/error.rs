@@ -1,0 +1,157 @@
+//! What a client is told when a request fails: one type, turned into a response in one place.
+
+use std::fmt;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, Response, StatusCode};
+
+/// Stable machine-readable reasons, listed in `docs/errors.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// The body is not JSON.
+    InvalidJson,
+    /// A member is missing or has the wrong type or value.
+    InvalidRequest,
+    /// The body is larger than the limit.
+    BodyTooLarge,
+    /// The body did not arrive in time, or broke off.
+    BodyIncomplete,
+    /// No engine serves the model.
+    ModelNotFound,
+    /// No such path.
+    NotFound,
+    /// The path exists, the method does not.
+    MethodNotAllowed,
+    /// Engines exist, but none is available now.
+    NoEngineAvailable,
+    /// No engine in the fleet can serve this kind of request.
+    UnsupportedByFleet,
+    /// The prefill engine failed.
+    PrefillFailed,
+    /// The decode engine failed.
+    DecodeFailed,
+    /// A plain worker failed.
+    WorkerFailed,
+    /// An engine did not answer within its time limit.
+    EngineTimeout,
+    /// The gateway is shutting down.
+    ShuttingDown,
+}
+
+impl Code {
+    /// The `code` member of the error body and the label in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Code::InvalidJson => "invalid_json",
+            Code::InvalidRequest => "invalid_request",
+            Code::BodyTooLarge => "body_too_large",
+            Code::BodyIncomplete => "body_incomplete",
+            Code::ModelNotFound => "model_not_found",
+            Code::NotFound => "not_found",
+            Code::MethodNotAllowed => "method_not_allowed",
+            Code::NoEngineAvailable => "no_engine_available",
+            Code::UnsupportedByFleet => "unsupported_by_fleet",
+            Code::PrefillFailed => "prefill_failed",
+            Code::DecodeFailed => "decode_failed",
+            Code::WorkerFailed => "worker_failed",
+            Code::EngineTimeout => "engine_timeout",
+            Code::ShuttingDown => "shutting_down",
+        }
+    }
+
+    /// The HTTP status that carries it.
+    #[must_use]
+    pub fn status(self) -> StatusCode {
+        match self {
+            Code::InvalidJson | Code::InvalidRequest | Code::BodyIncomplete => StatusCode::BAD_REQUEST,
+            Code::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Code::ModelNotFound | Code::NotFound => StatusCode::NOT_FOUND,
+            Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Code::NoEngineAvailable | Code::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Code::UnsupportedByFleet => StatusCode::NOT_IMPLEMENTED,
+            Code::PrefillFailed | Code::DecodeFailed | Code::WorkerFailed => StatusCode::BAD_GATEWAY,
+            Code::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    /// OpenAI's coarse class of the error.
+    fn kind(self) -> &'static str {
+        match self.status() {
+            status if status.is_client_error() => "invalid_request_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            _ => "engine_error",
+        }
+    }
+}
+
+/// A failed request, in words for the caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    /// Why, for programs.
+    pub code: Code,
+    /// Why, for people: what is wrong, where, how to mend it.
+    pub message: String,
+    /// The request member at fault.
+    pub param: Option<String>,
+    /// When to ask again.
+    pub retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    /// An error without a member at fault.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), param: None, retry_after: None }
+    }
+
+    /// Names the member at fault.
+    #[must_use]
+    pub fn param(mut self, param: impl Into<String>) -> Self {
+        self.param = Some(param.into());
+        self
+    }
+
+    /// `{"error": {…}}` as OpenAI's clients expect it.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let error = serde_json::json!({
+            "error": {
+                "message": self.message,
+                "type": self.code.kind(),
+                "param": self.param,
+                "code": self.code.as_str(),
+            }
+        });
+        error.to_string()
+    }
+
+    /// The same as one server-sent event.
+    #[must_use]
+    pub fn event(&self) -> Bytes {
+        Bytes::from(format!("data: {}\n\n", self.json()))
+    }
+
+    /// As an HTTP response.
+    #[must_use]
+    pub fn response(&self) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.json()));
+        *response.status_mut() = self.code.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(after) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        response
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code.as_str(), self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}

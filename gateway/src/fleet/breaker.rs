@@ -1,0 +1,101 @@
+//! Circuit breaker of one engine.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// When a breaker opens, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BreakerLimits {
+    /// Failures in a row that open it.
+    pub(crate) failures: u32,
+    /// First pause; doubles with every further failure.
+    pub(crate) pause: Duration,
+    /// Longest pause.
+    pub(crate) longest_pause: Duration,
+}
+
+/// Opens after failures in a row, lets traffic through again after a pause, and closes with the first success. While the
+/// failures go on, each attempt opens it again for twice as long.
+#[derive(Debug)]
+pub(crate) struct Breaker {
+    limits: BreakerLimits,
+    failures: AtomicU32,
+    /// Milliseconds after `start` until which it is open.
+    open_until_ms: AtomicU64,
+    start: Instant,
+}
+
+impl Breaker {
+    pub(crate) fn new(limits: BreakerLimits) -> Self {
+        Self { limits, failures: AtomicU32::new(0), open_until_ms: AtomicU64::new(0), start: Instant::now() }
+    }
+
+    /// Whether traffic should go elsewhere now.
+    pub(crate) fn is_open(&self) -> bool {
+        let until = self.open_until_ms.load(Ordering::Relaxed);
+        until != 0 && self.now_ms() < until
+    }
+
+    pub(crate) fn success(&self) {
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+            self.open_until_ms.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn failure(&self) {
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if let Some(extra) = failures.checked_sub(self.limits.failures) {
+            let pause = self.limits.pause.saturating_mul(1 << extra.min(16)).min(self.limits.longest_pause);
+            let until = self.now_ms() + u64::try_from(pause.as_millis()).unwrap_or(u64::MAX / 2);
+            self.open_until_ms.store(until, Ordering::Relaxed);
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX / 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: BreakerLimits =
+        BreakerLimits { failures: 3, pause: Duration::from_secs(1), longest_pause: Duration::from_secs(4) };
+
+    #[tokio::test(start_paused = true)]
+    async fn opens_after_failures_in_a_row_only() {
+        let breaker = Breaker::new(LIMITS);
+        for _ in 0..10 {
+            breaker.failure();
+            breaker.failure();
+            breaker.success();
+        }
+        assert!(!breaker.is_open());
+        for _ in 0..3 {
+            breaker.failure();
+        }
+        assert!(breaker.is_open());
+        tokio::time::advance(Duration::from_millis(1001)).await;
+        assert!(!breaker.is_open(), "a trial is let through after the pause");
+        breaker.failure();
+        tokio::time::advance(Duration::from_millis(1900)).await;
+        assert!(breaker.is_open(), "the pause has doubled");
+        tokio::time::advance(Duration::from_millis(200)).await;
+        breaker.success();
+        assert!(!breaker.is_open());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pause_is_bounded() {
+        let breaker = Breaker::new(LIMITS);
+        for _ in 0..100 {
+            breaker.failure();
+        }
+        tokio::time::advance(Duration::from_millis(4001)).await;
+        assert!(!breaker.is_open());
+    }
+}

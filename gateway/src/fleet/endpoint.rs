@@ -1,0 +1,58 @@
+//! What the gateway keeps of one engine from snapshot to snapshot.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use moongate_discovery::InstanceId;
+
+use super::book::Book;
+use super::breaker::{Breaker, BreakerLimits};
+use crate::upstream::{LegError, Pool, PoolLimits};
+
+/// Settings of every endpoint.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EndpointLimits {
+    pub(crate) pool: PoolLimits,
+    pub(crate) breaker: BreakerLimits,
+}
+
+/// One engine's connections, load book, breaker and health. Lives as long as its id and address do.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) id: InstanceId,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) book: Book,
+    pub(crate) breaker: Breaker,
+    healthy: AtomicBool,
+}
+
+impl Endpoint {
+    pub(crate) fn new(id: InstanceId, authority: String, limits: EndpointLimits) -> Self {
+        Self {
+            id,
+            pool: Arc::new(Pool::new(authority, limits.pool)),
+            book: Book::default(),
+            breaker: Breaker::new(limits.breaker),
+            healthy: AtomicBool::new(true),
+        }
+    }
+
+    /// Whether active health checks pass.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether this is a change.
+    pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
+        self.healthy.swap(healthy, Ordering::Relaxed) != healthy
+    }
+
+    /// Counts a failed leg.
+    pub(crate) fn failed(&self, error: &LegError) {
+        if error.blames_engine() {
+            self.breaker.failure();
+        } else {
+            self.breaker.success();
+        }
+    }
+}

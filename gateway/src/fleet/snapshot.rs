@@ -1,0 +1,186 @@
+//! One immutable view of the fleet: the scheduler's cluster and, in the same order, the engines behind it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use moongate_discovery::{Engine, EngineFacts, Instance, InstanceId, KvTransfer, Readiness, Role, Topology};
+use moongate_scheduler as scheduler;
+use scheduler::{Cluster, InstanceIx, ModelIx, PairingDomain};
+
+use super::endpoint::{Endpoint, EndpointLimits};
+
+/// The reason that discovery gives before it has asked an engine.
+const NOT_PROBED: &str = "not probed yet";
+
+/// An engine that may be sent traffic.
+#[derive(Debug, Clone)]
+pub(crate) struct Member {
+    pub(crate) instance: Arc<Instance>,
+    pub(crate) endpoint: Arc<Endpoint>,
+}
+
+impl Member {
+    /// What the engine said of itself. Members are made of usable instances only, so it is there.
+    pub(crate) fn facts(&self) -> Option<&EngineFacts> {
+        self.instance.facts.as_ref()
+    }
+
+    pub(crate) fn is_sglang(&self) -> bool {
+        self.facts().is_some_and(|facts| facts.engine == Engine::Sglang)
+    }
+}
+
+/// Usable engines of one topology generation.
+#[derive(Debug, Default)]
+pub(crate) struct Fleet {
+    pub(crate) generation: u64,
+    pub(crate) cluster: Cluster,
+    /// In the cluster's order.
+    pub(crate) members: Vec<Member>,
+    /// Every endpoint of the topology, also of instances that are not usable now.
+    endpoints: HashMap<InstanceId, Arc<Endpoint>>,
+    models: HashMap<Arc<str>, ModelIx>,
+    names: Vec<Arc<str>>,
+    /// Instances that discovery lists but that are not usable, with the reason.
+    pub(crate) waiting: Vec<Waiting>,
+}
+
+/// An instance that is known but not usable now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) id: InstanceId,
+    pub(crate) reason: String,
+    /// Whether it has been asked at all.
+    pub(crate) probed: bool,
+}
+
+impl Fleet {
+    /// Builds the view of `topology`, keeping the endpoints of `previous` whose id and address are the same.
+    pub(crate) fn build(topology: &Topology, previous: &Fleet, limits: EndpointLimits) -> Self {
+        let mut fleet = Fleet { generation: topology.generation, ..Fleet::default() };
+        let mut places = Interner::default();
+        let mut instances = Vec::with_capacity(topology.instances.len());
+        for instance in &topology.instances {
+            let authority = authority(&instance.url);
+            let kept = previous.endpoints.get(&instance.id).filter(|kept| kept.pool.authority() == authority);
+            let endpoint = kept.cloned().unwrap_or_else(|| {
+                Arc::new(Endpoint::new(instance.id.clone(), authority.to_owned(), limits))
+            });
+            fleet.endpoints.insert(instance.id.clone(), endpoint.clone());
+            let Some(facts) = instance.usable() else {
+                let reason = match &instance.readiness {
+                    Readiness::NotReady { reason } => reason.clone(),
+                    Readiness::Ready => NOT_PROBED.to_owned(),
+                };
+                let probed = reason != NOT_PROBED;
+                fleet.waiting.push(Waiting { id: instance.id.clone(), reason, probed });
+                continue;
+            };
+            instances.push(scheduler::Instance {
+                name: instance.id.0.clone(),
+                role: role(instance.role),
+                models: facts.models.iter().map(|model| fleet.intern(model)).collect(),
+                domain: domain(facts),
+                dp_size: facts.dp_size.max(1),
+                place: places.place(&instance.place),
+            });
+            fleet.members.push(Member { instance: instance.clone(), endpoint });
+        }
+        fleet.cluster = Cluster::new(instances);
+        fleet
+    }
+
+    fn intern(&mut self, model: &str) -> ModelIx {
+        if let Some(&known) = self.models.get(model) {
+            return known;
+        }
+        let name: Arc<str> = model.into();
+        let new = ModelIx(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
+        self.models.insert(name.clone(), new);
+        self.names.push(name);
+        new
+    }
+
+    /// Finds a model by name.
+    pub(crate) fn model(&self, name: &str) -> Option<ModelIx> {
+        self.models.get(name).copied()
+    }
+
+    /// The model of requests that name none: there must be just one.
+    pub(crate) fn only_model(&self) -> Option<ModelIx> {
+        (self.names.len() == 1).then_some(ModelIx(0))
+    }
+
+    /// Name of a model.
+    pub(crate) fn model_name(&self, model: ModelIx) -> Option<&Arc<str>> {
+        self.names.get(model.0 as usize)
+    }
+
+    /// All model names in order of first appearance.
+    pub(crate) fn model_names(&self) -> &[Arc<str>] {
+        &self.names
+    }
+
+    /// One engine.
+    pub(crate) fn member(&self, ix: InstanceIx) -> Option<&Member> {
+        self.members.get(ix.at())
+    }
+
+    /// Whether some request can be served: a plain worker, or a prefill with a decode to pair with.
+    pub(crate) fn can_serve(&self) -> bool {
+        let healthy = |role: scheduler::Role| {
+            let members = self.cluster.instances().iter().zip(&self.members);
+            members.filter(move |(i, m)| i.role == role && m.endpoint.is_healthy()).map(|(i, _)| i)
+        };
+        healthy(scheduler::Role::Plain).next().is_some()
+            || healthy(scheduler::Role::Prefill).any(|prefill| {
+                healthy(scheduler::Role::Decode).any(|decode| {
+                    decode.domain == prefill.domain
+                        && decode.models.iter().any(|m| prefill.models.contains(m))
+                })
+            })
+    }
+}
+
+/// `host:port` of an instance URL.
+fn authority(url: &str) -> &str {
+    url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/')
+}
+
+fn role(role: Role) -> scheduler::Role {
+    match role {
+        Role::Prefill => scheduler::Role::Prefill,
+        Role::Decode => scheduler::Role::Decode,
+        Role::Plain => scheduler::Role::Plain,
+    }
+}
+
+/// Engines of one kind and connector can hand over to each other.
+fn domain(facts: &EngineFacts) -> PairingDomain {
+    PairingDomain(match (&facts.transfer, facts.engine) {
+        (Some(KvTransfer::SglangBootstrap { .. }), _) | (None, Engine::Sglang) => 0,
+        (Some(KvTransfer::VllmNixl), _) => 1,
+        (Some(KvTransfer::VllmMooncake { .. }), _) => 2,
+        (Some(KvTransfer::VllmStore), _) | (None, Engine::Vllm) => 3,
+    })
+}
+
+/// Gives every name of a place a number.
+#[derive(Default)]
+struct Interner(HashMap<(u8, String), u32>);
+
+impl Interner {
+    fn level(&mut self, level: u8, name: Option<&String>) -> Option<u32> {
+        let next = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        name.map(|name| *self.0.entry((level, name.clone())).or_insert(next))
+    }
+
+    fn place(&mut self, place: &moongate_discovery::Place) -> scheduler::Place {
+        scheduler::Place {
+            zone: self.level(0, place.zone.as_ref()),
+            rack: self.level(1, place.rack.as_ref()),
+            node: self.level(2, place.node.as_ref()),
+            nvlink_domain: self.level(3, place.nvlink_domain.as_ref()),
+        }
+    }
+}

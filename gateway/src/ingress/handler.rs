@@ -1,0 +1,181 @@
+//! The journey of one request, from top to bottom.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use moongate_scheduler as scheduler;
+use moongate_telemetry::Traces;
+use tokio_util::sync::CancellationToken;
+
+use super::body::{BodyLimits, collect};
+use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
+use crate::dispatch::{Answer, Ask, Dispatcher, Refused, Started};
+use crate::error::{ApiError, Code};
+use crate::feedback::{Feedback, Metrics, RequestSpan};
+use crate::fleet::Fleet;
+use crate::prompt::{Api, Head};
+use crate::relay::{Relay, RelayParts, Usage};
+
+/// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
+/// vocabularies. Only ratios between engines matter for load, not the exact count.
+const BYTES_PER_TOKEN: u64 = 4;
+/// Answer length assumed where the client sets no limit, for the load book.
+const DEFAULT_OUTPUT_TOKENS: u32 = 512;
+
+/// What every request needs.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    pub(crate) dispatcher: Dispatcher,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) traces: Traces,
+    pub(crate) body_limits: BodyLimits,
+    /// Cancelled when no new work is wanted.
+    pub(crate) draining: CancellationToken,
+    /// Cancelled when open streams must end.
+    pub(crate) forced_end: CancellationToken,
+}
+
+/// Handles a generation request or a path that is passed through.
+pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) -> Response<Body> {
+    let id = request_id(request.headers());
+    let span = RequestSpan::start(&gateway.traces, api, &request);
+    let mut feedback = Feedback::new(gateway.metrics.clone(), span, api);
+    let mut response = match serve(gateway, api, request, &mut feedback).await {
+        Ok((ask, started)) => respond(gateway, &ask, started, feedback),
+        Err(Refused::Error(error)) => {
+            feedback.failed(&error);
+            error.response()
+        }
+        Err(Refused::ByEngine(status, body)) => {
+            feedback.rejected_by_engine();
+            engine_answer(status, body)
+        }
+    };
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+async fn serve(
+    gateway: &Gateway,
+    api: Api,
+    request: Request<Body>,
+    feedback: &mut Feedback,
+) -> Result<(Ask, Started), Refused> {
+    let ask = read(gateway, api, request).await.map_err(Refused::Error)?;
+    feedback.span().asked(&ask);
+    let started = gateway.dispatcher.dispatch(&ask, feedback.span()).await?;
+    Ok((ask, started))
+}
+
+async fn read(gateway: &Gateway, api: Api, request: Request<Body>) -> Result<Ask, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = collect(&parts.headers, body, gateway.body_limits).await?;
+    let fleet = gateway.dispatcher.fleet.current();
+    let (request, model, head) = if api == Api::Other && !is_json(&parts.headers) {
+        (None, None, Head::default())
+    } else {
+        let head = Head::read(api, &body)?;
+        let named = find_model(&fleet, api, head.model.as_deref())?;
+        let request = named.map(|model| describe(model, &head));
+        let model = named.and_then(|model| fleet.model_name(model).cloned());
+        (request, model, head.without_model())
+    };
+    // Engines only need the path: the authority of an absolute-form request is ours.
+    let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
+    let uri = uri.map_err(|_| ApiError::new(Code::NotFound, "the path cannot be read"))?;
+    Ok(Ask { api, method: parts.method, uri, headers: to_engine(&parts.headers), body, head, request, model })
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    content_type.is_some_and(|text| text.trim_start().to_ascii_lowercase().starts_with("application/json"))
+}
+
+fn find_model(fleet: &Fleet, api: Api, name: Option<&str>) -> Result<Option<scheduler::ModelIx>, ApiError> {
+    let known = || {
+        let names: Vec<&str> = fleet.model_names().iter().map(AsRef::as_ref).collect();
+        if names.is_empty() {
+            "no engine is ready yet".to_owned()
+        } else {
+            format!("served are: {}", names.join(", "))
+        }
+    };
+    if fleet.model_names().is_empty() && api != Api::Other {
+        let mut error = ApiError::new(Code::NoEngineAvailable, "no engine is ready yet; ask again soon");
+        error.retry_after = Some(std::time::Duration::from_secs(1));
+        return Err(error);
+    }
+    match name {
+        Some(name) => match fleet.model(name) {
+            Some(model) => Ok(Some(model)),
+            None => {
+                let text = format!("`model` is {name:?}, which no engine serves; {}", known());
+                Err(ApiError::new(Code::ModelNotFound, text).param("model"))
+            }
+        },
+        None => match fleet.only_model() {
+            Some(model) => Ok(Some(model)),
+            None if api == Api::Other => Ok(None),
+            None => {
+                let text = format!("`model` is missing, and there is more than one; {}", known());
+                Err(ApiError::new(Code::InvalidRequest, text).param("model"))
+            }
+        },
+    }
+}
+
+fn describe(model: scheduler::ModelIx, head: &Head<'_>) -> scheduler::Request {
+    let tokens = head.prompt_ids + head.prompt_bytes / BYTES_PER_TOKEN;
+    scheduler::Request {
+        model,
+        input_tokens: u32::try_from(tokens.max(1)).unwrap_or(u32::MAX),
+        output_tokens: head.max_output_tokens.unwrap_or(DEFAULT_OUTPUT_TOKENS),
+        sequences: head.sequences(),
+        priority: 0,
+        session: None,
+    }
+}
+
+fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedback) -> Response<Body> {
+    let Started { mut head, answer, booked, prefill_usage } = started;
+    to_client(head.headers_mut());
+    let body = match answer {
+        Answer::Whole(body) => {
+            feedback.piece();
+            feedback.completed(Usage::read(&body), prefill_usage);
+            Body::from(body)
+        }
+        Answer::Begun { pair, first, gate } => Body::new(Relay::new(
+            pair,
+            first,
+            RelayParts {
+                gate,
+                expects_done: ask.api != Api::Other,
+                _booked: booked,
+                feedback,
+                forced_end: Box::pin(gateway.forced_end.clone().cancelled_owned()),
+            },
+        )),
+    };
+    head.map(|()| body)
+}
+
+/// An engine's own error answer, as it is; a non-JSON one is wrapped so that clients can read it.
+fn engine_answer(status: StatusCode, body: Bytes) -> Response<Body> {
+    let looks_like_json = body.trim_ascii_start().starts_with(b"{");
+    let body = if looks_like_json {
+        body
+    } else {
+        let text = String::from_utf8_lossy(&body).into_owned();
+        let error = serde_json::json!({"error": {"message": text, "type": "invalid_request_error", "param": null,
+            "code": "engine_rejected"}});
+        Bytes::from(error.to_string())
+    };
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

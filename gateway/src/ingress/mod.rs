@@ -1,0 +1,12 @@
+//! From the client's connection to a checked [`crate::dispatch::Ask`], and from an answer to a response.
+
+mod admin;
+mod body;
+mod handler;
+mod headers;
+mod router;
+
+pub(crate) use admin::admin_router;
+pub(crate) use body::BodyLimits;
+pub(crate) use handler::Gateway;
+pub(crate) use router::public_router;

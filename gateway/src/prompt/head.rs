@@ -1,0 +1,468 @@
+//! The head of a request: the members that routing needs, checked.
+
+use std::borrow::Cow;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+
+use super::tally::{Kind, Measure, Tally};
+use crate::error::{ApiError, Code};
+
+/// Request families with their own body layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Api {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// SGLang's `/generate`
+    Generate,
+    /// Any other path: only `model` and `stream` are read.
+    Other,
+}
+
+/// Top-level members that the gateway reads or writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(crate) enum Member {
+    Model,
+    Messages,
+    Prompt,
+    Text,
+    InputIds,
+    SamplingParams,
+    Stream,
+    StreamOptions,
+    N,
+    MaxTokens,
+    MaxCompletionTokens,
+    MinTokens,
+    KvTransferParams,
+    Rid,
+    BootstrapHost,
+    BootstrapPort,
+    BootstrapRoom,
+}
+
+impl Member {
+    const ALL: [(Member, &'static str); 17] = [
+        (Member::Model, "model"),
+        (Member::Messages, "messages"),
+        (Member::Prompt, "prompt"),
+        (Member::Text, "text"),
+        (Member::InputIds, "input_ids"),
+        (Member::SamplingParams, "sampling_params"),
+        (Member::Stream, "stream"),
+        (Member::StreamOptions, "stream_options"),
+        (Member::N, "n"),
+        (Member::MaxTokens, "max_tokens"),
+        (Member::MaxCompletionTokens, "max_completion_tokens"),
+        (Member::MinTokens, "min_tokens"),
+        (Member::KvTransferParams, "kv_transfer_params"),
+        (Member::Rid, "rid"),
+        (Member::BootstrapHost, "bootstrap_host"),
+        (Member::BootstrapPort, "bootstrap_port"),
+        (Member::BootstrapRoom, "bootstrap_room"),
+    ];
+
+    /// Finds a member by its JSON key.
+    pub(crate) fn from_key(key: &str) -> Option<Member> {
+        Self::ALL.iter().find(|(_, name)| *name == key).map(|(member, _)| *member)
+    }
+
+    /// Its JSON key.
+    pub(crate) fn key(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    fn bit(self) -> u32 {
+        1 << self as u8
+    }
+}
+
+/// What routing knows of a request after one pass over its body.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Head<'a> {
+    /// Model asked for; `None` if the body names none.
+    pub(crate) model: Option<Cow<'a, str>>,
+    /// The client wants server-sent events.
+    pub(crate) stream: bool,
+    /// Prompts in the body: 1, or the length of a batch.
+    pub(crate) batch: u32,
+    /// Completions per prompt.
+    pub(crate) n: u32,
+    /// The client's limit on generated tokens.
+    pub(crate) max_output_tokens: Option<u32>,
+    /// Bytes of prompt text.
+    pub(crate) prompt_bytes: u64,
+    /// Prompt token ids given as numbers.
+    pub(crate) prompt_ids: u64,
+    /// Whether the object has no member at all (decides on the comma before an appended one).
+    pub(crate) empty: bool,
+    present: u32,
+}
+
+impl<'a> Head<'a> {
+    /// Reads `body` once. Accepts exactly what `serde_json` accepts as an object (without repeated known members).
+    ///
+    /// # Errors
+    /// [`Code::InvalidJson`] with the position, or [`Code::InvalidRequest`] with the member at fault.
+    pub(crate) fn read(api: Api, body: &'a [u8]) -> Result<Head<'a>, ApiError> {
+        let mut deserializer = serde_json::Deserializer::from_slice(body);
+        let members =
+            Scan.deserialize(&mut deserializer).and_then(|members| deserializer.end().map(|()| members));
+        members.map_err(|error| not_json(body, &error))?.check(api)
+    }
+
+    /// The same without the model's name, so that it no longer borrows from the body.
+    pub(crate) fn without_model(self) -> Head<'static> {
+        Head { model: None, ..self }
+    }
+
+    /// Whether the body has this member.
+    pub(crate) fn has(&self, member: Member) -> bool {
+        self.present & member.bit() != 0
+    }
+
+    /// Sequences that the engine will run.
+    pub(crate) fn sequences(&self) -> u32 {
+        self.batch.saturating_mul(self.n)
+    }
+}
+
+/// Whether the gateway takes `body` as a JSON object: for fuzzing against `serde_json`.
+#[must_use]
+pub fn accepts(body: &[u8]) -> bool {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    Scan.deserialize(&mut deserializer).and_then(|_| deserializer.end()).is_ok()
+}
+
+fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
+    let text = error.to_string();
+    let message = if body.iter().all(u8::is_ascii_whitespace) {
+        "the request has no body; send a JSON object".to_owned()
+    } else if std::str::from_utf8(body).is_err() {
+        format!("the body is not valid UTF-8 ({text}); encode the JSON as UTF-8")
+    } else if text.contains("recursion limit") {
+        format!("the body nests deeper than 127 levels ({text}); flatten it")
+    } else {
+        format!("the body is not a valid JSON object: {text}")
+    };
+    ApiError::new(Code::InvalidJson, message)
+}
+
+/// Known members as found, before any check.
+#[derive(Debug, Default)]
+struct Members<'a> {
+    model: Option<Cow<'a, str>>,
+    tallies: [Option<Tally>; Member::ALL.len()],
+    present: u32,
+    repeated: Option<Member>,
+    count: u32,
+}
+
+impl<'a> Members<'a> {
+    fn kind(&self, member: Member) -> Kind {
+        self.tally(member).map_or(Kind::Null, |tally| tally.kind)
+    }
+
+    fn tally(&self, member: Member) -> Option<&Tally> {
+        self.tallies[member as usize].as_ref()
+    }
+
+    fn check(self, api: Api) -> Result<Head<'a>, ApiError> {
+        if let Some(member) = self.repeated {
+            return Err(wrong(member.key(), format!("`{}` appears twice; send it once", member.key())));
+        }
+        for member in [Member::BootstrapHost, Member::BootstrapPort, Member::BootstrapRoom] {
+            if self.present & member.bit() != 0 {
+                let key = member.key();
+                return Err(wrong(key, format!("`{key}` is set by the gateway; remove it from the request")));
+            }
+        }
+        match self.kind(Member::Model) {
+            Kind::Null | Kind::String => {}
+            other => return Err(expected(Member::Model, "a string", other)),
+        }
+        let stream = match self.kind(Member::Stream) {
+            Kind::Null => false,
+            Kind::Bool(stream) => stream,
+            other => return Err(expected(Member::Stream, "a boolean", other)),
+        };
+        let mut head = Head {
+            stream,
+            batch: 1,
+            n: 1,
+            max_output_tokens: None,
+            prompt_bytes: 0,
+            prompt_ids: 0,
+            empty: self.count == 0,
+            present: self.present,
+            model: None,
+        };
+        match api {
+            Api::Chat => self.check_chat(&mut head)?,
+            Api::Completions => self.check_completions(&mut head)?,
+            Api::Generate => self.check_generate(&mut head)?,
+            Api::Other => {}
+        }
+        head.model = self.model;
+        Ok(head)
+    }
+
+    fn check_chat(&self, head: &mut Head<'a>) -> Result<(), ApiError> {
+        let messages = match self.tally(Member::Messages) {
+            Some(tally) if tally.kind == Kind::Array => tally,
+            Some(tally) if tally.kind != Kind::Null => {
+                return Err(expected(Member::Messages, "an array of messages", tally.kind));
+            }
+            _ => return Err(wrong("messages", "`messages` is missing; send an array of messages")),
+        };
+        if messages.items == 0 {
+            return Err(wrong("messages", "`messages` is empty; send at least one message"));
+        }
+        let stray = if messages.first_item == Kind::Object {
+            messages.odd_item
+        } else {
+            Some((0, messages.first_item))
+        };
+        if let Some((at, kind)) = stray {
+            let param = format!("messages[{at}]");
+            return Err(wrong(&param, format!("`{param}` must be an object, not {}", kind.name())));
+        }
+        head.prompt_bytes = messages.string_bytes;
+        self.output_limits(head)
+    }
+
+    fn check_completions(&self, head: &mut Head<'a>) -> Result<(), ApiError> {
+        let Some(prompt) = self.tally(Member::Prompt).filter(|tally| tally.kind != Kind::Null) else {
+            return Err(wrong("prompt", "`prompt` is missing; send a string or an array"));
+        };
+        read_prompt(Member::Prompt, prompt, head)?;
+        self.output_limits(head)
+    }
+
+    fn check_generate(&self, head: &mut Head<'a>) -> Result<(), ApiError> {
+        let given = [Member::Text, Member::InputIds]
+            .into_iter()
+            .find_map(|m| self.tally(m).filter(|tally| tally.kind != Kind::Null).map(|tally| (m, tally)));
+        match given {
+            Some((member, tally)) => read_prompt(member, tally, head)?,
+            // Embeddings as input: the engine knows; length is unknown here.
+            None if self.count > 0 => {}
+            None => return Err(wrong("text", "`text` or `input_ids` is missing")),
+        }
+        if let Some(params) = self.tally(Member::SamplingParams) {
+            match params.kind {
+                Kind::Null | Kind::Array => {}
+                Kind::Object => {
+                    let sampling = params.sampling.unwrap_or_default();
+                    head.n = positive("sampling_params.n", sampling.n)?.unwrap_or(1);
+                    head.max_output_tokens =
+                        count("sampling_params.max_new_tokens", sampling.max_new_tokens)?;
+                }
+                other => return Err(expected(Member::SamplingParams, "an object", other)),
+            }
+        }
+        Ok(())
+    }
+
+    fn output_limits(&self, head: &mut Head<'a>) -> Result<(), ApiError> {
+        let number = |member: Member| match self.kind(member) {
+            Kind::Null => Ok(None),
+            Kind::Number(value) => Ok(Some(value)),
+            other => Err(expected(member, "an integer", other)),
+        };
+        head.n = positive("n", number(Member::N)?)?.unwrap_or(1);
+        let old = count("max_tokens", number(Member::MaxTokens)?)?;
+        let new = count("max_completion_tokens", number(Member::MaxCompletionTokens)?)?;
+        head.max_output_tokens = new.or(old);
+        Ok(())
+    }
+}
+
+/// String, array of strings, array of ids, or array of arrays of ids.
+fn read_prompt(member: Member, tally: &Tally, head: &mut Head<'_>) -> Result<(), ApiError> {
+    let key = member.key();
+    match (tally.kind, tally.first_item) {
+        (Kind::String, _) => {}
+        (Kind::Array, Kind::Null) if tally.items == 0 => {
+            return Err(wrong(key, format!("`{key}` is empty; send at least one prompt")));
+        }
+        (Kind::Array, Kind::Number(_)) => {}
+        (Kind::Array, Kind::String | Kind::Array) => head.batch = tally.items,
+        (Kind::Array, other) => {
+            let param = format!("{key}[0]");
+            let text = format!(
+                "`{param}` must be a string, a token id or an array of token ids, not {}",
+                other.name()
+            );
+            return Err(wrong(&param, text));
+        }
+        (other, _) => return Err(expected(member, "a string or an array", other)),
+    }
+    if let Some((at, kind)) = tally.odd_item {
+        let param = format!("{key}[{at}]");
+        let text = format!("`{param}` is {}, but `{key}[0]` is {}", kind.name(), tally.first_item.name());
+        return Err(wrong(&param, text));
+    }
+    head.prompt_bytes = tally.string_bytes;
+    head.prompt_ids = tally.numbers;
+    Ok(())
+}
+
+fn wrong(param: &str, message: impl Into<String>) -> ApiError {
+    ApiError::new(Code::InvalidRequest, message).param(param)
+}
+
+fn expected(member: Member, what: &str, found: Kind) -> ApiError {
+    let key = member.key();
+    wrong(key, format!("`{key}` must be {what}, not {}", found.name()))
+}
+
+/// A whole number from 1 on.
+fn positive(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
+    match count(param, value)? {
+        Some(0) => Err(wrong(param, format!("`{param}` must be at least 1"))),
+        other => Ok(other),
+    }
+}
+
+/// A whole number from 0 on; clamped to what an engine could ever run.
+fn count(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
+    if value.fract() != 0.0 || value < 0.0 {
+        return Err(wrong(
+            param,
+            format!("`{param}` must be a whole number that is not negative, not {value}"),
+        ));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped to the range just before"
+    )]
+    Ok(Some(value.min(f64::from(u32::MAX)) as u32))
+}
+
+/// Deserialises the top-level object.
+struct Scan;
+
+impl<'de> DeserializeSeed<'de> for Scan {
+    type Value = Members<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Members<'de>, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Scan {
+    type Value = Members<'de>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
+        let mut members = Members::default();
+        while let Some(key) = map.next_key_seed(Key)? {
+            members.count = members.count.saturating_add(1);
+            let tally = match key {
+                Some(Member::Model) => {
+                    let (tally, model) = map.next_value_seed(Model)?;
+                    members.model = model;
+                    tally
+                }
+                _ => map.next_value_seed(Measure)?,
+            };
+            if let Some(member) = key {
+                if members.present & member.bit() != 0 {
+                    members.repeated = Some(member);
+                }
+                members.present |= member.bit();
+                members.tallies[member as usize] = Some(tally);
+            }
+        }
+        Ok(members)
+    }
+}
+
+struct Key;
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = Option<Member>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Key {
+    type Value = Option<Member>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object key")
+    }
+
+    fn visit_str<E: Error>(self, key: &str) -> Result<Self::Value, E> {
+        Ok(Member::from_key(key))
+    }
+}
+
+/// Keeps the text if the value is a string, otherwise only its shape.
+struct Model;
+
+impl<'de> DeserializeSeed<'de> for Model {
+    type Value = (Tally, Option<Cow<'de, str>>);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Model {
+    type Value = (Tally, Option<Cow<'de, str>>);
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a model name")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, value: &'de str) -> Result<Self::Value, E> {
+        Ok((Tally { kind: Kind::String, ..Tally::default() }, Some(Cow::Borrowed(value))))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Self::Value, E> {
+        Ok((Tally { kind: Kind::String, ..Tally::default() }, Some(Cow::Owned(value.to_owned()))))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok((Tally::default(), None))
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Self::Value, E> {
+        Ok((Tally { kind: Kind::Bool(value), ..Tally::default() }, None))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
+        self.visit_f64(value as f64)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
+        self.visit_f64(value as f64)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Self::Value, E> {
+        Ok((Tally { kind: Kind::Number(value), ..Tally::default() }, None))
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        while seq.next_element_seed(Measure)?.is_some() {}
+        Ok((Tally { kind: Kind::Array, ..Tally::default() }, None))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        while map.next_key_seed(Key)?.is_some() {
+            map.next_value_seed(Measure)?;
+        }
+        Ok((Tally { kind: Kind::Object, ..Tally::default() }, None))
+    }
+}

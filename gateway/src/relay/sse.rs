@@ -1,0 +1,184 @@
+//! Checks server-sent events on their way through, without copying those that arrive whole.
+
+use bytes::{Bytes, BytesMut};
+
+/// Longest event that is waited for: a logprobs-heavy chunk is tens of kilobytes.
+const LONGEST_EVENT: usize = 4 << 20;
+
+/// Passes complete events on and holds back a started one until its end is there.
+#[derive(Debug, Default)]
+pub(crate) struct SseGate {
+    /// The start of an event whose end has not come.
+    carry: BytesMut,
+    /// Payload of the last `data:` line that was JSON.
+    last: Bytes,
+    done: bool,
+}
+
+/// Why a stream must not go on.
+#[derive(Debug, PartialEq)]
+pub(crate) enum SseFault {
+    /// Not the event-stream format.
+    Garbage(&'static str),
+    /// The engine reported an error; its JSON.
+    Reported(Bytes),
+}
+
+impl SseGate {
+    /// Takes what arrived and returns the events that are complete now (maybe none).
+    pub(crate) fn push(&mut self, piece: Bytes) -> Result<Bytes, SseFault> {
+        let whole = if self.carry.is_empty() {
+            piece
+        } else {
+            self.carry.extend_from_slice(&piece);
+            self.carry.split().freeze()
+        };
+        let end = last_event_end(&whole);
+        if end < whole.len() {
+            if whole.len() - end > LONGEST_EVENT {
+                return Err(SseFault::Garbage("sent an event of more than 4 MiB"));
+            }
+            self.carry.extend_from_slice(&whole[end..]);
+        }
+        let complete = whole.slice(..end);
+        self.check(&complete)?;
+        Ok(complete)
+    }
+
+    /// Called at the end of the body. Returns what is left to pass on; fails if the stream broke off.
+    pub(crate) fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseFault> {
+        let rest = self.carry.split().freeze();
+        self.check(&rest)?;
+        if expects_done && !self.done {
+            return Err(SseFault::Garbage("ended its stream without `data: [DONE]`"));
+        }
+        Ok(rest)
+    }
+
+    /// JSON payload of the last event: the one that carries usage.
+    pub(crate) fn last_payload(&self) -> &Bytes {
+        &self.last
+    }
+
+    fn check(&mut self, events: &Bytes) -> Result<(), SseFault> {
+        let mut from = 0;
+        while from < events.len() {
+            let to = memchr::memchr(b'\n', &events[from..]).map_or(events.len(), |at| from + at);
+            let line = events[from..to].strip_suffix(b"\r").unwrap_or(&events[from..to]);
+            if let Some(payload) = line.strip_prefix(b"data:") {
+                let skipped = payload.len() - payload.trim_ascii_start().len();
+                let start = from + b"data:".len() + skipped;
+                self.check_payload(events.slice(start..from + line.len()))?;
+            } else if !is_field(line) {
+                return Err(SseFault::Garbage("sent something that is not a server-sent event"));
+            }
+            from = to + 1;
+        }
+        Ok(())
+    }
+
+    fn check_payload(&mut self, payload: Bytes) -> Result<(), SseFault> {
+        if payload.starts_with(b"{\"error\"") {
+            return Err(SseFault::Reported(payload));
+        }
+        if payload.trim_ascii_end() == b"[DONE]" {
+            self.done = true;
+        } else if payload.starts_with(b"{") && payload.trim_ascii_end().ends_with(b"}") {
+            self.last = payload;
+        } else {
+            return Err(SseFault::Garbage("sent an event that is not JSON"));
+        }
+        Ok(())
+    }
+}
+
+/// Lines other than `data:` that the format knows.
+fn is_field(line: &[u8]) -> bool {
+    line.is_empty() || [&b":"[..], b"event:", b"id:", b"retry:"].iter().any(|field| line.starts_with(field))
+}
+
+/// Position after the last blank line.
+fn last_event_end(bytes: &[u8]) -> usize {
+    let mut to = bytes.len();
+    while let Some(at) = memchr::memrchr(b'\n', &bytes[..to]) {
+        let before = bytes[..at].strip_suffix(b"\r").unwrap_or(&bytes[..at]);
+        if before.ends_with(b"\n") {
+            return at + 1;
+        }
+        to = at;
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const STREAM: &str = "data: {\"a\":1}\n\n: ping\n\nevent: x\ndata: {\"a\":2}\r\n\r\ndata: {\"usage\":{}}\n\ndata: [DONE]\n\n";
+
+    proptest! {
+        /// However the network cuts a stream, its bytes come out unchanged, and each piece ends with an event.
+        #[test]
+        fn cuts_do_not_matter(mut cuts in prop::collection::vec(0..STREAM.len(), 0..12)) {
+            cuts.push(STREAM.len());
+            cuts.sort_unstable();
+            let mut gate = SseGate::default();
+            let mut out = Vec::new();
+            let mut from = 0;
+            for cut in cuts {
+                let piece = gate.push(Bytes::copy_from_slice(&STREAM.as_bytes()[from..cut])).unwrap();
+                prop_assert!(piece.is_empty() || piece.ends_with(b"\n\n") || piece.ends_with(b"\n\r\n"));
+                out.extend_from_slice(&piece);
+                from = cut;
+            }
+            out.extend_from_slice(&gate.finish(true).unwrap());
+            prop_assert_eq!(out, STREAM.as_bytes());
+            prop_assert_eq!(&gate.last_payload()[..], b"{\"usage\":{}}");
+        }
+
+        #[test]
+        fn never_panics(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6)) {
+            let mut gate = SseGate::default();
+            for piece in pieces {
+                let _unused = gate.push(Bytes::from(piece));
+            }
+            let _unused = gate.finish(true);
+        }
+    }
+
+    fn push(text: &'static str) -> Result<Bytes, SseFault> {
+        SseGate::default().push(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn whole_events_are_not_copied() {
+        let piece = Bytes::from_static(b"data: {}\n\n");
+        let out = SseGate::default().push(piece.clone()).unwrap();
+        assert_eq!(out.as_ptr(), piece.as_ptr());
+    }
+
+    #[test]
+    fn an_unfinished_event_is_held_back() {
+        assert_eq!(push("data: {\"a\":1}\n\ndata: {\"b").unwrap(), "data: {\"a\":1}\n\n");
+    }
+
+    #[test]
+    fn faults_are_told_apart() {
+        assert!(matches!(push("<html>\n\n"), Err(SseFault::Garbage(_))));
+        assert!(matches!(push("data: hello\n\n"), Err(SseFault::Garbage(_))));
+        assert!(matches!(push("data: {\"error\":{}}\n\n"), Err(SseFault::Reported(_))));
+        let mut gate = SseGate::default();
+        gate.push(Bytes::from_static(b"data: {}\n\n")).unwrap();
+        assert!(matches!(gate.finish(true), Err(SseFault::Garbage(_))));
+        assert_eq!(gate.finish(false), Ok(Bytes::new()));
+    }
+
+    #[test]
+    fn a_last_event_without_blank_line_is_passed_on() {
+        let mut gate = SseGate::default();
+        assert_eq!(gate.push(Bytes::from_static(b"data: [DONE]\n")).unwrap(), "");
+        assert_eq!(gate.finish(true).unwrap(), "data: [DONE]\n");
+    }
+}

@@ -1,0 +1,195 @@
+//! The body of a response that has begun: pieces from the engine to the client, until the end, a failure, or the
+//! client's leaving.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use super::sse::{SseFault, SseGate};
+use super::usage::Usage;
+use crate::dispatch::{Pair, PairEvent, failure_code};
+use crate::error::{ApiError, Code};
+use crate::feedback::Feedback;
+use crate::fleet::Booked;
+use crate::upstream::LegError;
+
+/// What a relay is made of.
+pub(crate) struct RelayParts {
+    pub(crate) gate: Option<SseGate>,
+    /// Whether a stream without `[DONE]` is incomplete.
+    pub(crate) expects_done: bool,
+    /// Held for as long as the stream lives.
+    pub(crate) _booked: Booked,
+    pub(crate) feedback: Feedback,
+    /// Resolves when the drain's deadline has passed.
+    pub(crate) forced_end: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+enum State {
+    /// The first piece has not been passed on yet.
+    First(Bytes),
+    Flowing,
+    /// The last piece has been passed on; the body ends cleanly.
+    Ended,
+    /// An error event has been passed on; next the connection is broken, so that nobody takes it for an end. One poll in between
+    /// lets the server flush the event.
+    Breaking {
+        flushed: bool,
+    },
+}
+
+/// The response body. Polled only when the client can take more, which is what slows the engine down.
+pub(crate) struct Relay {
+    parts: RelayParts,
+    /// `None` once the stream has failed: dropping the pair is what aborts the engines.
+    pair: Option<Pair>,
+    state: State,
+}
+
+impl Relay {
+    pub(crate) fn new(pair: Pair, first: Bytes, parts: RelayParts) -> Self {
+        Self { parts, pair: Some(pair), state: State::First(first) }
+    }
+
+    fn take(&mut self, piece: Bytes) -> Result<Bytes, ApiError> {
+        match &mut self.parts.gate {
+            None => Ok(piece),
+            Some(gate) => gate.push(piece).map_err(|fault| self.fault(fault)),
+        }
+    }
+
+    /// The engine's answer is complete: checks that it is, and closes the books.
+    fn end(&mut self) -> Result<Bytes, ApiError> {
+        let rest = match &mut self.parts.gate {
+            None => Ok(Bytes::new()),
+            Some(gate) => gate.finish(self.parts.expects_done),
+        };
+        let rest = rest.map_err(|fault| self.fault(fault))?;
+        let usage = self.parts.gate.as_ref().and_then(|gate| Usage::read(gate.last_payload()));
+        let mut prefill_usage = None;
+        if let Some(mut pair) = self.pair.take() {
+            pair.main_endpoint().breaker.success();
+            prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
+            pair.leave_prefill_to_finish();
+        }
+        self.parts.feedback.completed(usage, prefill_usage);
+        Ok(rest)
+    }
+
+    fn fault(&self, fault: SseFault) -> ApiError {
+        self.leg_error(&match fault {
+            SseFault::Garbage(what) => LegError::Garbage(what),
+            SseFault::Reported(json) => LegError::Reported(json),
+        })
+    }
+
+    fn leg_error(&self, error: &LegError) -> ApiError {
+        let Some(pair) = &self.pair else { return ApiError::new(Code::WorkerFailed, error.to_string()) };
+        let (side, endpoint) = (pair.main_side(), pair.main_endpoint());
+        endpoint.failed(error);
+        let message = format!("{} engine {} {error}; the answer is incomplete", side.as_str(), endpoint.id);
+        ApiError::new(failure_code(side, error), message)
+    }
+
+    /// Ends the stream with an error that the client cannot miss.
+    fn fail(&mut self, error: &ApiError) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        tracing::warn!(%error, "stream failed");
+        self.parts.feedback.failed(error);
+        self.pair = None;
+        self.state = State::Breaking { flushed: false };
+        match self.parts.gate {
+            Some(_) => Poll::Ready(Some(Ok(Frame::data(error.event())))),
+            None => Poll::Ready(Some(Err(Broken))),
+        }
+    }
+}
+
+/// Tells the server to close the connection without the final chunk.
+#[derive(Debug)]
+pub(crate) struct Broken;
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the answer is incomplete")
+    }
+}
+
+impl std::error::Error for Broken {}
+
+impl From<Infallible> for Broken {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
+impl Body for Relay {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match &mut self.state {
+            State::First(first) => {
+                let first = std::mem::take(first);
+                self.state = State::Flowing;
+                self.parts.feedback.piece();
+                return Poll::Ready(Some(Ok(Frame::data(first))));
+            }
+            State::Ended => return Poll::Ready(None),
+            State::Breaking { flushed: true } => return Poll::Ready(Some(Err(Broken))),
+            State::Breaking { flushed } => {
+                *flushed = true;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            State::Flowing => {}
+        }
+        loop {
+            let Some(pair) = self.pair.as_mut() else { return Poll::Ready(None) };
+            let piece = match pair.poll_after_first_token(cx) {
+                Poll::Ready(PairEvent::Data(data)) => self.take(data),
+                Poll::Ready(PairEvent::End) => {
+                    let rest = self.end();
+                    if rest.is_ok() {
+                        self.state = State::Ended;
+                    }
+                    match rest {
+                        Ok(rest) if rest.is_empty() => return Poll::Ready(None),
+                        rest => rest,
+                    }
+                }
+                Poll::Ready(PairEvent::Failed(_, error)) => Err(self.leg_error(&error)),
+                Poll::Pending => {
+                    if self.parts.forced_end.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                    let text = "the gateway is shutting down and its time for open streams is over; the answer is incomplete";
+                    Err(ApiError::new(Code::ShuttingDown, text))
+                }
+            };
+            match piece {
+                // A started event: its end is still to come.
+                Ok(piece) if piece.is_empty() => {}
+                Ok(piece) => {
+                    self.parts.feedback.piece();
+                    return Poll::Ready(Some(Ok(Frame::data(piece))));
+                }
+                Err(error) => return self.fail(&error),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay").field("pair", &self.pair).finish_non_exhaustive()
+    }
+}

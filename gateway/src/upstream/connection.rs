@@ -1,0 +1,169 @@
+//! One HTTP/1.1 connection to an engine and one exchange on it.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::prompt::Spliced;
+
+/// Counts connections that exist.
+#[derive(Debug)]
+pub(super) struct OpenGuard(Arc<AtomicUsize>);
+
+impl OpenGuard {
+    pub(super) fn new(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::Relaxed);
+        Self(open.clone())
+    }
+}
+
+impl Drop for OpenGuard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A connection and the machine that drives it.
+pub(super) struct Connection {
+    sender: http1::SendRequest<Spliced>,
+    /// `None` once the connection has ended.
+    driver: Option<Driver>,
+    /// When it was put into the pool.
+    pub(super) idle_since: Instant,
+    /// Whether an earlier exchange succeeded on it.
+    pub(super) reused: bool,
+    _open: OpenGuard,
+}
+
+impl Connection {
+    pub(super) async fn handshake(stream: TcpStream, open: OpenGuard) -> hyper::Result<Self> {
+        let (sender, driver) = http1::Builder::new().handshake(TokioIo::new(stream)).await?;
+        let driver = Some(Box::pin(driver));
+        Ok(Self { sender, driver, idle_since: Instant::now(), reused: false, _open: open })
+    }
+
+    /// Moves bytes in both directions as far as possible now. Ready when the connection has ended.
+    fn drive(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
+        drive(&mut self.driver, cx)
+    }
+
+    /// Whether another request may be sent: the last exchange is complete and the peer has not closed.
+    pub(super) fn is_reusable(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        self.drive(&mut cx).is_pending() && self.sender.is_ready()
+    }
+
+    /// Sends `request` and waits for the head of the answer.
+    pub(super) async fn exchange(
+        mut self,
+        request: Request<Spliced>,
+    ) -> Result<(Response<()>, Answer), Broken> {
+        let reused = self.reused;
+        let mut head = pin!(self.sender.send_request(request));
+        let response = poll_fn(|cx| {
+            let ended = drive(&mut self.driver, cx);
+            match head.as_mut().poll(cx) {
+                Poll::Ready(Ok(response)) => Poll::Ready(Ok(response)),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(Broken { error: Some(error), reused })),
+                Poll::Pending => ended.map(|error| Err(Broken { error, reused })),
+            }
+        })
+        .await?;
+        let (parts, body) = response.into_parts();
+        Ok((Response::from_parts(parts, ()), Answer { body, connection: self }))
+    }
+}
+
+type Driver = Pin<Box<http1::Connection<TokioIo<TcpStream>, Spliced>>>;
+
+/// As [`Connection::drive`], on the field alone, so that the sender can be borrowed meanwhile.
+fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
+    let Some(machine) = driver.as_mut() else { return Poll::Ready(None) };
+    match machine.as_mut().poll(cx) {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(outcome) => {
+            *driver = None;
+            Poll::Ready(outcome.err())
+        }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("reused", &self.reused).finish_non_exhaustive()
+    }
+}
+
+/// An exchange that ended before the head of the answer.
+#[derive(Debug)]
+pub(super) struct Broken {
+    /// `None` if the peer just closed.
+    pub(super) error: Option<hyper::Error>,
+    /// On a connection that had served before: the peer may have closed it before it saw the request.
+    pub(super) reused: bool,
+}
+
+/// The body of an answer, with the connection that brings it.
+#[derive(Debug)]
+pub(super) struct Answer {
+    body: Incoming,
+    connection: Connection,
+}
+
+impl Answer {
+    /// The next piece of the body; `None` at its end.
+    ///
+    /// The body can only advance through the connection, which is polled right here with the caller's waker. So
+    /// the body itself is polled without one: a real waker would wake this very task for what it just did.
+    pub(super) fn poll_data(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Option<hyper::Error>>>> {
+        if let Some(next) = self.take_frame() {
+            return Poll::Ready(next);
+        }
+        let ended = self.connection.drive(cx);
+        match (self.take_frame(), ended) {
+            (Some(next), _) => Poll::Ready(next),
+            (None, Poll::Pending) => Poll::Pending,
+            (None, Poll::Ready(error)) => Poll::Ready(Some(Err(error))),
+        }
+    }
+
+    /// A frame that has already arrived.
+    fn take_frame(&mut self) -> Option<Option<Result<Bytes, Option<hyper::Error>>>> {
+        let mut cx = Context::from_waker(Waker::noop());
+        loop {
+            return match Pin::new(&mut self.body).poll_frame(&mut cx) {
+                Poll::Pending => None,
+                Poll::Ready(None) => Some(None),
+                Poll::Ready(Some(Err(error))) => Some(Some(Err(Some(error)))),
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => Some(Some(Ok(data))),
+                    // Trailers: nothing that a client of ours reads.
+                    Err(_) => continue,
+                },
+            };
+        }
+    }
+
+    /// Gives the connection back after the body's end, if it can serve again.
+    pub(super) fn into_connection(self) -> Option<Connection> {
+        let mut connection = self.connection;
+        drop(self.body);
+        connection.reused = true;
+        connection.idle_since = Instant::now();
+        connection.is_reusable().then_some(connection)
+    }
+}

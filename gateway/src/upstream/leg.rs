@@ -1,0 +1,197 @@
+//! One leg of a request: an exchange with one engine, as a stream of events with time limits.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::connection::{Answer, Broken};
+use super::pool::{Pool, PreparedRequest};
+
+/// Time limits of one leg.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LegLimits {
+    /// From sending to the first byte of the body.
+    pub(crate) first_byte: Duration,
+    /// Between two pieces of the body.
+    pub(crate) idle: Duration,
+}
+
+/// What a leg reports next.
+#[derive(Debug)]
+pub(crate) enum LegEvent {
+    /// Status and headers. Comes first.
+    Head(Response<()>),
+    /// A piece of the body.
+    Data(Bytes),
+    /// The body is complete. Comes last.
+    End,
+    /// The leg failed. Comes last.
+    Failed(LegError),
+}
+
+/// Why a leg failed.
+#[derive(Debug)]
+pub(crate) enum LegError {
+    /// No connection.
+    Connect(io::Error),
+    /// The connection broke, or what came back was not HTTP.
+    Transport(hyper::Error),
+    /// The peer closed before the answer was complete.
+    Closed,
+    /// A time limit passed; the text says which.
+    Timeout(&'static str, Duration),
+    /// The engine answered with an error status.
+    Status(http::StatusCode, Bytes),
+    /// The engine answered with something that is not its protocol.
+    Garbage(&'static str),
+    /// The engine reported an error inside a stream.
+    Reported(Bytes),
+}
+
+impl fmt::Display for LegError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LegError::Connect(error) => write!(f, "no connection: {error}"),
+            LegError::Transport(error) => {
+                write!(f, "{error}")?;
+                match std::error::Error::source(error) {
+                    Some(source) => write!(f, ": {source}"),
+                    None => Ok(()),
+                }
+            }
+            LegError::Closed => f.write_str("the connection closed before the answer was complete"),
+            LegError::Timeout(what, limit) => write!(f, "{what} within {limit:?}"),
+            LegError::Status(status, body) => write!(f, "answered {status}: {}", excerpt(body)),
+            LegError::Garbage(what) => f.write_str(what),
+            LegError::Reported(event) => write!(f, "reported an error: {}", excerpt(event)),
+        }
+    }
+}
+
+/// The start of an engine's text, for messages.
+fn excerpt(body: &[u8]) -> String {
+    const LONGEST: usize = 300;
+    let text = String::from_utf8_lossy(&body[..body.len().min(LONGEST)]);
+    text.trim().to_owned()
+}
+
+impl From<Broken> for LegError {
+    fn from(broken: Broken) -> Self {
+        broken.error.map_or(LegError::Closed, LegError::Transport)
+    }
+}
+
+impl LegError {
+    /// Whether the engine itself is at fault, so that its breaker should count it. Answers like 400 or 404 are not.
+    pub(crate) fn blames_engine(&self) -> bool {
+        match self {
+            LegError::Status(status, _) => status.is_server_error(),
+            _ => true,
+        }
+    }
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<(Response<()>, Answer), LegError>> + Send>>;
+
+enum State {
+    Opening(Opening),
+    Body(Box<Answer>),
+    Ended,
+}
+
+/// An exchange in progress. Dropping it closes the connection unless the answer was read to its end.
+pub(crate) struct Leg {
+    state: State,
+    pool: Arc<Pool>,
+    limits: LegLimits,
+    timer: Pin<Box<Sleep>>,
+    /// When the running time limit ends. The timer is only moved when it fires, because moving it costs more
+    /// than reading the clock.
+    deadline: Instant,
+    got_byte: bool,
+    running: bool,
+}
+
+impl Leg {
+    /// Starts an exchange: nothing is sent before the first poll.
+    pub(crate) fn start(pool: Arc<Pool>, request: PreparedRequest, limits: LegLimits) -> Self {
+        let deadline = Instant::now() + limits.first_byte;
+        let opening = {
+            let pool = pool.clone();
+            Box::pin(async move { pool.exchange(request).await })
+        };
+        let timer = Box::pin(sleep_until(deadline));
+        Self { state: State::Opening(opening), pool, limits, timer, deadline, got_byte: false, running: true }
+    }
+
+    /// Whether the engine may still be working on it.
+    pub(crate) fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// The next event. After [`LegEvent::End`] or [`LegEvent::Failed`] it stays pending.
+    pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
+        let event = match &mut self.state {
+            State::Ended => return Poll::Pending,
+            State::Opening(opening) => match opening.as_mut().poll(cx) {
+                Poll::Pending => return self.poll_deadline(cx),
+                Poll::Ready(Ok((head, answer))) => {
+                    self.state = State::Body(Box::new(answer));
+                    return Poll::Ready(LegEvent::Head(head));
+                }
+                Poll::Ready(Err(error)) => LegEvent::Failed(error),
+            },
+            State::Body(answer) => match answer.poll_data(cx) {
+                Poll::Pending => return self.poll_deadline(cx),
+                Poll::Ready(Some(Ok(data))) => {
+                    self.got_byte = true;
+                    self.deadline = Instant::now() + self.limits.idle;
+                    return Poll::Ready(LegEvent::Data(data));
+                }
+                Poll::Ready(Some(Err(Some(error)))) => LegEvent::Failed(LegError::Transport(error)),
+                Poll::Ready(Some(Err(None))) => LegEvent::Failed(LegError::Closed),
+                Poll::Ready(None) => LegEvent::End,
+            },
+        };
+        self.running = false;
+        let state = std::mem::replace(&mut self.state, State::Ended);
+        if let (LegEvent::End, State::Body(answer)) = (&event, state)
+            && let Some(connection) = answer.into_connection()
+        {
+            self.pool.checkin(connection);
+        }
+        Poll::Ready(event)
+    }
+
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
+        while self.timer.as_mut().poll(cx).is_ready() {
+            if Instant::now() >= self.deadline {
+                // Still running: a silent engine has not been told to stop yet.
+                self.state = State::Ended;
+                let error = if self.got_byte {
+                    LegError::Timeout("sent no more data", self.limits.idle)
+                } else {
+                    LegError::Timeout("sent no data", self.limits.first_byte)
+                };
+                return Poll::Ready(LegEvent::Failed(error));
+            }
+            let deadline = self.deadline;
+            self.timer.as_mut().reset(deadline);
+        }
+        Poll::Pending
+    }
+}
+
+impl fmt::Debug for Leg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leg").field("engine", &self.pool.authority()).field("running", &self.running).finish()
+    }
+}

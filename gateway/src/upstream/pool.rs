@@ -1,0 +1,145 @@
+//! Idle connections of one engine.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::{Request, Response};
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use super::connection::{Answer, Broken, Connection, OpenGuard};
+use super::leg::LegError;
+use crate::prompt::Spliced;
+
+/// Bounds of a pool.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolLimits {
+    /// Time for DNS and the TCP handshake.
+    pub(crate) connect_timeout: Duration,
+    /// Idle connections kept per engine.
+    pub(crate) max_idle: usize,
+    /// Idle connections older than this are closed. Shorter than what engines' servers allow (uvicorn: 5 s), so that we close
+    /// first and a request rarely meets a closing connection.
+    pub(crate) idle_timeout: Duration,
+}
+
+/// Connections to one engine.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    authority: String,
+    limits: PoolLimits,
+    idle: Mutex<Vec<Connection>>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Pool {
+    /// `authority` is `host:port`.
+    pub(crate) fn new(authority: String, limits: PoolLimits) -> Self {
+        Self { authority, limits, idle: Mutex::new(Vec::new()), open: Arc::default() }
+    }
+
+    /// Connections that exist now, in use or idle.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Idle connections now.
+    pub(crate) fn idle(&self) -> usize {
+        self.idle.lock().len()
+    }
+
+    /// `host:port`.
+    pub(crate) fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// Sends a request on an idle or new connection. An idle connection that turns out closed before any answer
+    /// is replaced once by a new one: the peer closed it before it saw the request.
+    pub(super) async fn exchange(
+        &self,
+        request: PreparedRequest,
+    ) -> Result<(Response<()>, Answer), LegError> {
+        if let Some(connection) = self.checkout() {
+            match connection.exchange(request.build()).await {
+                Ok(answer) => return Ok(answer),
+                Err(Broken { reused: true, error }) if error.as_ref().is_none_or(closed_before_answer) => {}
+                Err(broken) => return Err(LegError::from(broken)),
+            }
+        }
+        let connection = self.connect().await?;
+        Ok(connection.exchange(request.build()).await?)
+    }
+
+    /// Takes back a connection.
+    pub(super) fn checkin(&self, connection: Connection) {
+        let mut idle = self.idle.lock();
+        if idle.len() < self.limits.max_idle {
+            idle.push(connection);
+        }
+    }
+
+    /// Closes idle connections that are too old or that the peer has closed.
+    pub(crate) fn sweep(&self) {
+        let oldest = Instant::now() - self.limits.idle_timeout;
+        self.idle.lock().retain_mut(|connection| connection.idle_since > oldest && connection.is_reusable());
+    }
+
+    /// Closes all idle connections.
+    pub(crate) fn clear(&self) {
+        self.idle.lock().clear();
+    }
+
+    fn checkout(&self) -> Option<Connection> {
+        loop {
+            let mut connection = self.idle.lock().pop()?;
+            if connection.idle_since.elapsed() < self.limits.idle_timeout && connection.is_reusable() {
+                return Some(connection);
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection, LegError> {
+        let open = OpenGuard::new(&self.open);
+        let stream = match timeout(self.limits.connect_timeout, TcpStream::connect(&self.authority)).await {
+            Ok(stream) => stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream)),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no TCP connection in time")),
+        };
+        let stream = stream.map_err(LegError::Connect)?;
+        Connection::handshake(stream, open).await.map_err(LegError::Transport)
+    }
+}
+
+/// Everything needed to send a request, more than once if a pooled connection was stale.
+#[derive(Debug, Clone)]
+pub(crate) struct PreparedRequest {
+    pub(crate) method: http::Method,
+    /// Path and query.
+    pub(crate) uri: http::Uri,
+    pub(crate) headers: http::HeaderMap,
+    pub(crate) body: Spliced,
+}
+
+impl PreparedRequest {
+    fn build(&self) -> Request<Spliced> {
+        let mut request = Request::new(self.body.clone());
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        request
+    }
+}
+
+fn closed_before_answer(error: &hyper::Error) -> bool {
+    error.is_incomplete_message() || error.is_closed() || error.is_canceled() || {
+        let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+        source.is_some_and(|io| {
+            matches!(
+                io.kind(),
+                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected
+            )
+        })
+    }
+}

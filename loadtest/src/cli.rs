@@ -1,0 +1,285 @@
+//! The `moongate loadtest …` commands.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use moongate_runtime::Supervisor;
+use url::Url;
+
+use crate::engine::{Connector, Face, Fault, FaultPlan, Role, SimConfig, SimEngine, SimFleet};
+use crate::generate::{self, Arrivals, Limits, Report, Target, TargetApi};
+
+/// Simulated engines and load.
+#[derive(Debug, Subcommand)]
+pub enum LoadtestCommand {
+    /// Run one simulated inference engine until it is stopped.
+    Engine(Box<EngineArgs>),
+    /// Send load to an OpenAI-compatible endpoint and measure.
+    Run(Box<RunArgs>),
+}
+
+/// Arguments of `moongate loadtest engine`.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// What the engine does of a request.
+    #[arg(long, value_enum, default_value = "plain", env = "MOONGATE_LOADTEST_ROLE")]
+    pub role: Role,
+    /// Whose wire protocol it speaks.
+    #[arg(long, value_enum, default_value = "sglang", env = "MOONGATE_LOADTEST_FACE")]
+    pub face: Face,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1:0", env = "MOONGATE_LOADTEST_LISTEN")]
+    pub listen: SocketAddr,
+    /// How vLLM engines hand key-value caches over.
+    #[arg(long, value_enum, default_value = "nixl", env = "MOONGATE_LOADTEST_CONNECTOR")]
+    pub connector: Connector,
+    /// Address of the bootstrap server (SGLang, Mooncake) or side channel (NIXL) of a prefill engine; a free port
+    /// if not given.
+    #[arg(long, env = "MOONGATE_LOADTEST_BOOTSTRAP_LISTEN")]
+    pub bootstrap_listen: Option<SocketAddr>,
+    /// Host under which decode engines reach this one's side channel (NIXL); the listening address if not given.
+    #[arg(long, env = "MOONGATE_LOADTEST_ADVERTISE_HOST")]
+    pub advertise_host: Option<String>,
+    /// Data-parallel ranks.
+    #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_DP_SIZE")]
+    pub dp_size: u32,
+    /// Served model name.
+    #[arg(long, default_value = "sim", env = "MOONGATE_LOADTEST_ENGINE_MODEL")]
+    pub model: String,
+    /// Tokens per page or block; 64 for SGLang and 16 for vLLM if not given.
+    #[arg(long, env = "MOONGATE_LOADTEST_PAGE_SIZE")]
+    pub page_size: Option<usize>,
+    /// How many times faster than the imitated engine.
+    #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_TIME_SCALE")]
+    pub time_scale: f64,
+    /// Device cache per rank in tokens.
+    #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_L1_TOKENS")]
+    pub l1_tokens: usize,
+    /// Host cache per rank in tokens; 0 is none.
+    #[arg(long, default_value_t = 0, env = "MOONGATE_LOADTEST_L2_TOKENS")]
+    pub l2_tokens: usize,
+    /// Shared store in tokens; 0 is none. One process's engines share it, so here the engine has it alone.
+    #[arg(long, default_value_t = 0, env = "MOONGATE_LOADTEST_L3_TOKENS")]
+    pub l3_tokens: usize,
+    /// Longest prompt in tokens.
+    #[arg(long, default_value_t = 1_000_000, env = "MOONGATE_LOADTEST_CONTEXT_TOKENS")]
+    pub context_tokens: usize,
+    /// Most requests that generate at once, per rank.
+    #[arg(long, default_value_t = 256, env = "MOONGATE_LOADTEST_MAX_RUNNING")]
+    pub max_running: usize,
+    /// Most tokens of one prefill pass.
+    #[arg(long, default_value_t = 8_192, env = "MOONGATE_LOADTEST_CHUNK_TOKENS")]
+    pub chunk_tokens: usize,
+    /// How long one leg of a pair waits for the other, in seconds; 300 for SGLang and 480 for vLLM if not given.
+    #[arg(long, env = "MOONGATE_LOADTEST_BOOTSTRAP_TIMEOUT")]
+    pub bootstrap_timeout: Option<f64>,
+    /// How long after its start the engine is not ready, in seconds.
+    #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_READY_AFTER")]
+    pub ready_after: f64,
+    /// A fault to begin with, as JSON, such as {"fault":"die_mid_stream","tokens":3,"times":1}.
+    #[arg(long, env = "MOONGATE_LOADTEST_FAULT")]
+    pub fault: Option<String>,
+}
+
+/// Arguments of `moongate loadtest run`.
+#[derive(Debug, Clone, Args)]
+#[command(group = clap::ArgGroup::new("arrivals").required(true).args(["trace", "rate"]))]
+pub struct RunArgs {
+    /// Endpoint, such as http://127.0.0.1:8000.
+    #[arg(long, env = "MOONGATE_LOADTEST_TARGET")]
+    pub target: Url,
+    /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
+    #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
+    pub trace: Option<PathBuf>,
+    /// Requests per second, at random (Poisson).
+    #[arg(long, env = "MOONGATE_LOADTEST_RATE")]
+    pub rate: Option<f64>,
+    /// Send no request after this many seconds.
+    #[arg(long, env = "MOONGATE_LOADTEST_DURATION")]
+    pub duration: Option<f64>,
+    /// Send no more requests than this.
+    #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
+    pub requests: Option<u64>,
+    /// Replay a trace this many times faster.
+    #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SPEED")]
+    pub speed: f64,
+    /// Tokens per prompt, with --rate.
+    #[arg(long, default_value_t = 1_024, env = "MOONGATE_LOADTEST_INPUT_TOKENS")]
+    pub input_tokens: usize,
+    /// Tokens per answer, with --rate.
+    #[arg(long, default_value_t = 128, env = "MOONGATE_LOADTEST_OUTPUT_TOKENS")]
+    pub output_tokens: u32,
+    /// Requests in flight at most; later ones wait and count as sent late.
+    #[arg(long, default_value_t = generate::DEFAULT_IN_FLIGHT, env = "MOONGATE_LOADTEST_CONCURRENCY_LIMIT")]
+    pub concurrency_limit: usize,
+    /// Model to ask for.
+    #[arg(long, default_value = "sim", env = "MOONGATE_LOADTEST_MODEL")]
+    pub model: String,
+    /// Interface to call.
+    #[arg(long, value_enum, default_value = "chat", env = "MOONGATE_LOADTEST_API")]
+    pub api: TargetApi,
+    /// Seed of arrivals and prompts.
+    #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_SEED")]
+    pub seed: u64,
+    /// Seconds without a byte after which a request has failed.
+    #[arg(long, default_value_t = 600.0, env = "MOONGATE_LOADTEST_SILENCE")]
+    pub silence: f64,
+    /// Print one JSON object instead of a table.
+    #[arg(long, env = "MOONGATE_LOADTEST_JSON")]
+    pub json: bool,
+    /// Show no progress bar.
+    #[arg(long, env = "MOONGATE_LOADTEST_NO_PROGRESS")]
+    pub no_progress: bool,
+}
+
+/// Runs a command. It ends early when the supervisor's token is cancelled.
+///
+/// # Errors
+/// A setting is wrong, an address cannot be bound, or a file cannot be read.
+pub async fn run(command: LoadtestCommand, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
+    match command {
+        LoadtestCommand::Engine(args) => run_engine(*args, supervisor).await,
+        LoadtestCommand::Run(args) => run_load(*args, supervisor).await,
+    }
+}
+
+fn seconds(value: f64, flag: &str) -> anyhow::Result<Duration> {
+    Duration::try_from_secs_f64(value)
+        .with_context(|| format!("{flag} {value}: give a number of seconds, 0 or more"))
+}
+
+impl EngineArgs {
+    /// The engine's settings.
+    ///
+    /// # Errors
+    /// A number of seconds is negative or too large.
+    pub fn config(&self) -> anyhow::Result<SimConfig> {
+        let mut config = SimConfig::new(self.role, self.face);
+        config.connector = self.connector;
+        config.listen = self.listen;
+        config.bootstrap_listen = self.bootstrap_listen;
+        config.advertise_host.clone_from(&self.advertise_host);
+        config.dp_size = self.dp_size;
+        config.model.clone_from(&self.model);
+        config.page_size = self.page_size.unwrap_or(config.page_size);
+        config.time_scale = self.time_scale;
+        config.device_tokens = self.l1_tokens;
+        config.host_tokens = self.l2_tokens;
+        config.use_storage = self.l3_tokens > 0;
+        config.context_tokens = self.context_tokens;
+        config.max_running = self.max_running;
+        config.service.chunk_tokens = self.chunk_tokens;
+        config.bootstrap_timeout =
+            self.bootstrap_timeout.map(|timeout| seconds(timeout, "--bootstrap-timeout")).transpose()?;
+        config.ready_after = seconds(self.ready_after, "--ready-after")?;
+        Ok(config)
+    }
+}
+
+async fn run_engine(args: EngineArgs, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
+    let fault: FaultPlan = match &args.fault {
+        Some(json) => serde_json::from_str(json).context("--fault is not a fault in JSON")?,
+        None => Fault::None.into(),
+    };
+    let engine = SimEngine::start_in(args.config()?, &SimFleet::new(args.l3_tokens)).await?;
+    engine.set_fault(fault);
+    let bootstrap =
+        engine.bootstrap_addr().map(|address| format!(" bootstrap={address}")).unwrap_or_default();
+    tell(&format!("simulated engine ready listen={}{bootstrap}\n", engine.addr()));
+    supervisor.token().cancelled().await;
+    engine.stop().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run_load(args: RunArgs, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(
+        args.speed.is_finite() && args.speed > 0.0,
+        "--speed {}: give a number above 0",
+        args.speed
+    );
+    let arrivals = match (&args.trace, args.rate) {
+        (Some(path), _) => {
+            let limit = args.requests.map(|requests| usize::try_from(requests).unwrap_or(usize::MAX));
+            Arrivals::of_trace(path, args.speed, args.seed, limit)?
+        }
+        (None, Some(rate)) => {
+            anyhow::ensure!(
+                rate.is_finite() && rate > 0.0,
+                "--rate {rate}: give requests per second, above 0"
+            );
+            anyhow::ensure!(args.input_tokens > 0, "--input-tokens must be at least 1");
+            Arrivals::at_rate(rate, args.input_tokens, args.output_tokens.max(1), args.seed)
+        }
+        (None, None) => anyhow::bail!("give --trace FILE or --rate R"),
+    };
+    let limits = Limits {
+        duration: args.duration.map(|duration| seconds(duration, "--duration")).transpose()?,
+        requests: args.requests,
+        in_flight: args.concurrency_limit,
+    };
+    let endless = args.trace.is_none() && limits.duration.is_none() && limits.requests.is_none();
+    anyhow::ensure!(!endless, "--rate never ends: add --duration SECONDS or --requests N");
+    let base = args.target.as_str().trim_end_matches('/');
+    let target = Target {
+        client: reqwest::Client::builder().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?,
+        base: base.strip_suffix("/v1").unwrap_or(base).to_owned(),
+        api: args.api,
+        model: args.model,
+        silence: seconds(args.silence, "--silence")?,
+    };
+    let stop = supervisor.token();
+    let report = generate::generate(target, arrivals, &limits, supervisor, &stop, !args.no_progress).await?;
+    tell(&print(&report, args.json));
+    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print(report: &Report, json: bool) -> String {
+    if json { format!("{}\n", report.to_json()) } else { report.to_text() }
+}
+
+#[expect(clippy::print_stdout, reason = "the one place that talks to the person at the terminal")]
+fn tell(text: &str) {
+    use std::io::Write as _;
+    print!("{text}");
+    // A closed pipe is the reader's wish.
+    let _ = std::io::stdout().flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory as _, Parser};
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(subcommand)]
+        command: LoadtestCommand,
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+        assert!(Cli::try_parse_from(["x", "run", "--target", "http://h:1"]).is_err());
+        assert!(
+            Cli::try_parse_from(["x", "run", "--target", "http://h:1", "--rate", "2", "--trace", "f"])
+                .is_err()
+        );
+        let parsed = Cli::try_parse_from([
+            "x",
+            "engine",
+            "--role",
+            "decode",
+            "--face",
+            "vllm",
+            "--connector",
+            "store",
+        ]);
+        let Ok(Cli { command: LoadtestCommand::Engine(args) }) = parsed else { panic!("{parsed:?}") };
+        let config = args.config().expect("valid");
+        assert_eq!((config.role, config.face, config.page_size), (Role::Decode, Face::Vllm, 16));
+    }
+}

@@ -1,0 +1,283 @@
+//! Prefix caches: page-granular, least recently used first out, keyed by the chained page hash.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+const NONE: u32 = u32::MAX;
+
+/// A bounded set of pages in order of use.
+#[derive(Debug, Default)]
+pub(crate) struct PageLru {
+    /// Capacity in tokens; a page counts its tokens.
+    capacity: usize,
+    used: usize,
+    slots: HashMap<u128, u32>,
+    nodes: Vec<Node>,
+    free: Vec<u32>,
+    newest: u32,
+    oldest: u32,
+}
+
+#[derive(Debug)]
+struct Node {
+    page: u128,
+    tokens: usize,
+    newer: u32,
+    older: u32,
+}
+
+impl PageLru {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { capacity, newest: NONE, oldest: NONE, ..Self::default() }
+    }
+
+    /// Capacity in tokens.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Tokens held.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    pub(crate) fn contains(&self, page: u128) -> bool {
+        self.slots.contains_key(&page)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Self::new(self.capacity);
+    }
+
+    /// How many of `pages` are held without a gap, from the first one on.
+    pub(crate) fn leading(&self, pages: &[u128]) -> usize {
+        pages.iter().take_while(|page| self.contains(**page)).count()
+    }
+
+    /// Makes every page of a prefix the most recently used, adding what is missing. The first page is touched
+    /// last, so a prefix loses its end first.
+    pub(crate) fn put_prefix(&mut self, pages: &[u128], page_tokens: usize) {
+        // Pages beyond the capacity would only push each other out.
+        let fitting = self.capacity.checked_div(page_tokens).unwrap_or(0).min(pages.len());
+        for page in pages[..fitting].iter().rev() {
+            self.put(*page, page_tokens);
+        }
+    }
+
+    fn put(&mut self, page: u128, tokens: usize) {
+        if tokens > self.capacity {
+            return;
+        }
+        if let Some(&slot) = self.slots.get(&page) {
+            self.unlink(slot);
+            self.link_newest(slot);
+            return;
+        }
+        while self.used + tokens > self.capacity {
+            if !self.evict_oldest() {
+                return;
+            }
+        }
+        let node = Node { page, tokens, newer: NONE, older: NONE };
+        let slot = if let Some(slot) = self.free.pop() {
+            self.nodes[slot as usize] = node;
+            slot
+        } else {
+            let Ok(slot) = u32::try_from(self.nodes.len()) else { return };
+            self.nodes.push(node);
+            slot
+        };
+        self.slots.insert(page, slot);
+        self.used += tokens;
+        self.link_newest(slot);
+    }
+
+    fn evict_oldest(&mut self) -> bool {
+        let slot = self.oldest;
+        if slot == NONE {
+            return false;
+        }
+        self.unlink(slot);
+        let Node { page, tokens, .. } = self.nodes[slot as usize];
+        self.slots.remove(&page);
+        self.used -= tokens;
+        self.free.push(slot);
+        true
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        let Node { newer, older, .. } = self.nodes[slot as usize];
+        match newer {
+            NONE => self.newest = older,
+            newer => self.nodes[newer as usize].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            older => self.nodes[older as usize].newer = newer,
+        }
+    }
+
+    fn link_newest(&mut self, slot: u32) {
+        let older = self.newest;
+        self.nodes[slot as usize].newer = NONE;
+        self.nodes[slot as usize].older = older;
+        match older {
+            NONE => self.oldest = slot,
+            older => self.nodes[older as usize].newer = slot,
+        }
+        self.newest = slot;
+    }
+}
+
+/// Where the reused tokens of a prompt came from, as SGLang's `cached_tokens_details` splits them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedTokens {
+    /// In the engine's own device memory (L1).
+    pub device: usize,
+    /// In the engine's host memory (L2).
+    pub host: usize,
+    /// In the store shared by all engines (L3).
+    pub storage: usize,
+}
+
+impl CachedTokens {
+    /// All of them.
+    #[must_use]
+    pub const fn total(&self) -> usize {
+        self.device + self.host + self.storage
+    }
+}
+
+/// The store that all engines of a fleet share.
+pub(crate) type SharedStore = Mutex<PageLru>;
+
+/// One engine rank's own two levels.
+#[derive(Debug)]
+pub(crate) struct PrefixCache {
+    device: PageLru,
+    host: PageLru,
+    page_size: usize,
+}
+
+impl PrefixCache {
+    pub(crate) fn new(device_tokens: usize, host_tokens: usize, page_size: usize) -> Self {
+        Self {
+            device: PageLru::new(device_tokens),
+            host: PageLru::new(host_tokens),
+            page_size: page_size.max(1),
+        }
+    }
+
+    /// What of a prompt of `length` tokens can be reused, contiguous from its start. At least one token is left
+    /// to compute. `threshold`: the shared store is left alone for fewer tokens than this (SGLang's
+    /// `prefetch_threshold`).
+    pub(crate) fn lookup(
+        &self,
+        pages: &[u128],
+        length: usize,
+        store: Option<(&SharedStore, usize)>,
+    ) -> CachedTokens {
+        let usable = (length.saturating_sub(1) / self.page_size).min(pages.len());
+        let pages = &pages[..usable];
+        let device = self.device.leading(pages);
+        let host = self.host.leading(&pages[device..]);
+        let rest = &pages[device + host..];
+        let mut storage = 0;
+        if let Some((store, threshold)) = store
+            && rest.len() * self.page_size >= threshold
+        {
+            storage = store.lock().leading(rest);
+            if storage * self.page_size < threshold {
+                storage = 0;
+            }
+        }
+        CachedTokens {
+            device: device * self.page_size,
+            host: host * self.page_size,
+            storage: storage * self.page_size,
+        }
+    }
+
+    /// Keeps a prefix in both levels (the host level holds what the device level holds).
+    pub(crate) fn insert(&mut self, pages: &[u128]) {
+        self.device.put_prefix(pages, self.page_size);
+        self.host.put_prefix(pages, self.page_size);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.device.clear();
+        self.host.clear();
+    }
+
+    /// Tokens in the device level and its capacity.
+    pub(crate) fn device_usage(&self) -> (usize, usize) {
+        (self.device.used(), self.device.capacity())
+    }
+
+    /// Tokens in the host level and its capacity.
+    pub(crate) fn host_usage(&self) -> (usize, usize) {
+        (self.host.used(), self.host.capacity())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_prefix_loses_its_end_first() {
+        let mut lru = PageLru::new(40);
+        lru.put_prefix(&[1, 2, 3, 4], 10);
+        lru.put_prefix(&[9], 10);
+        assert_eq!(lru.leading(&[1, 2, 3, 4]), 3);
+    }
+
+    #[test]
+    fn what_was_used_last_stays() {
+        let mut lru = PageLru::new(30);
+        lru.put_prefix(&[1], 10);
+        lru.put_prefix(&[2], 10);
+        lru.put_prefix(&[3], 10);
+        lru.put_prefix(&[1], 10);
+        lru.put_prefix(&[4], 10);
+        assert!(lru.contains(1) && !lru.contains(2) && lru.contains(3) && lru.contains(4));
+    }
+
+    #[test]
+    fn levels_are_read_in_order_and_one_token_is_always_computed() {
+        let mut cache = PrefixCache::new(32, 64, 16);
+        cache.insert(&[1, 2, 3, 4]);
+        let store = Mutex::new(PageLru::new(1_000));
+        store.lock().put_prefix(&[1, 2, 3, 4, 5, 6], 16);
+        let hit = cache.lookup(&[1, 2, 3, 4, 5, 6], 97, Some((&store, 0)));
+        assert_eq!(hit, CachedTokens { device: 32, host: 32, storage: 32 });
+        assert_eq!(cache.lookup(&[1, 2], 32, None).total(), 16);
+    }
+
+    #[test]
+    fn the_shared_store_is_left_alone_below_the_threshold() {
+        let cache = PrefixCache::new(0, 0, 32);
+        let pages: Vec<u128> = (0..8).collect();
+        let store = Mutex::new(PageLru::new(10_000));
+        store.lock().put_prefix(&pages, 32);
+        assert_eq!(cache.lookup(&pages, 257, Some((&store, 256))).storage, 256);
+        assert_eq!(cache.lookup(&pages[..2], 65, Some((&store, 256))).storage, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_capacity_is_never_exceeded(capacity in 0_usize..200, page in 1_usize..40,
+            prefixes in prop::collection::vec(prop::collection::vec(0_u128..30, 0..20), 0..40)) {
+            let mut lru = PageLru::new(capacity);
+            for pages in prefixes {
+                lru.put_prefix(&pages, page);
+                prop_assert!(lru.used() <= capacity);
+                prop_assert_eq!(lru.slots.len() * page, lru.used());
+                prop_assert!(lru.nodes.len() * page <= capacity);
+            }
+        }
+    }
+}

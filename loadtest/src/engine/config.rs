@@ -1,0 +1,268 @@
+//! What a simulated engine is told at its start.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::cache::{PageLru, SharedStore};
+
+/// What an engine does of a request's two phases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Computes the prompt and hands the key-value cache over.
+    Prefill,
+    /// Takes a key-value cache over and generates.
+    Decode,
+    /// Does both.
+    Plain,
+}
+
+/// Whose wire protocol an engine speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Face {
+    /// SGLang 0.5.23.
+    Sglang,
+    /// vLLM 0.32.
+    Vllm,
+}
+
+/// How vLLM engines hand key-value caches over. SGLang's engines have one way and ignore this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Connector {
+    /// `NixlConnector`: prefill first, its answer names the blocks, decode pulls them.
+    Nixl,
+    /// `MooncakeConnector`: both legs share a transfer id, prefill is found through its bootstrap server.
+    Mooncake,
+    /// `MooncakeStoreConnector`: both sides use the shared store and know nothing of each other.
+    Store,
+}
+
+/// How long things take. Durations are those of the engine being imitated; the engine divides them by
+/// [`SimConfig::time_scale`].
+///
+/// Prefill of `new` tokens behind `cached` ones: `base + linear*new + quadratic*new*(cached + new/2)`. The default
+/// constants were fitted to a published HiCache benchmark of Qwen3-235B on four H20 cards.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServiceModel {
+    /// Seconds per prefill that do not depend on its length.
+    pub prefill_base_s: f64,
+    /// Seconds per new token.
+    pub prefill_linear_s: f64,
+    /// Seconds per new token and token before it.
+    pub prefill_quadratic_s: f64,
+    /// Most tokens of one prefill pass; longer prompts take several, and short ones share a pass.
+    pub chunk_tokens: usize,
+    /// Seconds per decode step of an empty batch.
+    pub decode_base_s: f64,
+    /// Seconds that each sequence of the batch adds to a decode step.
+    pub decode_per_sequence_s: f64,
+    /// Bytes of key-value cache per token.
+    pub kv_bytes_per_token: u64,
+    /// Bytes per second between prefill and decode.
+    pub transfer_bytes_per_s: f64,
+    /// Seconds per transfer between prefill and decode that do not depend on its size.
+    pub transfer_latency_s: f64,
+    /// Bytes per second from host memory to the device.
+    pub host_load_bytes_per_s: f64,
+    /// Bytes per second from the shared store.
+    pub storage_bytes_per_s: f64,
+    /// Seconds per read from the shared store that do not depend on its size.
+    pub storage_latency_s: f64,
+}
+
+impl Default for ServiceModel {
+    fn default() -> Self {
+        Self {
+            prefill_base_s: 0.048,
+            prefill_linear_s: 1.027e-4,
+            prefill_quadratic_s: 7.19e-9,
+            chunk_tokens: 8_192,
+            decode_base_s: 0.020,
+            decode_per_sequence_s: 0.000_2,
+            kv_bytes_per_token: 192_512,
+            transfer_bytes_per_s: 25e9,
+            transfer_latency_s: 0.002,
+            host_load_bytes_per_s: 50e9,
+            storage_bytes_per_s: 6.65e9,
+            storage_latency_s: 0.002,
+        }
+    }
+}
+
+/// Settings of one simulated engine.
+#[derive(Debug, Clone)]
+pub struct SimConfig {
+    /// What the engine does of a request.
+    pub role: Role,
+    /// Whose protocol it speaks.
+    pub face: Face,
+    /// How a vLLM engine hands over.
+    pub connector: Connector,
+    /// Where it listens. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where its bootstrap server (SGLang, Mooncake) or side channel (NIXL) listens; `None` takes a free port
+    /// beside [`SimConfig::listen`]. Only prefill engines have one.
+    pub bootstrap_listen: Option<SocketAddr>,
+    /// Host that other engines reach the bootstrap server under; `None` takes the listening address.
+    pub advertise_host: Option<String>,
+    /// Data-parallel ranks. Each has its own queue and cache.
+    pub dp_size: u32,
+    /// Served model name.
+    pub model: String,
+    /// Tokens per page (SGLang) or block (vLLM).
+    pub page_size: usize,
+    /// Longest prompt in tokens.
+    pub context_tokens: usize,
+    /// Most requests that generate at once, per rank; more wait.
+    pub max_running: usize,
+    /// Divides every duration of [`SimConfig::service`].
+    pub time_scale: f64,
+    /// How long things take.
+    pub service: ServiceModel,
+    /// Device cache per rank in tokens.
+    pub device_tokens: usize,
+    /// Host cache per rank in tokens; 0 is none.
+    pub host_tokens: usize,
+    /// Whether an SGLang engine uses the fleet's shared store. vLLM engines use it with [`Connector::Store`].
+    pub use_storage: bool,
+    /// How long one leg of a pair waits for the other. A wall-clock time: the time scale leaves it alone, as it
+    /// does the two below. `None` takes the engine's own: 300 s for SGLang, 480 s for vLLM.
+    pub bootstrap_timeout: Option<Duration>,
+    /// How long an SGLang decode engine tries to reach the bootstrap server before it answers 500.
+    pub handshake_timeout: Duration,
+    /// How long after its start a prefill engine's bootstrap server answers 503.
+    pub ready_after: Duration,
+}
+
+impl SimConfig {
+    /// An engine on a free loopback port with the calibrated timing.
+    #[must_use]
+    pub fn new(role: Role, face: Face) -> Self {
+        Self {
+            role,
+            face,
+            connector: Connector::Nixl,
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            bootstrap_listen: None,
+            advertise_host: None,
+            dp_size: 1,
+            model: "sim".to_owned(),
+            page_size: if face == Face::Vllm { 16 } else { 64 },
+            context_tokens: 1_000_000,
+            max_running: 256,
+            time_scale: 1.0,
+            service: ServiceModel::default(),
+            device_tokens: 360_000,
+            host_tokens: 0,
+            use_storage: false,
+            bootstrap_timeout: None,
+            handshake_timeout: Duration::from_secs(14),
+            ready_after: Duration::ZERO,
+        }
+    }
+
+    /// The same engine a thousand times faster, which is what tests want.
+    #[must_use]
+    pub fn fast(mut self) -> Self {
+        self.time_scale = 1_000.0;
+        self
+    }
+
+    /// How long one leg waits for the other.
+    pub(crate) fn pair_timeout(&self) -> Duration {
+        let engines_own = match self.face {
+            Face::Sglang => Duration::from_secs(300),
+            Face::Vllm => Duration::from_secs(480),
+        };
+        self.bootstrap_timeout.unwrap_or(engines_own)
+    }
+
+    pub(crate) fn storage(&self) -> bool {
+        match self.face {
+            Face::Sglang => self.use_storage,
+            Face::Vllm => self.connector == Connector::Store,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), SimError> {
+        let invalid = |what: &str| Err(SimError::Config(what.to_owned()));
+        if self.dp_size == 0 || self.dp_size > 1_024 {
+            return invalid("dp-size must be between 1 and 1024");
+        }
+        if self.page_size == 0 {
+            return invalid("page-size must be at least 1");
+        }
+        if self.max_running == 0 {
+            return invalid("max-running must be at least 1");
+        }
+        if !(self.time_scale.is_finite() && self.time_scale > 0.0) {
+            return invalid("time-scale must be a number above 0; 10 means ten times faster");
+        }
+        if self.service.chunk_tokens == 0 {
+            return invalid("chunk-tokens must be at least 1");
+        }
+        Ok(())
+    }
+}
+
+/// Why a simulated engine could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// A setting is out of range.
+    #[error("cannot start the engine: {0}")]
+    Config(String),
+    /// An address could not be bound.
+    #[error("cannot listen on {address}: {source}; is another process using it?")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The HTTP client for key-value transfers could not be made.
+    #[error("cannot make the transfer client: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+/// What engines of one process share: the L3 store. (Prefill and decode meet over HTTP, so pairs also work across
+/// processes; the store does not.)
+#[derive(Debug, Clone)]
+pub struct SimFleet {
+    store: Arc<SharedStore>,
+}
+
+impl SimFleet {
+    /// A fleet whose shared store holds this many tokens; 0 is no store.
+    #[must_use]
+    pub fn new(storage_tokens: usize) -> Self {
+        Self { store: Arc::new(Mutex::new(PageLru::new(storage_tokens))) }
+    }
+
+    /// Tokens in the shared store now.
+    #[must_use]
+    pub fn storage_used_tokens(&self) -> usize {
+        self.store.lock().used()
+    }
+
+    /// Empties the shared store.
+    pub fn clear_storage(&self) {
+        self.store.lock().clear();
+    }
+
+    pub(crate) fn store(&self) -> Option<&SharedStore> {
+        (self.store.lock().capacity() > 0).then_some(&*self.store)
+    }
+}
+
+impl Default for SimFleet {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}

@@ -1,0 +1,181 @@
+//! vLLM's HTTP interface, beside generation.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::ask::{Ask, chat_prompt};
+use super::face_sglang::{embeddings, models, server_url};
+use super::reply::{self, Refusal, Reply};
+use super::serve::Plan;
+use super::speech::{Handover, Take};
+use super::tokens::tokens_of_text;
+use super::{Connector, Engine, Role, metrics};
+
+/// Version that is reported.
+const VERSION: &str = "0.32.0";
+
+/// What the connector makes of a request's `kv_transfer_params`.
+pub(crate) fn plan(engine: &Engine, ask: &Ask, parts: &Parts, ids: &[String]) -> Result<Plan, Refusal> {
+    if let Some(model) = ask.model.as_ref().filter(|model| **model != engine.config.model) {
+        return Err(Refusal {
+            status: StatusCode::NOT_FOUND,
+            kind: "NotFoundError",
+            message: format!("The model `{model}` does not exist."),
+        });
+    }
+    let count = ask.answers();
+    let rank = rank(engine, parts);
+    let mut plan = Plan {
+        handovers: vec![Handover::Local; count],
+        ranks: vec![rank; count],
+        kv_transfer_params: Value::Null,
+        prefill_leg: false,
+    };
+    let params = ask.body.get("kv_transfer_params").and_then(Value::as_object);
+    let flag =
+        |name: &str| params.and_then(|params| params.get(name)).and_then(Value::as_bool).unwrap_or(false);
+    // Only the first answer of a request is handed over; the others are computed where they are wanted.
+    let first = match engine.config.connector {
+        Connector::Store => None,
+        _ if flag("do_remote_decode") && engine.config.role != Role::Decode => {
+            keep(engine, ask, params, ids, &mut plan)
+        }
+        _ if flag("do_remote_prefill") && engine.config.role != Role::Prefill => take(engine, params),
+        _ => None,
+    };
+    match first {
+        Some(handover) => plan.handovers[0] = handover,
+        None if engine.config.role == Role::Decode && engine.config.connector != Connector::Store => {
+            engine.stats.change(|stats| stats.recomputed += 1);
+        }
+        None => {}
+    }
+    Ok(plan)
+}
+
+fn rank(engine: &Engine, parts: &Parts) -> u32 {
+    // Anything that is not a rank is ignored without a word.
+    let header = parts.headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok());
+    header
+        .and_then(|rank| rank.trim().parse().ok())
+        .filter(|rank| *rank < engine.config.dp_size)
+        .unwrap_or_else(|| engine.next_rank())
+}
+
+type Params<'a> = Option<&'a Map<String, Value>>;
+
+fn text(params: Params<'_>, name: &str) -> Option<String> {
+    params?.get(name)?.as_str().map(str::to_owned)
+}
+
+/// The prefill leg.
+fn keep(engine: &Engine, ask: &Ask, params: Params<'_>, ids: &[String], plan: &mut Plan) -> Option<Handover> {
+    if engine.config.connector == Connector::Mooncake {
+        return text(params, "transfer_id").map(|id| Handover::Keep { key: format!("transfer:{id}") });
+    }
+    let id = ids.first().cloned().unwrap_or_default();
+    let request_id = format!("{id}-0-{:08x}", fastrand::u32(..));
+    let tokens = ask.prompts.first().map_or(0, |prompt| prompt.len());
+    let blocks = tokens.div_ceil(engine.config.page_size);
+    let first_block = fastrand::usize(1..100_000);
+    let (host, port) = side_channel(engine);
+    // `remote_prefill_cached_tokens` is filled in when the prefill is done.
+    plan.kv_transfer_params = json!({
+        "do_remote_prefill": true, "do_remote_decode": false,
+        "remote_block_ids": [(first_block..first_block + blocks).collect::<Vec<_>>()],
+        "remote_engine_id": engine.engine_id, "remote_request_id": request_id,
+        "remote_host": host, "remote_port": port, "tp_size": 1, "dcp_size": 1, "pp_size": 1,
+        "remote_num_tokens": tokens, "remote_blocks_expiry_time": null, "transfer_mode": "pull",
+        "remote_prefill_cached_tokens": 0,
+    });
+    Some(Handover::Keep { key: format!("nixl:{request_id}") })
+}
+
+fn side_channel(engine: &Engine) -> (String, u16) {
+    let address = engine.bootstrap;
+    let host = engine
+        .config
+        .advertise_host
+        .clone()
+        .or_else(|| address.map(|address| address.ip().to_string()))
+        .unwrap_or_default();
+    (host, address.map_or(0, |address| address.port()))
+}
+
+/// The decode leg. `None` when a member is missing: vLLM then computes the prompt itself.
+fn take(engine: &Engine, params: Params<'_>) -> Option<Handover> {
+    let engine_id = Some(text(params, "remote_engine_id")?);
+    Some(Handover::Take(if engine.config.connector == Connector::Mooncake {
+        Take {
+            server: text(params, "remote_bootstrap_addr")?.trim_end_matches('/').to_owned(),
+            key: format!("transfer:{}", text(params, "transfer_id")?),
+            rank: None,
+            engine_id,
+            wait: true,
+            patient: false,
+            counts_as_cached: true,
+        }
+    } else {
+        let port = params?.get("remote_port")?.as_u64()?;
+        Take {
+            server: server_url(&text(params, "remote_host")?, port),
+            key: format!("nixl:{}", text(params, "remote_request_id")?),
+            rank: None,
+            engine_id,
+            wait: false,
+            patient: false,
+            counts_as_cached: false,
+        }
+    }))
+}
+
+/// Everything that does not generate.
+pub(crate) fn route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Reply {
+    let get = parts.method == Method::GET;
+    match parts.uri.path() {
+        "/health" | "/ping" if get => {
+            if engine.is_ready() {
+                reply::empty()
+            } else {
+                reply::text(StatusCode::SERVICE_UNAVAILABLE, "")
+            }
+        }
+        "/version" if get => reply::json_ok(&json!({"version": VERSION})),
+        "/v1/models" if get => reply::json_ok(&models(engine, "vllm")),
+        "/load" if get => reply::json_ok(&json!({"server_load": engine.stats.read(|stats| stats.active)})),
+        "/metrics" if get => reply::text(StatusCode::OK, metrics::vllm(engine)),
+        "/kv_event_sources" if get => reply::json_ok(&json!({})),
+        "/tokenize" if parts.method == Method::POST => tokenize(engine, body),
+        "/reset_prefix_cache" if parts.method == Method::POST => {
+            engine.flush_caches();
+            reply::empty()
+        }
+        "/v1/embeddings" if parts.method == Method::POST => embeddings(engine, body),
+        _ => reply::not_found(engine.config.face),
+    }
+}
+
+fn tokenize(engine: &Engine, body: &Bytes) -> Reply {
+    let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
+    let tokens = match (parsed.get("prompt").and_then(Value::as_str), parsed.as_object()) {
+        (Some(prompt), _) => tokens_of_text(prompt),
+        (None, Some(chat)) => match chat_prompt(chat) {
+            Ok((tokens, _)) => tokens.to_vec(),
+            Err(refused) => return reply::refusal(engine.config.face, &refused),
+        },
+        (None, None) => {
+            return reply::refusal(
+                engine.config.face,
+                &Refusal::bad_request("prompt or messages: Field required"),
+            );
+        }
+    };
+    reply::json_ok(
+        &json!({"count": tokens.len(), "max_model_len": engine.config.context_tokens, "tokens": tokens,
+                           "token_strs": null}),
+    )
+}

@@ -1,0 +1,133 @@
+//! Ways in which an engine can be made to fail, switched at run time.
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+/// One way to fail.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "fault")]
+pub enum Fault {
+    /// Works.
+    #[default]
+    None,
+    /// The process is gone: both listeners closed, connections reset.
+    Refuse,
+    /// Takes the request and never answers.
+    Hang,
+    /// Answers 500.
+    Status500,
+    /// Closes the connection after the request was read and before anything was answered.
+    CloseBeforeFirstByte,
+    /// Closes the connection after this many tokens, without the end of the body.
+    DieMidStream {
+        /// Tokens sent before.
+        tokens: u64,
+    },
+    /// Falls silent after this many tokens.
+    HangMidStream {
+        /// Tokens sent before.
+        tokens: u64,
+    },
+    /// Answers bytes that are not HTTP.
+    Garbage,
+    /// Answers 200 with a body that is neither JSON nor a stream of events.
+    GarbageBody,
+    /// Everything takes this many times longer.
+    Slow {
+        /// The factor.
+        factor: f64,
+    },
+    /// A stream's first event is an error, as SGLang reports a failure after the head was sent. A request
+    /// without streaming gets 500.
+    SseError,
+}
+
+/// A fault and whom it meets.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct FaultPlan {
+    /// What happens.
+    #[serde(flatten)]
+    pub fault: Fault,
+    /// Whether it also meets requests that do not generate (health, metrics, models). [`Fault::Refuse`] meets
+    /// everything in any case.
+    #[serde(default)]
+    pub everywhere: bool,
+    /// How many requests it meets before the engine works again; `None` is all.
+    #[serde(default)]
+    pub times: Option<u32>,
+    /// The engine works again after this many milliseconds; `None` is never. The only way back from
+    /// [`Fault::Refuse`] that is set over HTTP.
+    #[serde(default)]
+    pub for_ms: Option<u64>,
+}
+
+impl From<Fault> for FaultPlan {
+    fn from(fault: Fault) -> Self {
+        Self { fault, ..Self::default() }
+    }
+}
+
+/// The engine's switch.
+#[derive(Debug, Default)]
+pub(crate) struct FaultSwitch {
+    plan: Mutex<FaultPlan>,
+}
+
+impl FaultSwitch {
+    pub(crate) fn set(&self, plan: FaultPlan) {
+        *self.plan.lock() = plan;
+    }
+
+    /// Sets the plan back unless another one has replaced it.
+    pub(crate) fn clear_if(&self, expected: FaultPlan) -> bool {
+        let mut plan = self.plan.lock();
+        let same = plan.fault == expected.fault && plan.for_ms == expected.for_ms;
+        if same {
+            *plan = FaultPlan::default();
+        }
+        same
+    }
+
+    /// What happens to the next request.
+    pub(crate) fn take(&self, generates: bool) -> Fault {
+        let mut plan = self.plan.lock();
+        if !(generates || plan.everywhere) {
+            return Fault::None;
+        }
+        let fault = plan.fault;
+        if let Some(left) = &mut plan.times {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                *plan = FaultPlan::default();
+            }
+        }
+        fault
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_reads_from_json_and_runs_out() {
+        let plan: FaultPlan =
+            serde_json::from_str(r#"{"fault":"die_mid_stream","tokens":3,"times":2}"#).expect("a plan");
+        let switch = FaultSwitch::default();
+        switch.set(plan);
+        assert_eq!(switch.take(false), Fault::None);
+        assert_eq!(switch.take(true), Fault::DieMidStream { tokens: 3 });
+        assert_eq!(switch.take(true), Fault::DieMidStream { tokens: 3 });
+        assert_eq!(switch.take(true), Fault::None);
+    }
+
+    #[test]
+    fn a_late_timer_leaves_a_newer_plan_alone() {
+        let switch = FaultSwitch::default();
+        let old = FaultPlan { for_ms: Some(5), ..Fault::Hang.into() };
+        switch.set(old);
+        switch.set(Fault::Status500.into());
+        assert!(!switch.clear_if(old));
+        assert_eq!(switch.take(true), Fault::Status500);
+    }
+}

@@ -1,0 +1,204 @@
+//! `/metrics` under the engines' own names.
+
+use std::fmt::Write as _;
+
+use super::face_sglang::fraction;
+use super::stats::SimStats;
+use super::{Connector, Engine, Role};
+
+/// Collects lines of the Prometheus text format.
+struct Page {
+    text: String,
+    labels: String,
+}
+
+impl Page {
+    fn metric(&mut self, kind: &str, name: &str, values: &[(&str, f64)]) {
+        // A counter's family has the name without `_total`, as Python's client writes it.
+        let family = name.strip_suffix("_total").filter(|_| kind == "counter").unwrap_or(name);
+        let _ = writeln!(self.text, "# HELP {family} {family}\n# TYPE {family} {kind}");
+        for (extra, value) in values {
+            let comma = if extra.is_empty() { "" } else { "," };
+            let _ = writeln!(self.text, "{name}{{{}{comma}{extra}}} {value:?}", self.labels);
+        }
+    }
+
+    fn gauge(&mut self, name: &str, value: f64) {
+        self.metric("gauge", name, &[("", value)]);
+    }
+
+    fn counter(&mut self, name: &str, value: u64) {
+        self.metric("counter", name, &[("", number(value))]);
+    }
+
+    /// A histogram of which only the count and the sum are known.
+    fn histogram(&mut self, name: &str, count: u64, sum: f64) {
+        let labels = &self.labels;
+        let count = number(count);
+        let _ = writeln!(
+            self.text,
+            "# HELP {name} {name}\n# TYPE {name} histogram\n\
+             {name}_bucket{{{labels},le=\"+Inf\"}} {count:?}\n\
+             {name}_count{{{labels}}} {count:?}\n{name}_sum{{{labels}}} {sum:?}"
+        );
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus values are floats")]
+fn number(value: u64) -> f64 {
+    value as f64
+}
+
+fn cached(stats: &SimStats) -> u64 {
+    stats.cached_device_tokens + stats.cached_host_tokens + stats.cached_storage_tokens
+}
+
+fn usage(engine: &Engine) -> [u64; 4] {
+    engine.ranks.iter().fold([0; 4], |sum, rank| {
+        let cache = rank.cache.lock();
+        let ((used, capacity), (host_used, host)) = (cache.device_usage(), cache.host_usage());
+        [sum[0] + used as u64, sum[1] + capacity as u64, sum[2] + host_used as u64, sum[3] + host as u64]
+    })
+}
+
+pub(crate) fn sglang(engine: &Engine) -> String {
+    let stats = engine.stats.snapshot();
+    let [used, capacity, host_used, host] = usage(engine);
+    let kind = match engine.config.role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Plain => "unified",
+    };
+    let labels = format!(
+        "engine_type=\"{kind}\",model_name=\"{}\",moe_ep_rank=\"0\",pp_rank=\"0\",tp_rank=\"0\"",
+        engine.config.model
+    );
+    let mut page = Page { text: String::new(), labels };
+    let prefill = engine.config.role == Role::Prefill;
+    let transferring = number(stats.transferring);
+    page.gauge("sglang:max_total_num_tokens", number(capacity));
+    page.gauge("sglang:page_size", number(engine.config.page_size as u64));
+    page.gauge("sglang:context_len", number(engine.config.context_tokens as u64));
+    page.gauge("sglang:num_running_reqs", number(stats.running));
+    page.gauge("sglang:num_queue_reqs", number(stats.waiting));
+    page.gauge("sglang:token_usage", fraction(used, capacity));
+    page.gauge("sglang:num_used_tokens", number(used));
+    page.gauge("sglang:cache_hit_rate", fraction(cached(&stats), stats.prompt_tokens));
+    page.gauge("sglang:gen_throughput", 0.0);
+    page.gauge("sglang:utilization", fraction(stats.running, engine.config.max_running as u64));
+    page.gauge("sglang:num_prefill_bootstrap_queue_reqs", number(stats.bootstrapping));
+    page.gauge("sglang:num_prefill_inflight_queue_reqs", if prefill { transferring } else { 0.0 });
+    page.gauge("sglang:num_decode_prealloc_queue_reqs", 0.0);
+    page.gauge("sglang:num_decode_transfer_queue_reqs", if prefill { 0.0 } else { transferring });
+    page.gauge("sglang:pending_prealloc_token_usage", 0.0);
+    page.gauge("sglang:kv_transfer_speed_gb_s", engine.config.service.transfer_bytes_per_s / 1e9);
+    page.gauge("sglang:kv_transfer_latency_ms", engine.config.service.transfer_latency_s * 1e3);
+    page.gauge("sglang:hicache_host_used_tokens", number(host_used));
+    page.gauge("sglang:hicache_host_total_tokens", number(host));
+    page.counter("sglang:num_transfer_failed_reqs_total", stats.failed);
+    page.counter("sglang:storage_prefetch_hit_tokens_total", stats.cached_storage_tokens);
+    page.counter("sglang:prompt_tokens_total", stats.prompt_tokens);
+    page.counter("sglang:generation_tokens_total", stats.completion_tokens);
+    page.counter("sglang:num_requests_total", stats.finished);
+    page.counter("sglang:num_aborted_requests_total", stats.aborted_by_disconnect + stats.aborted_by_rid);
+    page.metric(
+        "counter",
+        "sglang:cached_tokens_total",
+        &[
+            ("cache_source=\"device\"", number(stats.cached_device_tokens)),
+            ("cache_source=\"host\"", number(stats.cached_host_tokens)),
+            ("cache_source=\"storage\"", number(stats.cached_storage_tokens)),
+        ],
+    );
+    page.text
+}
+
+pub(crate) fn vllm(engine: &Engine) -> String {
+    let stats = engine.stats.snapshot();
+    let [used, capacity, ..] = usage(engine);
+    let labels = format!("engine=\"0\",model_name=\"{}\"", engine.config.model);
+    let mut page = Page { text: String::new(), labels };
+    let prompt_tokens = stats.prompt_tokens + stats.transferred_tokens;
+    let external = stats.cached_storage_tokens + stats.transferred_tokens;
+    page.gauge("vllm:num_requests_running", number(stats.running));
+    page.gauge("vllm:num_requests_waiting", number(stats.waiting + stats.transferring));
+    page.metric(
+        "gauge",
+        "vllm:num_requests_waiting_by_reason",
+        &[
+            ("reason=\"capacity\"", number(stats.waiting)),
+            ("reason=\"deferred\"", number(stats.transferring)),
+        ],
+    );
+    page.gauge("vllm:kv_cache_usage_perc", fraction(used, capacity));
+    page.counter("vllm:prefix_cache_queries_total", prompt_tokens);
+    page.counter("vllm:prefix_cache_hits_total", stats.cached_device_tokens);
+    page.counter(
+        "vllm:external_prefix_cache_queries_total",
+        prompt_tokens - stats.cached_device_tokens.min(prompt_tokens),
+    );
+    page.counter("vllm:external_prefix_cache_hits_total", external);
+    page.counter("vllm:num_preemptions_total", 0);
+    page.counter("vllm:prompt_tokens_total", prompt_tokens);
+    page.metric(
+        "counter",
+        "vllm:prompt_tokens_by_source_total",
+        &[
+            (
+                "source=\"local_compute\"",
+                number(stats.prompt_tokens - cached(&stats).min(stats.prompt_tokens)),
+            ),
+            ("source=\"local_cache_hit\"", number(stats.cached_device_tokens + stats.cached_host_tokens)),
+            ("source=\"external_kv_transfer\"", number(external)),
+        ],
+    );
+    page.counter("vllm:generation_tokens_total", stats.completion_tokens);
+    page.metric(
+        "counter",
+        "vllm:request_success_total",
+        &[
+            ("finished_reason=\"stop\"", 0.0),
+            ("finished_reason=\"length\"", number(stats.finished)),
+            ("finished_reason=\"abort\"", 0.0),
+            ("finished_reason=\"error\"", number(stats.failed)),
+        ],
+    );
+    page.metric(
+        "gauge",
+        "vllm:cache_config_info",
+        &[(&format!("block_size=\"{}\",enable_prefix_caching=\"True\"", engine.config.page_size), 1.0)],
+    );
+    connector(&mut page, engine, &stats);
+    page.text
+}
+
+fn connector(page: &mut Page, engine: &Engine, stats: &SimStats) {
+    let model = &engine.config.service;
+    let bytes = stats.transferred_tokens.saturating_mul(model.kv_bytes_per_token);
+    let seconds = number(bytes) / model.transfer_bytes_per_s.max(1.0)
+        + model.transfer_latency_s * number(stats.kv_received);
+    match engine.config.connector {
+        Connector::Nixl => {
+            page.histogram("vllm:nixl_xfer_time_seconds", stats.kv_received, seconds);
+            page.histogram("vllm:nixl_bytes_transferred", stats.kv_received, number(bytes));
+            page.counter("vllm:nixl_num_failed_transfers_total", 0);
+            page.counter("vllm:nixl_num_kv_expired_reqs_total", 0);
+        }
+        Connector::Mooncake => {
+            page.histogram("vllm:mooncake_xfer_time_seconds", stats.kv_received, seconds);
+            page.histogram("vllm:mooncake_bytes_transferred", stats.kv_received, number(bytes));
+            page.counter("vllm:mooncake_num_failed_transfers_total", 0);
+            page.counter("vllm:mooncake_num_failed_recvs_total", 0);
+            page.counter("vllm:mooncake_num_kv_expired_reqs_total", 0);
+        }
+        Connector::Store => {
+            let read = stats.cached_storage_tokens;
+            let keys = read / engine.config.page_size as u64;
+            let extra = "operation=\"load_get\",status=\"ok\"";
+            let bytes = read.saturating_mul(model.kv_bytes_per_token);
+            page.metric("counter", "vllm:mooncake_store_operation_keys_total", &[(extra, number(keys))]);
+            page.metric("counter", "vllm:mooncake_store_operation_bytes_total", &[(extra, number(bytes))]);
+            page.metric("counter", "vllm:mooncake_store_operation_failed_keys_total", &[(extra, 0.0)]);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Sockets: one accept loop per port and one HTTP/1.1 connection per task, so that faults can close, reset or
+//! garble a connection at an exact point.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Collected, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+
+use super::config::SimError;
+use super::reply::Reply;
+use super::stats::Gauge;
+use super::{Engine, bootstrap, serve};
+
+/// Bytes that no HTTP parser takes for an answer.
+const GARBAGE: &[u8] = b"\x00\xff\xfeSSH-2.0-not-http\r\n\x13\x37\r\n\r\n";
+/// How long after a failed accept (out of file descriptors) the next one is tried.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Which of an engine's two ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Port {
+    Main,
+    Bootstrap,
+}
+
+/// How a connection is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Closed as it is.
+    Close,
+    /// Closed after bytes that are not HTTP.
+    Garbage,
+}
+
+/// Ends the connection from inside a handler.
+#[derive(Debug, Default)]
+pub(crate) struct Scissors {
+    cut: Mutex<Option<Cut>>,
+    told: Notify,
+}
+
+impl Scissors {
+    /// Ends the connection; the handler that calls it gets no further.
+    pub(crate) async fn cut(&self, how: Cut) -> Reply {
+        *self.cut.lock() = Some(how);
+        self.told.notify_one();
+        std::future::pending().await
+    }
+
+    async fn wait(&self) -> Cut {
+        loop {
+            self.told.notified().await;
+            if let Some(cut) = *self.cut.lock() {
+                return cut;
+            }
+        }
+    }
+}
+
+pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, SimError> {
+    TcpListener::bind(address).await.map_err(|source| SimError::Listen { address, source })
+}
+
+pub(crate) fn local_addr(listener: &TcpListener, address: SocketAddr) -> Result<SocketAddr, SimError> {
+    listener.local_addr().map_err(|source| SimError::Listen { address, source })
+}
+
+/// Serves a port until the engine stops.
+pub(crate) fn serve(engine: &Arc<Engine>, listener: TcpListener, address: SocketAddr, port: Port) {
+    let (engine, stop) = (Arc::clone(engine), engine.supervisor.token());
+    engine.clone().supervisor.spawn("sim-engine-listener", async move {
+        tokio::select! {
+            () = listen(engine, listener, address, port) => {}
+            () = stop.cancelled() => {}
+        }
+    });
+}
+
+async fn listen(engine: Arc<Engine>, first: TcpListener, address: SocketAddr, port: Port) {
+    let mut refusing = engine.refusing.subscribe();
+    let mut listener = Some(first);
+    loop {
+        if *refusing.borrow_and_update() {
+            // A closed listener makes the system refuse connections.
+            listener = None;
+            if refusing.changed().await.is_err() {
+                return;
+            }
+            continue;
+        }
+        let Some(open) = &listener else {
+            listener = match bind(address).await {
+                Ok(bound) => Some(bound),
+                Err(error) => {
+                    tracing::warn!(%error, "a simulated engine cannot come back to its port yet");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                    None
+                }
+            };
+            continue;
+        };
+        tokio::select! {
+            biased;
+            changed = refusing.changed() => if changed.is_err() { return },
+            accepted = open.accept() => match accepted {
+                Ok((stream, _)) => start_connection(&engine, stream, port),
+                Err(error) => {
+                    tracing::warn!(%error, "a simulated engine cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                }
+            },
+        }
+    }
+}
+
+fn start_connection(engine: &Arc<Engine>, stream: TcpStream, port: Port) {
+    // Tokens go out one by one; without this they would wait for acknowledgements.
+    let _ = stream.set_nodelay(true);
+    let connection = connection(Arc::clone(engine), stream, port);
+    let stop = engine.supervisor.token();
+    engine.supervisor.spawn("sim-engine-connection", async move {
+        tokio::select! {
+            () = connection => {}
+            () = stop.cancelled() => {}
+        }
+    });
+}
+
+async fn connection(engine: Arc<Engine>, stream: TcpStream, port: Port) {
+    let _open = (port == Port::Main).then(|| {
+        Gauge::new(&engine.stats, 1, |stats, by| {
+            stats.open_connections = stats.open_connections.saturating_add_signed(by);
+        })
+    });
+    let scissors = Arc::new(Scissors::default());
+    let service = service_fn({
+        let (engine, scissors) = (Arc::clone(&engine), Arc::clone(&scissors));
+        move |request: Request<Incoming>| answer(Arc::clone(&engine), Arc::clone(&scissors), port, request)
+    });
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .keep_alive(true)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut refusing = engine.refusing.subscribe();
+    let cut = tokio::select! {
+        served = &mut connection => {
+            if let Err(error) = served {
+                tracing::debug!(%error, "a connection to a simulated engine ended early");
+            }
+            return;
+        }
+        cut = scissors.wait() => Some(cut),
+        () = until_refusing(&mut refusing) => None,
+    };
+    let mut stream = connection.into_parts().io.into_inner();
+    match cut {
+        Some(Cut::Close) => {}
+        Some(Cut::Garbage) => {
+            // A client that is gone has nothing to misread.
+            let _ = stream.write_all(GARBAGE).await;
+            let _ = stream.shutdown().await;
+        }
+        // A killed process leaves resets behind.
+        None => {
+            let _ = stream.set_zero_linger();
+        }
+    }
+}
+
+async fn until_refusing(refusing: &mut watch::Receiver<bool>) {
+    if refusing.wait_for(|refusing| *refusing).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn answer(
+    engine: Arc<Engine>,
+    scissors: Arc<Scissors>,
+    port: Port,
+    request: Request<Incoming>,
+) -> Result<Reply, Infallible> {
+    let reply = match port {
+        Port::Main => serve::handle(&engine, &scissors, request).await,
+        Port::Bootstrap => bootstrap::handle(&engine, request).await,
+    };
+    Ok(with_server_name(&engine, reply))
+}
+
+fn with_server_name(engine: &Engine, mut reply: Reply) -> Reply {
+    // Both engines run under uvicorn.
+    reply.headers_mut().insert(http::header::SERVER, http::HeaderValue::from_static("uvicorn"));
+    if engine.supervisor.token().is_cancelled() {
+        reply.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+    }
+    reply
+}
+
+/// Reads a whole body. `None` if it is longer than `limit` bytes or breaks off.
+pub(crate) async fn read_body(body: Incoming, limit: usize) -> Option<Bytes> {
+    Limited::new(body, limit).collect().await.ok().map(Collected::to_bytes)
+}

@@ -1,0 +1,441 @@
+//! The life of one choice: wait, compute or take over the prompt, then speak token by token.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+
+use super::Engine;
+use super::cache::CachedTokens;
+use super::config::Role;
+use super::rendezvous::{KvAsk, KvOffer, Missed};
+use super::service::{Pacer, Timing};
+use super::stats::Gauge;
+use super::tokens::{PageChain, Voice, token_of};
+
+/// SGLang leaves the shared store alone for fewer tokens than this.
+const SGLANG_PREFETCH_THRESHOLD: usize = 256;
+
+/// How one choice's key-value cache comes and goes.
+#[derive(Debug, Clone)]
+pub(crate) enum Handover {
+    /// Computed and used here.
+    Local,
+    /// Computed once the decode engine has come, then handed to it (SGLang prefill).
+    Send {
+        /// The room.
+        key: String,
+    },
+    /// Computed, then kept for whoever asks for it (vLLM prefill).
+    Keep {
+        /// Remote request or transfer id.
+        key: String,
+    },
+    /// Taken from a prefill engine.
+    Take(Take),
+}
+
+/// Where a decode engine finds its key-value cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Take {
+    /// `http://host:port` of the prefill's bootstrap server.
+    pub(crate) server: String,
+    /// The place.
+    pub(crate) key: String,
+    /// Data-parallel rank of the prefill engine, if the request names it.
+    pub(crate) rank: Option<u32>,
+    /// Engine that must answer.
+    pub(crate) engine_id: Option<String>,
+    /// Whether the prefill leg may come later.
+    pub(crate) wait: bool,
+    /// Whether an unreachable server is tried again for a while (SGLang).
+    pub(crate) patient: bool,
+    /// Whether all transferred tokens are reported as cached (vLLM's Mooncake connector).
+    pub(crate) counts_as_cached: bool,
+}
+
+/// One choice to produce.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) tokens: Arc<Vec<u32>>,
+    /// Which of `n` answers to the prompt.
+    pub(crate) choice: u32,
+    /// Separates the cache by tenant.
+    pub(crate) salt: u64,
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) stop: Vec<String>,
+    /// A tool call to write instead of prose: called with the voice.
+    pub(crate) tool: Option<super::tools::ToolPlan>,
+    pub(crate) handover: Handover,
+    pub(crate) rank: u32,
+    pub(crate) timing: Timing,
+    pub(crate) cancel: CancellationToken,
+}
+
+/// Why a choice ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Finish {
+    Length,
+    Stop(Option<String>),
+    ToolCalls,
+    Abort,
+}
+
+/// A failure of the engine, told to the client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct EngineError {
+    pub(crate) message: String,
+}
+
+impl EngineError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}
+
+/// One token's text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) text: String,
+    pub(crate) id: u32,
+}
+
+/// A choice that has its prompt and speaks.
+pub(crate) struct Speech {
+    engine: Arc<Engine>,
+    rank: u32,
+    chain: PageChain,
+    timing: Timing,
+    cancel: CancellationToken,
+    voice: Voice,
+    limit: u32,
+    at_limit: Finish,
+    script: Option<VecDeque<String>>,
+    stop: Vec<String>,
+    tail: String,
+    spoken: u32,
+    pacer: Pacer,
+    keeps_output: bool,
+    _place_in_batch: Option<OwnedSemaphorePermit>,
+    _running: Gauge,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) cached: CachedTokens,
+    pub(crate) finish: Option<Finish>,
+}
+
+impl Speech {
+    /// Waits for the prompt. An abort by id gives a speech that has ended already.
+    pub(crate) async fn begin(engine: &Arc<Engine>, job: Job) -> Result<Self, EngineError> {
+        engine.stats.change(|stats| {
+            if let Some(count) = stats.by_dp_rank.get_mut(job.rank as usize) {
+                *count += 1;
+            }
+        });
+        let chain = PageChain::of(&job.tokens, engine.config.page_size, engine.cache_salt(job.salt));
+        let cancel = job.cancel.clone();
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => {
+                let voice = Voice::new(chain.fingerprint(), job.choice);
+                let mut speech = Self::new(engine, &job, chain, voice, CachedTokens::default(), None);
+                speech.finish = Some(Finish::Abort);
+                Ok(speech)
+            }
+            begun = Self::begin_uncancelled(engine, &job, &chain) => {
+                let (voice, cached, permit) = begun?;
+                Ok(Self::new(engine, &job, chain, voice, cached, permit))
+            }
+        }
+    }
+
+    async fn begin_uncancelled(
+        engine: &Arc<Engine>,
+        job: &Job,
+        chain: &PageChain,
+    ) -> Result<(Voice, CachedTokens, Option<OwnedSemaphorePermit>), EngineError> {
+        let own = chain.fingerprint();
+        let voice = Voice::new(own, job.choice);
+        match &job.handover {
+            Handover::Local => {
+                let cached = compute(engine, job, chain).await?;
+                Ok((voice, cached, engine.place_in_batch(job.rank).await))
+            }
+            Handover::Keep { key } => {
+                let cached = compute(engine, job, chain).await?;
+                engine.keep_offer(key, job.rank, offer(chain, cached));
+                Ok((voice, cached, engine.place_in_batch(job.rank).await))
+            }
+            Handover::Send { key } => Ok((voice, send(engine, job, chain, key).await?, None)),
+            Handover::Take(from) => {
+                let permit = engine.place_in_batch(job.rank).await;
+                let received = take(engine, from).await?;
+                engine.stats.change(|stats| {
+                    stats.kv_received += 1;
+                    stats.transferred_tokens += received.prompt_tokens as u64;
+                });
+                let voice = if received.fingerprint == own {
+                    voice
+                } else {
+                    engine.stats.change(|stats| stats.prompt_mismatches += 1);
+                    Voice::confused(own, received.fingerprint, job.choice)
+                };
+                let cached = if from.counts_as_cached {
+                    CachedTokens { storage: chain.len(), ..CachedTokens::default() }
+                } else {
+                    received.cached
+                };
+                Ok((voice, cached, permit))
+            }
+        }
+    }
+
+    fn new(
+        engine: &Arc<Engine>,
+        job: &Job,
+        chain: PageChain,
+        voice: Voice,
+        cached: CachedTokens,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        let only_first = matches!(job.handover, Handover::Send { .. });
+        let script = job.tool.as_ref().filter(|_| !only_first).map(|tool| tool.pieces(voice));
+        let (limit, at_limit) = match (&script, only_first) {
+            (_, true) => (1, Finish::Length),
+            (Some(script), false) => (u32::try_from(script.len()).unwrap_or(u32::MAX), Finish::ToolCalls),
+            (None, false) => match job.max_tokens {
+                Some(limit) => (limit.max(1), Finish::Length),
+                None => (voice.natural_length(), Finish::Stop(None)),
+            },
+        };
+        Self {
+            engine: Arc::clone(engine),
+            rank: job.rank,
+            prompt_tokens: chain.len(),
+            chain,
+            timing: job.timing.clone(),
+            cancel: job.cancel.clone(),
+            voice,
+            limit,
+            at_limit,
+            script,
+            stop: job.stop.clone(),
+            tail: String::new(),
+            spoken: 0,
+            pacer: Pacer::start(),
+            keeps_output: engine.config.role == Role::Plain && matches!(job.handover, Handover::Local),
+            _place_in_batch: permit,
+            _running: Gauge::new(&engine.stats, 1, |stats, by| {
+                stats.running = stats.running.saturating_add_signed(by);
+            }),
+            cached,
+            finish: None,
+        }
+    }
+
+    /// Number of tokens spoken.
+    pub(crate) fn spoken(&self) -> u32 {
+        self.spoken
+    }
+
+    /// The next token, at the engine's pace. `None` when [`Speech::finish`] is set.
+    pub(crate) async fn next(&mut self) -> Option<Piece> {
+        if self.finish.is_some() {
+            return None;
+        }
+        // The prefill made the first token.
+        if self.spoken > 0 {
+            let together = self.engine.stats.read(|stats| stats.running);
+            let step = self.timing.decode_step(together);
+            tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => {}
+                () = self.pacer.wait(step) => {}
+            }
+        }
+        if self.cancel.is_cancelled() {
+            self.end(Finish::Abort);
+            return None;
+        }
+        let text = match &mut self.script {
+            Some(script) => script.pop_front().unwrap_or_default(),
+            None => self.voice.word(u64::from(self.spoken)),
+        };
+        let id = token_of(&text);
+        self.spoken += 1;
+        self.engine.stats.change(|stats| stats.completion_tokens += 1);
+        if self.keeps_output {
+            self.chain.push(id);
+        }
+        let text = self.cut_at_stop(text);
+        if self.finish.is_none() && self.spoken >= self.limit {
+            self.end(self.at_limit.clone());
+        }
+        Some(Piece { text, id })
+    }
+
+    fn cut_at_stop(&mut self, text: String) -> String {
+        if self.stop.is_empty() || self.script.is_some() {
+            return text;
+        }
+        let longest = self.stop.iter().map(String::len).max().unwrap_or_default();
+        self.tail.push_str(&text);
+        let hit =
+            self.stop.iter().find_map(|stop| self.tail.find(stop.as_str()).map(|at| (at, stop.clone())));
+        if let Some((at, stop)) = hit {
+            let before = self.tail.len() - text.len();
+            self.end(Finish::Stop(Some(stop)));
+            // What was sent before cannot be taken back. The text is ASCII.
+            return text.get(..at.saturating_sub(before)).unwrap_or_default().to_owned();
+        }
+        if self.tail.len() > 2 * longest + 64 {
+            let cut = self.tail.len() - longest;
+            self.tail.drain(..cut);
+        }
+        text
+    }
+
+    fn end(&mut self, finish: Finish) {
+        self.finish = Some(finish);
+        if self.keeps_output {
+            self.engine.remember(self.rank, &self.chain);
+        }
+    }
+}
+
+fn offer(chain: &PageChain, cached: CachedTokens) -> KvOffer {
+    KvOffer { fingerprint: chain.fingerprint(), prompt_tokens: chain.len(), cached }
+}
+
+/// Computes a prompt behind what the caches hold of it.
+async fn compute(engine: &Arc<Engine>, job: &Job, chain: &PageChain) -> Result<CachedTokens, EngineError> {
+    let rank = engine.rank(job.rank);
+    let threshold = match engine.config.face {
+        super::Face::Sglang => SGLANG_PREFETCH_THRESHOLD,
+        super::Face::Vllm => 0,
+    };
+    let store = engine.store().map(|store| (store, threshold));
+    let cached = rank.cache.lock().lookup(chain.pages(), chain.len(), store);
+    let new = chain.len() - cached.total();
+    let waiting = Gauge::new(&engine.stats, 1, |stats, by| {
+        stats.waiting = stats.waiting.saturating_add_signed(by);
+    });
+    let uncached = Gauge::new(&engine.stats, new, |stats, by| {
+        stats.waiting_uncached_tokens = stats.waiting_uncached_tokens.saturating_add_signed(by);
+    });
+    if cached.storage > 0 {
+        // One read at a time: they share the network card.
+        let _card = rank.network_card.lock().await;
+        super::service::pause(job.timing.storage_fetch(cached.storage)).await;
+    }
+    let load_s = if cached.host > 0 { job.timing.host_load_s(cached.host) } else { 0.0 };
+    if !rank.prefill.compute(&job.timing, new, cached.total(), load_s).await {
+        return Err(EngineError::new("the engine is shutting down"));
+    }
+    drop((waiting, uncached));
+    engine.remember(job.rank, chain);
+    engine.stats.change(|stats| {
+        stats.prompt_tokens += chain.len() as u64;
+        stats.cached_device_tokens += cached.device as u64;
+        stats.cached_host_tokens += cached.host as u64;
+        stats.cached_storage_tokens += cached.storage as u64;
+    });
+    Ok(cached)
+}
+
+/// SGLang's prefill: nothing starts before the decode engine has come, nothing is answered before it has all.
+async fn send(
+    engine: &Arc<Engine>,
+    job: &Job,
+    chain: &PageChain,
+    key: &str,
+) -> Result<CachedTokens, EngineError> {
+    let timeout = engine.config.pair_timeout();
+    let place = engine.places.keep(key, job.rank).map_err(|missed| missed_error(missed, timeout))?;
+    {
+        let _bootstrapping = Gauge::new(&engine.stats, 1, |stats, by| {
+            stats.bootstrapping = stats.bootstrapping.saturating_add_signed(by);
+        });
+        place.decode_came(timeout).await.map_err(|missed| missed_error(missed, timeout))?;
+    }
+    let cached = compute(engine, job, chain).await?;
+    place.offer(offer(chain, cached));
+    let _transferring = transferring(engine);
+    place.taken(timeout).await.map_err(|missed| missed_error(missed, timeout))?;
+    engine.stats.change(|stats| stats.kv_sent += 1);
+    Ok(cached)
+}
+
+fn transferring(engine: &Engine) -> Gauge {
+    Gauge::new(&engine.stats, 1, |stats, by| {
+        stats.transferring = stats.transferring.saturating_add_signed(by);
+    })
+}
+
+fn missed_error(missed: Missed, timeout: Duration) -> EngineError {
+    EngineError::new(match missed {
+        Missed::TimedOut => format!("Request timed out after {:.1}s in KVPoll.Bootstrapping", timeout.as_secs_f64()),
+        Missed::Conflict => "KVTransferError: follow_bootstrap_room conflict: the decode engine expects the KV cache at another data-parallel rank".to_owned(),
+        Missed::Unknown | Missed::Full => "Internal server error".to_owned(),
+    })
+}
+
+/// Asks the prefill engine for a key-value cache and waits for it.
+async fn take(engine: &Arc<Engine>, from: &Take) -> Result<KvOffer, EngineError> {
+    let timeout = engine.config.pair_timeout();
+    let _transferring = transferring(engine);
+    let asking = ask_until(engine, from);
+    tokio::time::timeout(timeout, asking).await.unwrap_or_else(|_| {
+        Err(EngineError::new(format!(
+            "KVTransferError: Request {} timed out after {:.1}s in KVPoll.WaitingForInput",
+            from.key,
+            timeout.as_secs_f64()
+        )))
+    })
+}
+
+async fn ask_until(engine: &Arc<Engine>, from: &Take) -> Result<KvOffer, EngineError> {
+    let url = format!("{}/_sim/kv", from.server);
+    let ask =
+        KvAsk { key: from.key.clone(), rank: from.rank, engine_id: from.engine_id.clone(), wait: from.wait };
+    let begin = tokio::time::Instant::now();
+    let patience = engine.config.handshake_timeout;
+    loop {
+        let error = match engine.client.post(&url).json(&ask).send().await {
+            Ok(answer) if answer.status().is_success() => match answer.json::<KvOffer>().await {
+                Ok(offer) => return Ok(offer),
+                Err(error) => error,
+            },
+            Ok(answer) => {
+                // vLLM tells nothing but this, and quickly.
+                super::service::pause(engine.timing.scaled(0.15)).await;
+                let status = answer.status();
+                let message = if from.patient {
+                    format!("KVTransferError: {status}")
+                } else {
+                    "Internal server error".to_owned()
+                };
+                return Err(EngineError::new(message));
+            }
+            Err(error) => error,
+        };
+        if !from.patient {
+            return Err(EngineError::new("Internal server error"));
+        }
+        if !error.is_connect() {
+            return Err(EngineError::new(format!(
+                "KVTransferError: Lost connection with prefill instance {}",
+                from.server
+            )));
+        }
+        if begin.elapsed() >= patience {
+            return Err(EngineError::new(format!(
+                "Decode handshake failed for request {}: Could not fetch prefill parallel info from bootstrap server {} after 15 attempts",
+                from.key, from.server
+            )));
+        }
+        tokio::time::sleep((patience / 14).max(Duration::from_millis(1))).await;
+    }
+}

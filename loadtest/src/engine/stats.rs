@@ -1,0 +1,209 @@
+//! What an engine counts about itself.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+/// Most aborts whose time is remembered.
+const MAX_ABORTS_KEPT: usize = 1_024;
+/// Most requests that are kept for inspection.
+pub(crate) const MAX_REQUESTS_KEPT: usize = 64;
+/// Most bytes of request bodies that are kept for inspection.
+const MAX_REQUEST_BYTES_KEPT: usize = 16 * 1024 * 1024;
+
+/// Why a request ended early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AbortKind {
+    /// The client closed the connection.
+    Disconnect,
+    /// `/abort_request` named it.
+    Rid,
+}
+
+/// One request that ended early.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AbortEvent {
+    /// Why.
+    pub kind: AbortKind,
+    /// Which request.
+    pub rid: String,
+    /// When, in milliseconds since 1970.
+    pub at_unix_ms: u64,
+}
+
+/// An engine's counters at one moment. Counters of requests count HTTP requests, not the choices of `n`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SimStats {
+    /// Generation requests whose body was read.
+    pub started: u64,
+    /// … that were answered in full.
+    pub finished: u64,
+    /// … that ended in an error of the engine, faults included.
+    pub failed: u64,
+    /// … whose client went away.
+    pub aborted_by_disconnect: u64,
+    /// … that `/abort_request` ended.
+    pub aborted_by_rid: u64,
+    /// … that are open now.
+    pub active: u64,
+    /// Choices waiting for their prefill, or for a place in the batch.
+    pub waiting: u64,
+    /// Prompt tokens of waiting choices that no cache holds.
+    pub waiting_uncached_tokens: u64,
+    /// Choices generating now.
+    pub running: u64,
+    /// Prefill choices that wait for their decode engine.
+    pub bootstrapping: u64,
+    /// Choices whose key-value cache is being handed over.
+    pub transferring: u64,
+    /// Connections open now.
+    pub open_connections: u64,
+    /// Requests decoded with another prompt's key-value cache, hence with wrong tokens.
+    pub prompt_mismatches: u64,
+    /// Key-value caches handed to a decode engine.
+    pub kv_sent: u64,
+    /// Key-value caches taken from a prefill engine.
+    pub kv_received: u64,
+    /// Decode requests without usable transfer parameters, computed from scratch (vLLM).
+    pub recomputed: u64,
+    /// Prompt tokens of prefilled choices.
+    pub prompt_tokens: u64,
+    /// … of them found in the device cache.
+    pub cached_device_tokens: u64,
+    /// … in the host cache.
+    pub cached_host_tokens: u64,
+    /// … in the shared store.
+    pub cached_storage_tokens: u64,
+    /// Prompt tokens that came from a prefill engine.
+    pub transferred_tokens: u64,
+    /// Tokens generated.
+    pub completion_tokens: u64,
+    /// Microseconds of prefill work done, scaled to the imitated engine.
+    pub prefill_busy_us: u64,
+    /// Choices by data-parallel rank.
+    pub by_dp_rank: Vec<u64>,
+    /// The latest aborts, oldest first.
+    pub aborts: VecDeque<AbortEvent>,
+}
+
+/// A request as it came over the wire.
+#[derive(Debug, Clone)]
+pub struct RecordedRequest {
+    /// Method.
+    pub method: String,
+    /// Path and query.
+    pub target: String,
+    /// Headers in their order.
+    pub headers: Vec<(String, String)>,
+    /// Body, byte for byte.
+    pub body: Bytes,
+}
+
+/// The engine's own copy of its counters. Every change wakes those who wait for one.
+#[derive(Debug)]
+pub(crate) struct Stats {
+    current: watch::Sender<SimStats>,
+    last: Mutex<VecDeque<RecordedRequest>>,
+}
+
+impl Stats {
+    pub(crate) fn new(dp_size: u32) -> Self {
+        let first = SimStats { by_dp_rank: vec![0; dp_size as usize], ..SimStats::default() };
+        Self { current: watch::Sender::new(first), last: Mutex::new(VecDeque::new()) }
+    }
+
+    pub(crate) fn snapshot(&self) -> SimStats {
+        self.current.borrow().clone()
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut SimStats)) {
+        self.current.send_modify(change);
+    }
+
+    /// Reads without cloning.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&SimStats) -> T) -> T {
+        read(&self.current.borrow())
+    }
+
+    pub(crate) async fn wait_for(
+        &self,
+        timeout: Duration,
+        mut condition: impl FnMut(&SimStats) -> bool,
+    ) -> bool {
+        let mut receiver = self.current.subscribe();
+        tokio::time::timeout(timeout, receiver.wait_for(|stats| condition(stats)))
+            .await
+            .is_ok_and(|seen| seen.is_ok())
+    }
+
+    pub(crate) fn abort(&self, kind: AbortKind, rid: &str) {
+        let event = AbortEvent { kind, rid: rid.to_owned(), at_unix_ms: unix_ms() };
+        self.change(|stats| {
+            match kind {
+                AbortKind::Disconnect => stats.aborted_by_disconnect += 1,
+                AbortKind::Rid => stats.aborted_by_rid += 1,
+            }
+            if stats.aborts.len() == MAX_ABORTS_KEPT {
+                stats.aborts.pop_front();
+            }
+            stats.aborts.push_back(event);
+        });
+    }
+
+    pub(crate) fn record(&self, request: RecordedRequest) {
+        let mut last = self.last.lock();
+        last.push_back(request);
+        let mut bytes: usize = last.iter().map(|kept| kept.body.len()).sum();
+        while last.len() > MAX_REQUESTS_KEPT || (bytes > MAX_REQUEST_BYTES_KEPT && last.len() > 1) {
+            bytes -= last.pop_front().map_or(0, |dropped| dropped.body.len());
+        }
+    }
+
+    /// The latest requests, oldest first.
+    pub(crate) fn last(&self, count: usize) -> Vec<RecordedRequest> {
+        let last = self.last.lock();
+        last.iter().skip(last.len().saturating_sub(count)).cloned().collect()
+    }
+}
+
+/// Adds an amount to one gauge.
+type AddTo = fn(&mut SimStats, i64);
+
+/// Adds to a gauge and takes it away again when dropped.
+pub(crate) struct Gauge {
+    stats: Arc<Stats>,
+    add: AddTo,
+    amount: i64,
+}
+
+impl Gauge {
+    pub(crate) fn new(stats: &Arc<Stats>, amount: usize, add: AddTo) -> Self {
+        let amount = i64::try_from(amount).unwrap_or(i64::MAX);
+        stats.change(|stats| add(stats, amount));
+        Self { stats: Arc::clone(stats), add, amount }
+    }
+}
+
+impl Drop for Gauge {
+    fn drop(&mut self) {
+        let (add, amount) = (self.add, self.amount);
+        self.stats.change(|stats| add(stats, -amount));
+    }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn unix_ms() -> u64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Seconds since 1970, with the fraction.
+pub(crate) fn unix_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}

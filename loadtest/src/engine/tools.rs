@@ -1,0 +1,101 @@
+//! Tool calls: when the simulated model makes one, and what it says in it.
+
+use std::collections::VecDeque;
+
+use serde_json::{Map, Value};
+
+use super::tokens::{BYTES_PER_TOKEN, Voice};
+
+/// Text in the last user message that makes the model call a tool.
+pub(crate) const TRIGGER: &str = "call_tool";
+
+/// A tool call the model is going to make.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ToolPlan {
+    /// Function to call.
+    pub(crate) name: String,
+    parameters: Value,
+}
+
+impl ToolPlan {
+    /// The tool call that a chat request leads to: forced by `tool_choice`, or asked for by the last user message.
+    pub(crate) fn of(body: &Map<String, Value>, last_user_text: &str) -> Option<Self> {
+        let tools = body.get("tools")?.as_array()?;
+        let choice = body.get("tool_choice");
+        if choice.and_then(Value::as_str) == Some("none") {
+            return None;
+        }
+        let forced_name = choice.and_then(|choice| choice.pointer("/function/name")).and_then(Value::as_str);
+        let forced = forced_name.is_some() || choice.and_then(Value::as_str) == Some("required");
+        if !forced && !last_user_text.contains(TRIGGER) {
+            return None;
+        }
+        let functions: Vec<&Value> = tools.iter().filter_map(|tool| tool.get("function")).collect();
+        let name_of = |function: &&Value| function.get("name").and_then(Value::as_str).map(str::to_owned);
+        let function = match forced_name {
+            Some(wanted) => functions.iter().find(|function| name_of(function).as_deref() == Some(wanted))?,
+            None => functions.first()?,
+        };
+        let parameters = function.get("parameters").cloned().unwrap_or(Value::Null);
+        Some(Self { name: name_of(function)?, parameters })
+    }
+
+    /// The arguments, as JSON text.
+    pub(crate) fn arguments(&self, voice: Voice) -> String {
+        let mut arguments = Map::new();
+        let properties = self.parameters.get("properties").and_then(Value::as_object);
+        for (index, (name, schema)) in properties.into_iter().flatten().enumerate() {
+            let word = voice.word(index as u64);
+            let value = match schema.get("type").and_then(Value::as_str) {
+                Some("integer" | "number") => Value::from(word.bytes().map(u64::from).sum::<u64>()),
+                Some("boolean") => Value::Bool(word.len() == BYTES_PER_TOKEN),
+                Some("array") => Value::Array(Vec::new()),
+                Some("object") => Value::Object(Map::new()),
+                _ => match schema.get("enum").and_then(Value::as_array).and_then(|allowed| allowed.first()) {
+                    Some(allowed) => allowed.clone(),
+                    None => Value::String(word.trim_start().to_owned()),
+                },
+            };
+            arguments.insert(name.clone(), value);
+        }
+        Value::Object(arguments).to_string()
+    }
+
+    /// The arguments in pieces of a token.
+    pub(crate) fn pieces(&self, voice: Voice) -> VecDeque<String> {
+        let characters: Vec<char> = self.arguments(voice).chars().collect();
+        characters.chunks(BYTES_PER_TOKEN).map(|piece| piece.iter().collect()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn body(choice: &Value) -> Map<String, Value> {
+        let tools = json!([
+            {"type": "function", "function": {"name": "first", "parameters": {}}},
+            {"type": "function", "function": {"name": "weather", "parameters": {"type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}]);
+        let body = json!({"tools": tools, "tool_choice": choice});
+        body.as_object().cloned().expect("an object")
+    }
+
+    #[test]
+    fn a_tool_is_called_when_forced_or_asked_for() {
+        let voice = Voice::new(1, 0);
+        let named = json!({"type": "function", "function": {"name": "weather"}});
+        let plan = ToolPlan::of(&body(&named), "hi").expect("forced");
+        let arguments: Value = serde_json::from_str(&plan.arguments(voice)).expect("JSON");
+        assert!(arguments["city"].is_string() && arguments["days"].is_u64());
+        assert_eq!(plan.pieces(voice).into_iter().collect::<String>(), plan.arguments(voice));
+        assert_eq!(
+            ToolPlan::of(&body(&json!("required")), "hi").map(|plan| plan.name),
+            Some("first".to_owned())
+        );
+        assert!(ToolPlan::of(&body(&json!("auto")), "hi").is_none());
+        assert!(ToolPlan::of(&body(&json!("auto")), "please call_tool").is_some());
+        assert!(ToolPlan::of(&body(&json!("none")), "call_tool").is_none());
+    }
+}

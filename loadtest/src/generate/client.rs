@@ -1,0 +1,259 @@
+//! One request: sent, its stream of events read to the end and timed.
+
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::record::{Failure, Outcome};
+
+/// Longest event that is read.
+const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
+/// Bytes of an answer that are shown as an example.
+const EXAMPLE_BYTES: usize = 300;
+
+/// Which interface is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum TargetApi {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+}
+
+/// Where requests go.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Client with its connections.
+    pub client: reqwest::Client,
+    /// `http://host:port`, without a path.
+    pub base: String,
+    /// Which interface.
+    pub api: TargetApi,
+    /// Model name to ask for.
+    pub model: String,
+    /// Longest time without a byte.
+    pub silence: Duration,
+}
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    #[serde(borrow)]
+    error: Option<&'a serde_json::value::RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    delta: Option<Delta>,
+    text: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+    reasoning_content: Option<String>,
+    tool_calls: Option<serde::de::IgnoredAny>,
+}
+
+impl Choice {
+    fn has_content(&self) -> bool {
+        let filled = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        filled(&self.text)
+            || self.delta.as_ref().is_some_and(|delta| {
+                filled(&delta.content) || filled(&delta.reasoning_content) || delta.tool_calls.is_some()
+            })
+    }
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Deserialize)]
+struct PromptDetails {
+    cached_tokens: Option<u64>,
+}
+
+fn failure(kind: impl Into<String>, detail: impl Into<String>) -> Failure {
+    let mut detail = detail.into();
+    let mut cut = detail.len().min(EXAMPLE_BYTES);
+    while !detail.is_char_boundary(cut) {
+        cut -= 1;
+    }
+    detail.truncate(cut);
+    Failure { kind: kind.into(), detail }
+}
+
+impl Target {
+    /// Sends one request and reads its stream.
+    ///
+    /// # Errors
+    /// The request was not answered in full: refused, an error status or event, or a stream without its end.
+    pub async fn send(&self, prompt: &str, output_tokens: u32) -> Result<Outcome, Failure> {
+        let (path, prompt_member) = match self.api {
+            TargetApi::Chat => ("chat/completions", json!([{"role": "user", "content": prompt}])),
+            TargetApi::Completions => ("completions", json!(prompt)),
+        };
+        let name = if self.api == TargetApi::Chat { "messages" } else { "prompt" };
+        let body = json!({
+            "model": self.model, name: prompt_member, "max_tokens": output_tokens, "stream": true,
+            "stream_options": {"include_usage": true}, "temperature": 0, "ignore_eos": true,
+        });
+        let begin = Instant::now();
+        let sending = self.client.post(format!("{}/v1/{path}", self.base)).json(&body).send();
+        let answer = tokio::time::timeout(self.silence, sending)
+            .await
+            .map_err(|_| failure("timeout", format!("no answer within {:?}", self.silence)))?
+            .map_err(|error| network_failure(&error))?;
+        let status = answer.status();
+        if !status.is_success() {
+            let text = answer.text().await.unwrap_or_default();
+            return Err(failure(format!("status {}", status.as_u16()), text));
+        }
+        let mut reader = Reader { begin, last: None, outcome: Outcome::default(), events: 0, done: false };
+        let mut chunks = answer.bytes_stream();
+        let mut buffer = Vec::new();
+        while let Some(chunk) = tokio::time::timeout(self.silence, chunks.next()).await.map_err(|_| {
+            failure("silence", format!("nothing for {:?} after {} events", self.silence, reader.events))
+        })? {
+            let chunk = chunk.map_err(|error| {
+                failure("broken stream", format!("after {} events: {}", reader.events, chain(&error)))
+            })?;
+            buffer.extend_from_slice(&chunk);
+            reader.read_events(&mut buffer)?;
+            if buffer.len() > MAX_EVENT_BYTES {
+                return Err(failure("not an event stream", "an event of more than 16 MiB"));
+            }
+        }
+        reader.finish()
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+fn network_failure(error: &reqwest::Error) -> Failure {
+    let kind = if error.is_connect() { "connect" } else { "no answer" };
+    failure(kind, chain(error))
+}
+
+struct Reader {
+    begin: Instant,
+    last: Option<Instant>,
+    outcome: Outcome,
+    events: u64,
+    done: bool,
+}
+
+impl Reader {
+    fn read_events(&mut self, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+        let mut used = 0;
+        while let Some(end) = buffer[used..].iter().position(|byte| *byte == b'\n') {
+            let line = &buffer[used..used + end];
+            self.read_line(line.strip_suffix(b"\r").unwrap_or(line))?;
+            used += end + 1;
+        }
+        buffer.drain(..used);
+        Ok(())
+    }
+
+    fn read_line(&mut self, line: &[u8]) -> Result<(), Failure> {
+        let Some(data) = line.strip_prefix(b"data:") else {
+            // Comments and other fields; anything else is not an event stream.
+            let other_field = line.is_empty() || line.starts_with(b":") || line.contains(&b':');
+            let text = || String::from_utf8_lossy(line).into_owned();
+            return if other_field { Ok(()) } else { Err(failure("not an event stream", text())) };
+        };
+        let data = data.trim_ascii();
+        if data == b"[DONE]" {
+            self.done = true;
+            return Ok(());
+        }
+        let event: Event<'_> = serde_json::from_slice(data)
+            .map_err(|error| failure("bad event", format!("{error}: {}", String::from_utf8_lossy(data))))?;
+        if let Some(error) = event.error.filter(|error| error.get() != "null") {
+            return Err(failure("error event", error.get()));
+        }
+        if event.choices.iter().any(Choice::has_content) {
+            let now = Instant::now();
+            match self.last {
+                None => self.outcome.ttft = Some(now - self.begin),
+                Some(last) => self.outcome.gaps.push(now - last),
+            }
+            self.last = Some(now);
+            self.events += 1;
+        }
+        if let Some(usage) = event.usage {
+            self.outcome.prompt_tokens = usage.prompt_tokens;
+            self.outcome.completion_tokens = usage.completion_tokens;
+            let cached = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
+            self.outcome.cached_tokens = cached.unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Outcome, Failure> {
+        if !self.done {
+            return Err(failure("no [DONE]", format!("the stream ended after {} events", self.events)));
+        }
+        self.outcome.e2e = self.begin.elapsed();
+        if self.outcome.completion_tokens == 0 {
+            self.outcome.completion_tokens = self.events;
+        }
+        Ok(self.outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(stream: &str) -> Result<Outcome, Failure> {
+        let mut reader =
+            Reader { begin: Instant::now(), last: None, outcome: Outcome::default(), events: 0, done: false };
+        let mut buffer = stream.as_bytes().to_vec();
+        reader.read_events(&mut buffer)?;
+        reader.finish()
+    }
+
+    #[test]
+    fn content_usage_and_end_are_seen() {
+        let outcome = read(concat!(
+            ": keep-alive\n\n",
+            "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
+            "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}],\"usage\":null}\r\n\r\n",
+            "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"b\"},\"finish_reason\":\"stop\"}]}\n\n",
+            "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n",
+            "data: [DONE]\n\n",
+        ))
+        .expect("a whole stream");
+        assert!(outcome.ttft.is_some());
+        assert_eq!((outcome.gaps.len(), outcome.prompt_tokens, outcome.cached_tokens), (1, 9, 4));
+    }
+
+    #[test]
+    fn an_incomplete_or_failed_stream_is_an_error() {
+        let kind = |stream| read(stream).expect_err("an error").kind;
+        assert_eq!(kind("data: {\"choices\":[]}\n\n"), "no [DONE]");
+        assert_eq!(kind("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"), "error event");
+        assert_eq!(kind("data: {oops\n\n"), "bad event");
+        assert_eq!(kind("<html>\n"), "not an event stream");
+    }
+}

@@ -1,0 +1,114 @@
+//! The load generator: an open loop, so a slow server gets no fewer requests.
+
+pub mod arrival;
+pub mod client;
+pub mod prompt;
+pub mod record;
+pub mod report;
+pub mod trace;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use moongate_runtime::Supervisor;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use self::arrival::{Arrival, Arrivals};
+pub use self::client::{Target, TargetApi};
+pub use self::record::{Failure, Outcome, Record};
+pub use self::report::Report;
+
+/// Requests in flight at most, when no limit is given.
+pub const DEFAULT_IN_FLIGHT: usize = 16_384;
+
+/// When a run ends and how much of it happens at once.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// No request is sent after this time.
+    pub duration: Option<Duration>,
+    /// No more requests than these.
+    pub requests: Option<u64>,
+    /// Requests in flight at most; later ones wait, and are counted as late.
+    pub in_flight: usize,
+}
+
+/// Sends the arrivals to the target and measures, until they end or `stop` is cancelled.
+///
+/// # Errors
+/// The histograms cannot be made.
+pub async fn generate(
+    target: Target,
+    arrivals: Arrivals,
+    limits: &Limits,
+    supervisor: &Supervisor,
+    stop: &CancellationToken,
+    progress: bool,
+) -> anyhow::Result<Report> {
+    let record = Arc::new(Mutex::new(Record::new()?));
+    let target = Arc::new(target);
+    let places = Arc::new(Semaphore::new(limits.in_flight.clamp(1, Semaphore::MAX_PERMITS)));
+    let bar = progress_bar(arrivals.total().or(limits.requests), progress);
+    // Cancelled when the run is stopped early: requests in flight are given up.
+    let give_up = stop.child_token();
+    let tasks = TaskTracker::new();
+    let begin = Instant::now();
+    let mut sent = 0;
+    for arrival in arrivals {
+        if limits.requests.is_some_and(|most| sent >= most)
+            || limits.duration.is_some_and(|duration| arrival.at >= duration)
+        {
+            break;
+        }
+        let due = begin.checked_add(arrival.at).unwrap_or(begin);
+        let place = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            place = place_at(due, &places) => place,
+        };
+        let Some(place) = place else { break };
+        record.lock().lateness.saturating_record(record::microseconds(due.elapsed()).max(1));
+        sent += 1;
+        let (target, record, bar, give_up) =
+            (Arc::clone(&target), Arc::clone(&record), bar.clone(), give_up.clone());
+        let request = async move {
+            let prompt = arrival.prompt();
+            let result = tokio::select! {
+                biased;
+                () = give_up.cancelled() => None,
+                result = target.send(&prompt, arrival.output_tokens) => Some(result),
+            };
+            if let Some(result) = result {
+                record.lock().add(result);
+            }
+            bar.inc(1);
+            drop(place);
+        };
+        supervisor.spawn("loadtest-request", tasks.track_future(request));
+    }
+    tasks.close();
+    tasks.wait().await;
+    bar.finish_and_clear();
+    let elapsed = begin.elapsed();
+    let record = std::mem::replace(&mut *record.lock(), Record::new()?);
+    Ok(Report { record, sent, elapsed, stopped_early: stop.is_cancelled() })
+}
+
+async fn place_at(due: Instant, places: &Arc<Semaphore>) -> Option<tokio::sync::OwnedSemaphorePermit> {
+    tokio::time::sleep_until(due.into()).await;
+    Arc::clone(places).acquire_owned().await.ok()
+}
+
+fn progress_bar(total: Option<u64>, wanted: bool) -> ProgressBar {
+    // indicatif draws nothing when stderr is not a terminal.
+    let target = if wanted { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let template = match total {
+        Some(_) => "{elapsed_precise} {wide_bar} {pos}/{len} {per_sec} {eta}",
+        None => "{elapsed_precise} {spinner} {pos} answered {per_sec}",
+    };
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(total, target).with_style(style)
+}

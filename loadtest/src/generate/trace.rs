@@ -1,0 +1,304 @@
+//! Reading traces: Mooncake's and Qwen-Bailian's JSON lines, and Azure's CSV.
+
+use std::io::BufRead;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Most rows that are read; the rest is an error, not a surprise for the memory.
+const MAX_ROWS: usize = 2_000_000;
+/// Longest line.
+const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
+/// Most tokens of one prompt or answer.
+const MAX_TOKENS: u64 = 16_000_000;
+/// Tokens per block id in Mooncake's traces.
+const MOONCAKE_BLOCK: usize = 512;
+/// … and in Qwen-Bailian's.
+const BAILIAN_BLOCK: usize = 16;
+
+/// One request of a trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceRow {
+    /// When it arrives, after the first one.
+    pub at: Duration,
+    /// Prompt tokens.
+    pub input_tokens: usize,
+    /// Answer tokens.
+    pub output_tokens: u32,
+    /// One id per block of [`TraceRow::block_tokens`] tokens, the last partial one included. Equal ids mean an equal
+    /// prefix up to the end of the block. Empty if the trace has none.
+    pub blocks: Vec<u64>,
+    /// Tokens per block.
+    pub block_tokens: usize,
+}
+
+/// Why a trace could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file could not be read.
+    #[error("cannot read the trace {path}: {source}")]
+    Read {
+        /// Which file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A line is not a request.
+    #[error("line {line} of the trace: {what}")]
+    Line {
+        /// Line number, from 1.
+        line: usize,
+        /// What is wrong and what was expected.
+        what: String,
+    },
+    /// No rows.
+    #[error("the trace has no requests")]
+    Empty,
+}
+
+#[derive(Deserialize)]
+struct JsonRow {
+    timestamp: f64,
+    input_length: u64,
+    output_length: u64,
+    #[serde(default)]
+    hash_ids: Vec<i64>,
+    /// Only Qwen-Bailian's rows have one; their times are seconds.
+    chat_id: Option<serde::de::IgnoredAny>,
+}
+
+/// Reads a trace file; the format is known by its first line.
+///
+/// # Errors
+/// The file cannot be read, or a line is not a request.
+pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, TraceError> {
+    let read_error = |source| TraceError::Read { path: path.display().to_string(), source };
+    let file = std::fs::File::open(path).map_err(read_error)?;
+    let mut lines = Vec::new();
+    let mut reader = std::io::BufReader::new(file);
+    let wanted = limit.unwrap_or(MAX_ROWS).min(MAX_ROWS).saturating_add(1);
+    loop {
+        let mut line = Vec::new();
+        let read = std::io::Read::take(&mut reader, MAX_LINE_BYTES as u64)
+            .read_until(b'\n', &mut line)
+            .map_err(read_error)?;
+        if read == 0 || lines.len() > wanted {
+            break;
+        }
+        lines.push(String::from_utf8_lossy(&line).into_owned());
+    }
+    let mut rows = parse_trace(lines.iter().map(String::as_str))?;
+    if let Some(limit) = limit {
+        rows.truncate(limit);
+    }
+    Ok(rows)
+}
+
+/// Reads the lines of a trace. Rows come back in order of arrival, the first at zero, and rows with the same
+/// stamp are spread over the time to the next stamp.
+///
+/// # Errors
+/// A line is not a request, or there is none.
+pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<TraceRow>, TraceError> {
+    let mut rows: Vec<(f64, TraceRow)> = Vec::new();
+    let mut columns = None;
+    for (index, line) in lines.into_iter().enumerate() {
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        let number = index + 1;
+        let at_line = |what: String| TraceError::Line { line: number, what };
+        if rows.len() >= MAX_ROWS {
+            return Err(at_line(format!("more than {MAX_ROWS} requests; use --requests or a shorter file")));
+        }
+        let row = if line.starts_with('{') {
+            json_row(line).map_err(at_line)?
+        } else if columns.is_none() && line.to_ascii_uppercase().contains("TIMESTAMP") {
+            columns = Some(Columns::of(line).map_err(at_line)?);
+            continue;
+        } else if let Some(columns) = &columns {
+            columns.row(line).map_err(at_line)?
+        } else {
+            return Err(at_line(
+                "neither a JSON object with timestamp, input_length and output_length nor a CSV header with TIMESTAMP"
+                    .to_owned(),
+            ));
+        };
+        rows.push(row);
+    }
+    if rows.is_empty() {
+        return Err(TraceError::Empty);
+    }
+    rows.sort_by(|left, right| left.0.total_cmp(&right.0));
+    Ok(spread(rows))
+}
+
+fn tokens(value: u64) -> Result<usize, String> {
+    if value > MAX_TOKENS {
+        return Err(format!("{value} tokens; at most {MAX_TOKENS} are taken for sense"));
+    }
+    usize::try_from(value).map_err(|error| error.to_string())
+}
+
+fn seconds(value: f64) -> Result<f64, String> {
+    // A thousand years; keeps the arithmetic below exact enough and durations representable.
+    if value.is_finite() && value.abs() < 4e10 {
+        Ok(value)
+    } else {
+        Err(format!("the timestamp {value} is out of range"))
+    }
+}
+
+fn json_row(line: &str) -> Result<(f64, TraceRow), String> {
+    let row: JsonRow = serde_json::from_str(line).map_err(|error| format!("not a request: {error}"))?;
+    let (at, block_tokens) = match row.chat_id {
+        Some(_) => (row.timestamp, BAILIAN_BLOCK),
+        None => (row.timestamp / 1_000.0, MOONCAKE_BLOCK),
+    };
+    let input_tokens = tokens(row.input_length)?;
+    let most = input_tokens.div_ceil(block_tokens);
+    let blocks: Vec<u64> = row.hash_ids.iter().map(|id| id.cast_unsigned()).take(most).collect();
+    let output_tokens = u32::try_from(tokens(row.output_length)?).unwrap_or(u32::MAX);
+    Ok((seconds(at)?, TraceRow { at: Duration::ZERO, input_tokens, output_tokens, blocks, block_tokens }))
+}
+
+struct Columns {
+    time: usize,
+    input: usize,
+    output: usize,
+}
+
+impl Columns {
+    fn of(header: &str) -> Result<Self, String> {
+        let names: Vec<String> = header.split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
+        let find = |wanted: &str| {
+            names.iter().position(|name| name == wanted).ok_or_else(|| {
+                format!("the CSV header has no column {wanted}; columns are {}", names.join(", "))
+            })
+        };
+        Ok(Self { time: find("timestamp")?, input: find("contexttokens")?, output: find("generatedtokens")? })
+    }
+
+    fn row(&self, line: &str) -> Result<(f64, TraceRow), String> {
+        let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+        let cell =
+            |index: usize| cells.get(index).copied().ok_or_else(|| format!("only {} columns", cells.len()));
+        let count = |index: usize| -> Result<usize, String> {
+            let text = cell(index)?;
+            tokens(text.parse().map_err(|error| format!("{text:?} is not a number of tokens: {error}"))?)
+        };
+        let row = TraceRow {
+            at: Duration::ZERO,
+            input_tokens: count(self.input)?,
+            output_tokens: u32::try_from(count(self.output)?).unwrap_or(u32::MAX),
+            blocks: Vec::new(),
+            block_tokens: MOONCAKE_BLOCK,
+        };
+        Ok((seconds(timestamp(cell(self.time)?)?)?, row))
+    }
+}
+
+/// Seconds of `2023-11-16 18:15:46.6805900`, or of a plain number.
+fn timestamp(text: &str) -> Result<f64, String> {
+    if let Ok(plain) = text.parse::<f64>() {
+        return Ok(plain);
+    }
+    // The zone is cut off: only differences count.
+    let text = text.split('+').next().unwrap_or(text).trim_end_matches('Z');
+    let canonical = text.trim().replacen(' ', "T", 1) + "Z";
+    let time = humantime::parse_rfc3339_weak(&canonical)
+        .map_err(|error| format!("{text:?} is not a time: {error}"))?;
+    let since = time.duration_since(std::time::UNIX_EPOCH).map_err(|error| format!("{text:?}: {error}"))?;
+    Ok(since.as_secs_f64())
+}
+
+/// Spreads rows of equal time over the gap to the next time; the last group uses the gap before it.
+fn spread(rows: Vec<(f64, TraceRow)>) -> Vec<TraceRow> {
+    let start = rows.first().map_or(0.0, |row| row.0);
+    let times: Vec<f64> = rows.iter().map(|row| row.0).collect();
+    let mut spread = Vec::with_capacity(rows.len());
+    let mut group = 0;
+    let mut gap = 0.0;
+    for (index, (time, mut row)) in rows.into_iter().enumerate() {
+        if index == 0 || times[index - 1] < time {
+            group = index;
+            // The times are sorted: the group ends where a later time begins.
+            let end = index + times[index..].partition_point(|other| *other <= time);
+            if let Some(next) = times.get(end) {
+                gap = (next - time) / count(end - group);
+            } else {
+                // The last group keeps the previous one's gap, shared by its own members.
+                let before = if group > 0 { time - times[group - 1] } else { 0.0 };
+                gap = before / count(end - group);
+            }
+        }
+        row.at = Duration::try_from_secs_f64(time - start + gap * count(index - group)).unwrap_or_default();
+        spread.push(row);
+    }
+    spread
+}
+
+#[expect(clippy::cast_precision_loss, reason = "at most MAX_ROWS")]
+fn count(rows: usize) -> f64 {
+    rows as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn equal_stamps_are_spread_over_the_gap() {
+        let row = |ms: u64| {
+            format!(r#"{{"timestamp":{ms},"input_length":600,"output_length":3,"hash_ids":[1,2]}}"#)
+        };
+        let lines = [row(0), row(0), row(0), row(3_000), row(6_000), row(6_000)];
+        let rows = parse_trace(lines.iter().map(String::as_str)).expect("a trace");
+        let at: Vec<u128> = rows.iter().map(|row| row.at.as_millis()).collect();
+        assert_eq!(at, [0, 1_000, 2_000, 3_000, 6_000, 7_500]);
+        assert_eq!((rows[0].blocks.as_slice(), rows[0].block_tokens), ([1, 2].as_slice(), 512));
+    }
+
+    #[test]
+    fn azure_and_bailian_are_read() {
+        let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n";
+        let rows = parse_trace(azure.lines()).expect("azure");
+        assert_eq!((rows[0].input_tokens, rows[1].output_tokens), (374, 109));
+        assert_eq!(rows[1].at.as_millis(), 4_314);
+        let bailian = r#"{"chat_id": 5, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 40, "output_length": 9, "type": "text", "turn": 1, "hash_ids": [7, 8, 9]}"#;
+        assert_eq!(parse_trace([bailian]).expect("bailian")[0].block_tokens, 16);
+    }
+
+    #[test]
+    fn a_bad_line_is_named() {
+        let error =
+            parse_trace(["{\"timestamp\":0,\"input_length\":1,\"output_length\":1}", "{\"timestamp\":1}"]);
+        assert!(error.expect_err("bad").to_string().starts_with("line 2 of the trace: "));
+        assert!(matches!(parse_trace(["", " "]), Err(TraceError::Empty)));
+    }
+
+    #[test]
+    fn the_recorded_conversation_trace_is_read() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/conversation_1000.jsonl");
+        let rows = read_trace(&path, None).expect("the trace");
+        assert_eq!(rows.len(), 1_000);
+        assert!(rows.iter().all(|row| row.blocks.len() == row.input_tokens.div_ceil(512)));
+        assert!(rows.windows(2).all(|pair| pair[0].at <= pair[1].at));
+        assert_eq!(read_trace(&path, Some(10)).expect("ten").len(), 10);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "\\PC{0,200}", rows in prop::collection::vec((any::<f64>(), any::<u64>(), any::<u64>()), 0..5)) {
+            let _ = parse_trace(text.lines());
+            let _ = parse_trace(["TIMESTAMP,ContextTokens,GeneratedTokens", text.as_str()]);
+            let lines: Vec<String> = rows.iter()
+                .map(|(at, input, output)| format!(r#"{{"timestamp":{at:?},"input_length":{input},"output_length":{output}}}"#))
+                .collect();
+            let _ = parse_trace(lines.iter().map(String::as_str));
+        }
+    }
+}

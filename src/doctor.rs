@@ -1,0 +1,263 @@
+//! `moongate doctor`: looks at what a gateway with these settings would meet, and says how to mend it.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use moongate_discovery::{
+    EngineFacts, KvTransfer, Readiness, Role, StaticInstance, Topology, Verdict, probe_once,
+};
+use moongate_gateway::{DiscoverySource, GatewayOptions};
+use moongate_runtime::config::{Origin, Setting};
+use moongate_runtime::{Supervisor, config};
+use moongate_telemetry::{LogOptions, TelemetryOptions};
+
+/// How long engines found by RBG or Kubernetes may take to answer.
+const SETTLE: Duration = Duration::from_secs(8);
+
+/// Flags of `moongate doctor`: those of the gateway that is to be checked.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorCommand {
+    #[command(flatten)]
+    options: GatewayOptions,
+    #[command(flatten)]
+    telemetry: TelemetryOptions,
+    #[command(flatten)]
+    pub(crate) logs: LogOptions,
+}
+
+/// What was found, line by line.
+#[derive(Debug, Default)]
+struct Findings {
+    text: String,
+    faults: usize,
+}
+
+impl Findings {
+    fn section(&mut self, title: &str) {
+        let gap = if self.text.is_empty() { "" } else { "\n" };
+        let _infallible = writeln!(self.text, "{gap}{title}");
+    }
+
+    fn good(&mut self, what: &str) {
+        let _infallible = writeln!(self.text, "  ok    {what}");
+    }
+
+    fn note(&mut self, what: &str) {
+        let _infallible = writeln!(self.text, "        {what}");
+    }
+
+    fn fault(&mut self, what: &str, mend: &str) {
+        self.faults += 1;
+        let _infallible = writeln!(self.text, "  FAULT {what}");
+        let _infallible = writeln!(self.text, "        mend: {mend}");
+    }
+}
+
+/// Checks, prints, and exits with 1 if something is wrong.
+pub(crate) async fn run(command: DoctorCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let mut findings = Findings::default();
+    findings.section("Settings (only those that are not defaults)");
+    match config::effective::<crate::Cli>(std::env::args_os()) {
+        Ok(settings) => show_settings(&mut findings, &settings),
+        Err(error) => findings.fault(&error.to_string(), "correct the setting that is named"),
+    }
+    findings.section("Addresses");
+    check_address(&mut findings, "listen", command.options.listen);
+    check_address(&mut findings, "admin-listen", command.options.admin_listen);
+
+    let instances = listed(&mut findings, &command.options);
+    let mut engines = Vec::new();
+    for instance in &instances {
+        engines.extend(check_engine(&mut findings, instance, &command.options).await);
+    }
+    if command.options.discovery != DiscoverySource::Static || command.options.instances_file.is_some() {
+        engines.extend(check_discovery(&mut findings, &command.options, &supervisor).await);
+    }
+    check_fleet(&mut findings, &engines);
+    let faults = findings.faults;
+    findings.section(&match faults {
+        0 => "Nothing is wrong.".to_owned(),
+        1 => "1 fault.".to_owned(),
+        faults => format!("{faults} faults."),
+    });
+    say(findings.text.trim_end());
+    Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn show_settings(findings: &mut Findings, settings: &[Setting]) {
+    let changed: Vec<_> = settings.iter().filter(|setting| setting.origin != Origin::Default).collect();
+    if changed.is_empty() {
+        findings.note("all are defaults");
+    }
+    for Setting { key, value, origin, .. } in changed {
+        findings.good(&format!("{key} = {} (from {origin})", value.as_deref().unwrap_or("unset")));
+    }
+}
+
+fn check_address(findings: &mut Findings, name: &str, address: SocketAddr) {
+    match std::net::TcpListener::bind(address) {
+        Ok(_) => findings.good(&format!("--{name} {address} is free")),
+        Err(error) => findings.fault(
+            &format!("--{name} {address}: {error}"),
+            "choose another port, or stop what listens there (if it is a running moongate gateway, all is well)",
+        ),
+    }
+}
+
+fn listed(findings: &mut Findings, options: &GatewayOptions) -> Vec<StaticInstance> {
+    let instances = options.static_instances();
+    if instances.is_empty()
+        && options.instances_file.is_none()
+        && options.discovery == DiscoverySource::Static
+    {
+        findings.section("Engines");
+        findings.fault(
+            "no engine is named",
+            "give --prefill and --decode (or --worker), --instances-file FILE, or --discovery rbg|kubernetes",
+        );
+    }
+    instances
+}
+
+/// An engine that can be used, as the fleet check needs it.
+struct Usable {
+    role: Role,
+    facts: EngineFacts,
+}
+
+async fn check_engine(
+    findings: &mut Findings,
+    instance: &StaticInstance,
+    options: &GatewayOptions,
+) -> Option<Usable> {
+    findings.section(&format!("Engine {} ({})", instance.url, instance.role));
+    let report = match probe_once(instance, &options.discovery_options().probe).await {
+        Ok(report) => report,
+        Err(error) => {
+            findings.fault(&error.to_string(), "correct the engine's address");
+            return None;
+        }
+    };
+    for check in &report.checks {
+        let line =
+            format!("GET {} -> {} in {:.0?}: {}", check.url, check.outcome, check.took, check.concluded);
+        findings.note(&line);
+        if let Some(mend) = &check.mend {
+            findings.note(&format!("hint: {mend}"));
+        }
+    }
+    match report.verdict {
+        Verdict::Ready(facts) => {
+            findings.good(&describe(&facts));
+            Some(Usable { role: instance.role, facts })
+        }
+        Verdict::NoConnector { facts, reason } => {
+            findings.note(&reason);
+            Some(Usable { role: instance.role, facts })
+        }
+        Verdict::NotReady { reason, .. } => {
+            findings.fault("the engine cannot be used", &reason);
+            None
+        }
+    }
+}
+
+/// Engines of a file, RBG or Kubernetes: as discovery itself sees them after a while.
+async fn check_discovery(
+    findings: &mut Findings,
+    options: &GatewayOptions,
+    supervisor: &Supervisor,
+) -> Vec<Usable> {
+    findings.section("Discovery");
+    let mut discovery = options.discovery_options();
+    discovery.instances.clear();
+    let mut topology = match moongate_discovery::start(discovery, supervisor).await {
+        Ok(topology) => topology,
+        Err(error) => {
+            findings.fault(&error.to_string(), "correct what is named, or choose another --discovery");
+            return Vec::new();
+        }
+    };
+    let settled = |topology: &Topology| {
+        !topology.instances.is_empty()
+            && topology.instances.iter().all(|instance| instance.usable().is_some())
+    };
+    drop(tokio::time::timeout(SETTLE, topology.wait_for(settled)).await);
+    let topology = topology.current();
+    if topology.instances.is_empty() {
+        findings.fault(
+            "no engine was found",
+            "check the role names, labels and namespace that discovery looks for",
+        );
+    }
+    let mut usable = Vec::new();
+    for instance in &topology.instances {
+        let name = format!("{} {} at {}", instance.role, instance.id, instance.url);
+        match (&instance.readiness, instance.usable()) {
+            (_, Some(facts)) => {
+                findings.good(&format!("{name}: {}", describe(facts)));
+                usable.push(Usable { role: instance.role, facts: facts.clone() });
+            }
+            (Readiness::NotReady { reason }, None) => findings.fault(&name, reason),
+            (Readiness::Ready, None) => {
+                findings.fault(&name, "it has not answered yet; look again in a moment")
+            }
+        }
+    }
+    usable
+}
+
+fn describe(facts: &EngineFacts) -> String {
+    let engine = match facts.engine {
+        moongate_discovery::Engine::Sglang => "SGLang",
+        moongate_discovery::Engine::Vllm => "vLLM",
+    };
+    let transfer = match &facts.transfer {
+        None => String::new(),
+        Some(KvTransfer::SglangBootstrap { bootstrap: Some(at) }) => {
+            format!(", bootstrap {}:{}", at.host, at.port)
+        }
+        Some(KvTransfer::SglangBootstrap { bootstrap: None }) => String::new(),
+        Some(KvTransfer::VllmNixl) => ", NIXL".to_owned(),
+        Some(KvTransfer::VllmMooncake { .. }) => ", Mooncake".to_owned(),
+        Some(KvTransfer::VllmStore) => ", shared store".to_owned(),
+    };
+    format!("{engine} {} serves {} (dp {}{transfer})", facts.version, facts.models.join(", "), facts.dp_size)
+}
+
+fn check_fleet(findings: &mut Findings, engines: &[Usable]) {
+    findings.section("Fleet");
+    let count = |role: Role| engines.iter().filter(|engine| engine.role == role).count();
+    let (prefills, decodes, plain) = (count(Role::Prefill), count(Role::Decode), count(Role::Plain));
+    let mut models: Vec<&String> = engines.iter().flat_map(|engine| &engine.facts.models).collect();
+    models.sort_unstable();
+    models.dedup();
+    for model in models {
+        let serving = |role: Role| {
+            engines.iter().filter(move |engine| engine.role == role && engine.facts.models.contains(model))
+        };
+        let pairs = serving(Role::Prefill)
+            .flat_map(|p| serving(Role::Decode).filter(move |d| d.facts.engine == p.facts.engine))
+            .count();
+        let alone = serving(Role::Plain).count();
+        if pairs + alone > 0 {
+            findings.good(&format!("{model}: {pairs} prefill/decode pairs, {alone} plain workers"));
+        } else {
+            findings.fault(
+                &format!("{model} cannot be served: its engines are {prefills} prefill, {decodes} decode, {plain} plain"),
+                "a model needs a prefill and a decode of the same engine kind, or a plain worker",
+            );
+        }
+    }
+    if engines.is_empty() {
+        findings.fault("no engine can be used", "mend the engines above");
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the findings are what the person asked for")]
+fn say(text: &str) {
+    println!("{text}");
+}

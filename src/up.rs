@@ -1,0 +1,170 @@
+//! `moongate up`: simulated engines and a gateway on one machine, without any configuration.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use moongate_gateway::{GatewayOptions, RunningGateway};
+use moongate_loadtest::engine::{Face, Role, SimConfig, SimEngine, SimFleet};
+use moongate_runtime::{Supervisor, config, terminated};
+use moongate_telemetry::{LogOptions, Traces};
+
+/// Time for the engines to be found ready. They are in this process; a second is long.
+const READY_WITHIN: Duration = Duration::from_secs(15);
+/// How often the status line is renewed on a terminal.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+
+/// Flags of `moongate up`.
+#[derive(Debug, Args)]
+#[command(mut_arg("filter", |arg| arg.default_value("warn")))]
+pub(crate) struct UpCommand {
+    /// Address for clients.
+    #[arg(long, value_name = "ADDR", env = "MOONGATE_LISTEN", default_value = "127.0.0.1:8000")]
+    listen: SocketAddr,
+    /// Address for /metrics, /health and /ready.
+    #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN_LISTEN", default_value = "127.0.0.1:9000")]
+    admin_listen: SocketAddr,
+    /// Simulated prefill engines.
+    #[arg(long, value_name = "N", env = "MOONGATE_UP_PREFILL", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    prefill: u16,
+    /// Simulated decode engines.
+    #[arg(long, value_name = "N", env = "MOONGATE_UP_DECODE", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    decode: u16,
+    /// Whose protocol the engines speak.
+    #[arg(long, value_enum, env = "MOONGATE_UP_FACE", default_value = "sglang")]
+    face: Face,
+    /// Model name that the engines serve.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_UP_MODEL", default_value = "moongate-sim")]
+    model: String,
+    /// How much faster than a real large model the engines are.
+    #[arg(long, value_name = "X", env = "MOONGATE_UP_TIME_SCALE", default_value_t = 10.0)]
+    time_scale: f64,
+    /// How routes are chosen.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "least_load")]
+    policy: String,
+    #[command(flatten)]
+    pub(crate) logs: LogOptions,
+}
+
+/// Starts everything, says what to try, and runs until asked to stop.
+pub(crate) async fn run(command: UpCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let fleet = SimFleet::new(4_000_000);
+    let mut engines = Vec::new();
+    for (role, count) in [(Role::Prefill, command.prefill), (Role::Decode, command.decode)] {
+        for _ in 0..count {
+            let mut engine = SimConfig::new(role, command.face);
+            engine.model.clone_from(&command.model);
+            engine.time_scale = command.time_scale;
+            engines
+                .push(SimEngine::start_in(engine, &fleet).await.context("a simulated engine did not start")?);
+        }
+    }
+    let options = gateway_options(&command, &engines)?;
+    let gateway = moongate_gateway::start(&options, Traces::off(), &supervisor).await?;
+    wait_until_ready(&gateway).await?;
+    say(&welcome(&command, &gateway));
+
+    let live = std::io::stderr().is_terminal();
+    tokio::select! {
+        () = terminated() => {}
+        () = show_status(&gateway, &engines), if live => {}
+    }
+    if live {
+        say_status("");
+    }
+    tokio::select! {
+        () = gateway.stop() => {}
+        () = terminated() => {}
+    }
+    for engine in engines {
+        engine.stop().await;
+    }
+    say("stopped");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The gateway's own defaults, with the simulated engines in place.
+fn gateway_options(command: &UpCommand, engines: &[SimEngine]) -> anyhow::Result<GatewayOptions> {
+    #[derive(Debug, clap::Parser)]
+    struct Defaults {
+        #[command(flatten)]
+        options: GatewayOptions,
+    }
+    let mut args = vec![
+        "moongate".to_owned(),
+        format!("--listen={}", command.listen),
+        format!("--admin-listen={}", command.admin_listen),
+        format!("--policy={}", command.policy),
+        "--drain-deadline=5s".to_owned(),
+    ];
+    for engine in engines {
+        args.push(match (engine.config().role, engine.bootstrap_addr()) {
+            (Role::Prefill, Some(bootstrap)) => format!("--prefill={},{}", engine.url(), bootstrap.port()),
+            (Role::Prefill, None) => format!("--prefill={}", engine.url()),
+            (Role::Decode, _) => format!("--decode={}", engine.url()),
+            (Role::Plain, _) => format!("--worker={}", engine.url()),
+        });
+    }
+    let parsed: Defaults =
+        config::parse(args.into_iter().map(Into::into)).map_err(|error| anyhow::anyhow!("{error}"))?;
+    Ok(parsed.options)
+}
+
+async fn wait_until_ready(gateway: &RunningGateway) -> anyhow::Result<()> {
+    let ready = async {
+        while !gateway.is_ready() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(READY_WITHIN, ready).await.context("the simulated engines did not become ready")
+}
+
+fn welcome(command: &UpCommand, gateway: &RunningGateway) -> String {
+    let UpCommand { prefill, decode, model, .. } = command;
+    let address = gateway.address;
+    format!(
+        "Moongate is up: {prefill} prefill and {decode} decode engines (simulated) behind http://{address}\n\
+         \n\
+         Try:\n\
+         \x20 curl http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n\
+         \x20   -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n\
+         \n\
+         Any OpenAI client works with base URL http://{address}/v1 and any API key.\n\
+         Metrics: http://{}/metrics    Stop: Ctrl-C",
+        gateway.admin_address
+    )
+}
+
+/// Renews one line on the terminal.
+async fn show_status(gateway: &RunningGateway, engines: &[SimEngine]) {
+    let mut tick = tokio::time::interval(STATUS_EVERY);
+    loop {
+        tick.tick().await;
+        let served: u64 =
+            engines.iter().filter(|engine| engine.config().role == Role::Decode).map(served).sum();
+        let (open, idle) = gateway.engine_connections();
+        say_status(&format!(
+            "requests served {served} · in flight {} · clients {} · engine connections {open} ({idle} idle)",
+            gateway.booked() / 2,
+            gateway.connections()
+        ));
+    }
+}
+
+fn served(engine: &SimEngine) -> u64 {
+    engine.stats().finished
+}
+
+#[expect(clippy::print_stdout, reason = "what the person who started it is to read")]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+fn say_status(text: &str) {
+    let mut stderr = std::io::stderr().lock();
+    // A closed terminal leaves nobody to tell.
+    let _ = write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush());
+}
