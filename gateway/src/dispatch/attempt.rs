@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
-use http::header::CONTENT_TYPE;
 use serde::de::IgnoredAny;
 
 use super::abort::{Aborter, Ticket};
 use super::ask::{Ask, attempt_id};
 use super::decide::{Chosen, Exit};
-use super::pair::{Pair, PairEvent, Running, Side};
+use super::pair::{Pair, PairEvent, Running, Side, is_event_stream};
 use super::protocol::Protocol;
 use super::{sglang, vllm};
 use crate::feedback::RequestSpan;
@@ -259,18 +258,7 @@ fn failure(pair: &Pair, error: LegError) -> Failure {
 }
 
 fn sse_failure(pair: &Pair, fault: SseFault) -> Failure {
-    failure(
-        pair,
-        match fault {
-            SseFault::Garbage(what) => LegError::Garbage(what),
-            SseFault::Reported(json) => LegError::Reported(json),
-        },
-    )
-}
-
-fn is_event_stream(head: &Response<()>) -> bool {
-    let content_type = head.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    content_type.is_some_and(|text| text.starts_with("text/event-stream"))
+    failure(pair, LegError::from(fault))
 }
 
 /// An answer to a generation request must be JSON: an object, or an array for SGLang's batches.

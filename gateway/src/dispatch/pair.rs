@@ -6,10 +6,13 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
+use http::header::CONTENT_TYPE;
 use moongate_telemetry::SpanHandle;
+use serde::de::IgnoredAny;
 
 use super::abort::{Aborter, Ticket};
 use crate::fleet::Endpoint;
+use crate::relay::SseGate;
 use crate::upstream::{Leg, LegError, LegEvent};
 
 /// Most of an engine's error answer, or of a prefill's answer, that is kept.
@@ -87,10 +90,9 @@ impl Running {
                     let kept = self.kept.split().freeze();
                     let status =
                         self.head.as_ref().map(Response::status).filter(|status| !status.is_success());
-                    return Poll::Ready(match (status, error_event(&kept)) {
-                        (Some(status), _) => Err(LegError::Status(status, kept)),
-                        (None, Some(event)) => Err(LegError::Reported(event)),
-                        (None, None) => Ok(kept),
+                    return Poll::Ready(match status {
+                        Some(status) => Err(LegError::Status(status, kept)),
+                        None => check_prefill_answer(self.head.as_ref(), kept),
                     });
                 }
             }
@@ -98,10 +100,27 @@ impl Running {
     }
 }
 
-/// An error that an engine reports as its first server-sent event.
-fn error_event(body: &Bytes) -> Option<Bytes> {
-    let payload = body.strip_prefix(b"data:")?.trim_ascii_start();
-    payload.starts_with(b"{\"error\"").then(|| body.slice_ref(payload.trim_ascii_end()))
+/// Checks a prefill's complete answer. One that answers 200 without having done its work would leave its decode waiting.
+fn check_prefill_answer(head: Option<&Response<()>>, kept: Bytes) -> Result<Bytes, LegError> {
+    if kept.len() >= KEPT_BYTES {
+        // Only its start was kept, which is enough to know that the prefill has worked.
+        return Ok(kept);
+    }
+    if head.is_some_and(is_event_stream) {
+        let mut gate = SseGate::default();
+        let checked = gate.push(kept.clone()).and_then(|_| gate.finish(false));
+        return checked.map(|_| gate.last_payload().clone()).map_err(LegError::from);
+    }
+    if serde_json::from_slice::<IgnoredAny>(&kept).is_err() {
+        return Err(LegError::Garbage("answered its prefill with something that is not JSON"));
+    }
+    Ok(kept)
+}
+
+/// Whether the answer is a stream of server-sent events.
+pub(super) fn is_event_stream(head: &Response<()>) -> bool {
+    let content_type = head.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    content_type.is_some_and(|text| text.starts_with("text/event-stream"))
 }
 
 /// The legs of one attempt.

@@ -83,10 +83,7 @@ impl Relay {
     }
 
     fn fault(&self, fault: SseFault) -> ApiError {
-        self.leg_error(&match fault {
-            SseFault::Garbage(what) => LegError::Garbage(what),
-            SseFault::Reported(json) => LegError::Reported(json),
-        })
+        self.leg_error(&LegError::from(fault))
     }
 
     fn leg_error(&self, error: &LegError) -> ApiError {

@@ -14,6 +14,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::{Answer, Broken};
 use super::pool::{Pool, PreparedRequest};
+use crate::relay::SseFault;
 
 /// Time limits of one leg.
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +87,15 @@ fn excerpt(body: &[u8]) -> String {
 impl From<Broken> for LegError {
     fn from(broken: Broken) -> Self {
         broken.error.map_or(LegError::Closed, LegError::Transport)
+    }
+}
+
+impl From<SseFault> for LegError {
+    fn from(fault: SseFault) -> Self {
+        match fault {
+            SseFault::Garbage(what) => LegError::Garbage(what),
+            SseFault::Reported(json) => LegError::Reported(json),
+        }
     }
 }
 

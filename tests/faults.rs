@@ -1,0 +1,406 @@
+//! The fault table: whatever an engine or a client does, the client gets a right answer or a typed error in time,
+//! the twin leg is stopped at once, nothing leaks, and no stream ends as if it were complete.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+use futures_util::StreamExt as _;
+use moongate_gateway::{GatewayOptions, RunningGateway};
+use moongate_loadtest::engine::{Connector, Face, Fault, Role, SimConfig, SimEngine, SimFleet};
+use moongate_runtime::Supervisor;
+use moongate_telemetry::Traces;
+use serde_json::{Value, json};
+
+/// Time limit of each leg in these tests.
+const LEG: Duration = Duration::from_secs(1);
+/// A fault other than silence must be answered within this.
+const ANSWER: Duration = Duration::from_secs(2);
+/// The twin of a failed leg must have been stopped this long after the client knows.
+const TWIN: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Parser)]
+struct Options {
+    #[command(flatten)]
+    gateway: GatewayOptions,
+}
+
+/// Engines with a gateway in front of them.
+struct World {
+    prefills: Vec<SimEngine>,
+    decodes: Vec<SimEngine>,
+    gateway: RunningGateway,
+    supervisor: Supervisor,
+    tasks_at_rest: usize,
+    client: reqwest::Client,
+    model: String,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Protocol {
+    name: &'static str,
+    face: Face,
+    connector: Connector,
+}
+
+const PROTOCOLS: [Protocol; 4] = [
+    Protocol { name: "sglang", face: Face::Sglang, connector: Connector::Nixl },
+    Protocol { name: "vllm nixl", face: Face::Vllm, connector: Connector::Nixl },
+    Protocol { name: "vllm mooncake", face: Face::Vllm, connector: Connector::Mooncake },
+    Protocol { name: "vllm store", face: Face::Vllm, connector: Connector::Store },
+];
+
+impl World {
+    async fn start(protocol: Protocol, pairs: usize) -> Self {
+        Self::start_with(protocol, pairs, |config| config.fast()).await
+    }
+
+    async fn start_with(protocol: Protocol, pairs: usize, tune: impl Fn(SimConfig) -> SimConfig) -> Self {
+        let fleet = SimFleet::new(1 << 20);
+        let mut engines = [Vec::new(), Vec::new()];
+        for (role, list) in [Role::Prefill, Role::Decode].into_iter().zip(&mut engines) {
+            for _ in 0..pairs {
+                let mut config = tune(SimConfig::new(role, protocol.face));
+                config.connector = protocol.connector;
+                list.push(SimEngine::start_in(config, &fleet).await.unwrap());
+            }
+        }
+        let [prefills, decodes] = engines;
+        let connector = match protocol.connector {
+            Connector::Nixl => "nixl",
+            Connector::Mooncake => "mooncake",
+            Connector::Store => "store",
+        };
+        let mut args: Vec<String> = [
+            "gateway",
+            "--listen=127.0.0.1:0",
+            "--admin-listen=127.0.0.1:0",
+            "--prefill-timeout=1s",
+            "--first-byte-timeout=1s",
+            "--idle-timeout=1s",
+            "--health-interval=0s",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        if protocol.face == Face::Vllm {
+            args.push(format!("--kv-connector={connector}"));
+        }
+        for engine in &prefills {
+            let port =
+                engine.bootstrap_addr().map(|address| format!(",{}", address.port())).unwrap_or_default();
+            args.push(format!("--prefill={}{port}", engine.url()));
+        }
+        args.extend(decodes.iter().map(|engine| format!("--decode={}", engine.url())));
+        let options = Options::parse_from(args).gateway;
+        let supervisor = Supervisor::new();
+        let gateway = moongate_gateway::start(&options, Traces::off(), &supervisor).await.unwrap();
+        let mut topology = gateway.topology.clone();
+        let all_usable = topology.wait_for(|t| t.instances.iter().all(|i| i.usable().is_some()));
+        tokio::time::timeout(Duration::from_secs(10), all_usable).await.expect("all engines become usable");
+        until("the gateway is ready", || gateway.is_ready()).await;
+        let model = prefills[0].config().model.clone();
+        let tasks_at_rest = supervisor.alive();
+        // A connection for each request, so that open connections can be counted.
+        let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
+        Self { prefills, decodes, gateway, supervisor, tasks_at_rest, client, model }
+    }
+
+    fn engines(&self) -> impl Iterator<Item = &SimEngine> {
+        self.prefills.iter().chain(&self.decodes)
+    }
+
+    async fn post(&self, stream: bool, max_tokens: u32) -> reqwest::Result<reqwest::Response> {
+        let body = json!({
+            "model": self.model,
+            "messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog, again and again."}],
+            "max_tokens": max_tokens,
+            "stream": stream,
+        });
+        let url = format!("http://{}/v1/chat/completions", self.gateway.address);
+        self.client.post(url).json(&body).send().await
+    }
+
+    async fn ask(&self, stream: bool) -> Outcome {
+        let started = Instant::now();
+        let outcome = match self.post(stream, 8).await {
+            Err(error) => panic!("the gateway itself must answer: {error}"),
+            Ok(response) => Outcome::read(response).await,
+        };
+        Outcome { took: started.elapsed(), ended_unix_ms: unix_ms(), ..outcome }
+    }
+
+    /// No task, connection, booking or engine request may be left.
+    async fn assert_at_rest(&self, case: &str) {
+        until_case(case, "requests end on all engines", || self.engines().all(|e| e.stats().active == 0))
+            .await;
+        until_case(case, "bookings are taken back", || self.gateway.booked() == 0).await;
+        until_case(case, "client connections close", || self.gateway.connections() == 0).await;
+        until_case(case, "no engine connection is in use", || {
+            let (open, idle) = self.gateway.engine_connections();
+            open == idle
+        })
+        .await;
+        until_case(case, "tasks end", || self.supervisor.alive() <= self.tasks_at_rest).await;
+        assert_eq!(self.supervisor.panics(), 0, "{case}: a task panicked");
+    }
+
+    async fn stop(self) {
+        for engine in self.prefills.into_iter().chain(self.decodes) {
+            engine.stop().await;
+        }
+        self.gateway.stop().await;
+    }
+}
+
+/// What a client saw.
+#[derive(Debug)]
+struct Outcome {
+    status: u16,
+    text: String,
+    /// The body ended as HTTP says it must.
+    clean_end: bool,
+    took: Duration,
+    ended_unix_ms: u64,
+}
+
+impl Outcome {
+    async fn read(response: reqwest::Response) -> Self {
+        let status = response.status().as_u16();
+        let mut text = String::new();
+        let mut clean_end = true;
+        let mut body = response.bytes_stream();
+        while let Some(piece) = body.next().await {
+            match piece {
+                Ok(piece) => text.push_str(std::str::from_utf8(&piece).unwrap()),
+                Err(_) => clean_end = false,
+            }
+        }
+        Self { status, text, clean_end, took: Duration::ZERO, ended_unix_ms: 0 }
+    }
+
+    /// The generated text, if the answer is complete.
+    fn answer(&self, stream: bool) -> Option<String> {
+        if self.status != 200 || !self.clean_end {
+            return None;
+        }
+        if !stream {
+            let answer: Value = serde_json::from_str(&self.text).ok()?;
+            return answer["choices"][0]["message"]["content"].as_str().map(str::to_owned);
+        }
+        self.text.contains("data: [DONE]").then(|| {
+            let payloads = self.text.lines().filter_map(|line| line.strip_prefix("data: "));
+            let chunks = payloads.filter_map(|payload| serde_json::from_str::<Value>(payload).ok());
+            chunks.filter_map(|c| c["choices"][0]["delta"]["content"].as_str().map(str::to_owned)).collect()
+        })
+    }
+
+    /// `error.code` of an error answer or of the last event of a stream.
+    fn error_code(&self) -> Option<String> {
+        let json = if self.status == 200 {
+            self.text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back()?
+        } else {
+            &self.text
+        };
+        let error: Value = serde_json::from_str(json).ok()?;
+        assert!(error["error"]["message"].is_string(), "an error has a message: {error}");
+        error["error"]["code"].as_str().map(str::to_owned)
+    }
+
+    /// A right answer, or a typed error that nobody can take for the end of an answer.
+    fn assert_right_or_typed(&self, case: &str, stream: bool, right: &str) {
+        if let Some(answer) = self.answer(stream) {
+            assert_eq!(answer, right, "{case}: a complete answer is the right one");
+            return;
+        }
+        let code = self.error_code();
+        let known =
+            ["prefill_failed", "decode_failed", "engine_timeout", "worker_failed", "no_engine_available"];
+        assert!(
+            code.as_deref().is_some_and(|code| known.contains(&code)),
+            "{case}: typed error, got {self:?}"
+        );
+        if self.status == 200 {
+            assert!(!self.clean_end, "{case}: a failed stream must not end like a complete one: {self:?}");
+            assert!(!self.text.contains("[DONE]"), "{case}: no [DONE] after a failure");
+        }
+    }
+}
+
+fn unix_ms() -> u64 {
+    u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+async fn until(what: &str, condition: impl FnMut() -> bool) {
+    until_case("", what, condition).await;
+}
+
+async fn until_case(case: &str, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(3);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{case}: not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+const FAULTS: [(&str, Fault); 8] = [
+    ("refuses", Fault::Refuse),
+    ("hangs", Fault::Hang),
+    ("answers 500", Fault::Status500),
+    ("dies before the first byte", Fault::CloseBeforeFirstByte),
+    ("dies mid-stream", Fault::DieMidStream { tokens: 3 }),
+    ("hangs mid-stream", Fault::HangMidStream { tokens: 3 }),
+    ("sends garbage", Fault::Garbage),
+    ("sends a garbage body", Fault::GarbageBody),
+];
+
+fn is_silence(fault: Fault) -> bool {
+    matches!(fault, Fault::Hang | Fault::HangMidStream { .. })
+}
+
+/// One pair, so there is nowhere to go: the failure itself is what the client sees.
+async fn single_pair(protocol: Protocol) {
+    for stream in [true, false] {
+        for faulty_prefill in [true, false] {
+            for (name, fault) in FAULTS {
+                let world = World::start(protocol, 1).await;
+                let side = if faulty_prefill { "prefill" } else { "decode" };
+                let case = format!("{}, one pair, {side} {name}, stream {stream}", protocol.name);
+                let right = world
+                    .ask(stream)
+                    .await
+                    .answer(stream)
+                    .unwrap_or_else(|| panic!("{case}: healthy answer"));
+                let (faulty, twin) = if faulty_prefill {
+                    (&world.prefills[0], &world.decodes[0])
+                } else {
+                    (&world.decodes[0], &world.prefills[0])
+                };
+                faulty.set_fault(fault);
+                let outcome = world.ask(stream).await;
+                outcome.assert_right_or_typed(&case, stream, &right);
+                let limit = if is_silence(fault) { LEG + ANSWER } else { ANSWER };
+                assert!(outcome.took < limit, "{case}: took {:?}", outcome.took);
+                until_case(&case, "the twin is stopped", || twin.stats().active == 0).await;
+                if let Some(abort) = twin.stats().aborts.back() {
+                    let late = abort.at_unix_ms.saturating_sub(outcome.ended_unix_ms);
+                    assert!(
+                        Duration::from_millis(late) < TWIN,
+                        "{case}: twin was stopped {late} ms after the client knew"
+                    );
+                }
+                if fault != Fault::Refuse {
+                    world.assert_at_rest(&case).await;
+                }
+                assert!(
+                    world.engines().all(|e| e.stats().prompt_mismatches == 0),
+                    "{case}: both legs carry one prompt"
+                );
+                faulty.set_fault(Fault::None);
+                world.stop().await;
+            }
+        }
+    }
+}
+
+/// Two pairs: every fault before the first byte, silence apart, is healed by the other pair.
+async fn second_pair_heals(protocol: Protocol) {
+    for stream in [true, false] {
+        for faulty_prefill in [true, false] {
+            for (name, fault) in FAULTS {
+                let mid_stream = stream && !faulty_prefill && matches!(fault, Fault::DieMidStream { .. });
+                if is_silence(fault) || mid_stream {
+                    continue;
+                }
+                let world = World::start(protocol, 2).await;
+                let side = if faulty_prefill { "prefill" } else { "decode" };
+                let case = format!("{}, two pairs, {side} {name}, stream {stream}", protocol.name);
+                let right = world
+                    .ask(stream)
+                    .await
+                    .answer(stream)
+                    .unwrap_or_else(|| panic!("{case}: healthy answer"));
+                let faulty = if faulty_prefill { &world.prefills[0] } else { &world.decodes[0] };
+                faulty.set_fault(fault);
+                for _ in 0..6 {
+                    let outcome = world.ask(stream).await;
+                    assert_eq!(
+                        outcome.answer(stream).as_deref(),
+                        Some(right.as_str()),
+                        "{case}: {outcome:?}"
+                    );
+                    assert!(outcome.took < ANSWER, "{case}: took {:?}", outcome.took);
+                }
+                if fault != Fault::Refuse {
+                    world.assert_at_rest(&case).await;
+                }
+                world.stop().await;
+            }
+        }
+    }
+}
+
+/// The client leaves before the first byte, in a silent stream, and in a flowing stream.
+async fn client_leaves(protocol: Protocol) {
+    // Slow enough that every moment can be met: about 50 ms to the first token, 20 ms from token to token.
+    let world = World::start_with(protocol, 1, |config| config).await;
+    for moment in ["before the first byte", "while the stream is silent", "while the stream flows"] {
+        let case = format!("{}, client leaves {moment}", protocol.name);
+        let silent = moment == "while the stream is silent";
+        world.decodes[0].set_fault(if silent { Fault::HangMidStream { tokens: 2 } } else { Fault::None });
+        if moment == "before the first byte" {
+            world.prefills[0].set_fault(Fault::Hang);
+        } else {
+            world.prefills[0].set_fault(Fault::None);
+        }
+        let before: u64 = world.engines().map(|e| e.stats().started).sum();
+        let request = world.post(true, 5000);
+        if moment == "before the first byte" {
+            let mut request = Box::pin(request);
+            loop {
+                let started = world.engines().map(|e| e.stats().started).sum::<u64>() > before;
+                let waited = tokio::time::timeout(Duration::from_millis(20), &mut request).await;
+                assert!(waited.is_err(), "{case}: it hangs");
+                if started {
+                    break;
+                }
+            }
+        } else {
+            let mut body = request.await.unwrap().bytes_stream();
+            let first = body.next().await.unwrap().unwrap();
+            assert!(first.starts_with(b"data: "), "{case}");
+            if !silent {
+                body.next().await.unwrap().unwrap();
+            }
+        }
+        let left = Instant::now();
+        until_case(&case, "both engines stop", || world.engines().all(|e| e.stats().active == 0)).await;
+        assert!(left.elapsed() < TWIN, "{case}: engines stopped after {:?}", left.elapsed());
+        world.assert_at_rest(&case).await;
+    }
+    world.stop().await;
+}
+
+macro_rules! for_each_protocol {
+    ($($name:ident: $test:ident, $protocol:expr;)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                $test($protocol).await;
+            }
+        )*
+    };
+}
+
+for_each_protocol! {
+    sglang_single_pair: single_pair, PROTOCOLS[0];
+    sglang_second_pair_heals: second_pair_heals, PROTOCOLS[0];
+    sglang_client_leaves: client_leaves, PROTOCOLS[0];
+    vllm_nixl_single_pair: single_pair, PROTOCOLS[1];
+    vllm_nixl_second_pair_heals: second_pair_heals, PROTOCOLS[1];
+    vllm_nixl_client_leaves: client_leaves, PROTOCOLS[1];
+    vllm_mooncake_single_pair: single_pair, PROTOCOLS[2];
+    vllm_mooncake_second_pair_heals: second_pair_heals, PROTOCOLS[2];
+    vllm_mooncake_client_leaves: client_leaves, PROTOCOLS[2];
+    vllm_store_single_pair: single_pair, PROTOCOLS[3];
+    vllm_store_second_pair_heals: second_pair_heals, PROTOCOLS[3];
+    vllm_store_client_leaves: client_leaves, PROTOCOLS[3];
+}
