@@ -76,6 +76,7 @@ impl World {
             "--admin-listen=127.0.0.1:0",
             "--prefill-timeout=1s",
             "--first-byte-timeout=1s",
+            "--answer-timeout=1s",
             "--idle-timeout=1s",
             "--health-interval=0s",
         ]
@@ -376,6 +377,28 @@ async fn client_leaves(protocol: Protocol) {
         assert!(left.elapsed() < TWIN, "{case}: engines stopped after {:?}", left.elapsed());
         world.assert_at_rest(&case).await;
     }
+    world.stop().await;
+}
+
+/// A prefill that restarts has a new engine id at its bootstrap server; the decode answers 500 to the old one. The gateway finds out
+/// by itself, and the client does not notice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn vllm_mooncake_prefill_restarts() {
+    let mut world = World::start(PROTOCOLS[2], 1).await;
+    let right = world.ask(true).await.answer(true).expect("a healthy answer");
+    let old = world.prefills.remove(0);
+    let mut config = old.config().clone();
+    config.listen = old.addr();
+    config.bootstrap_listen = old.bootstrap_addr();
+    let old_id = old.engine_id().to_owned();
+    old.stop().await;
+    let new = SimEngine::start(config).await.unwrap();
+    assert_ne!(new.engine_id(), old_id);
+    world.prefills.push(new);
+    let outcome = world.ask(true).await;
+    assert_eq!(outcome.answer(true).as_deref(), Some(right.as_str()), "{outcome:?}");
+    assert!(world.decodes[0].stats().recomputed == 0, "the answer came through the pair");
+    world.assert_at_rest("after a restart").await;
     world.stop().await;
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use moongate_discovery::{
-    DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Role, StaticInstance,
+    DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Role, RolePorts,
+    StaticInstance,
 };
 use moongate_runtime::ListenerLimits;
 use moongate_scheduler::PolicyName;
@@ -78,6 +79,27 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "NAME", env = "MOONGATE_GROUP")]
     pub group: Option<String>,
 
+    /// Kubernetes: label selector of the engines' pods, instead of RBG's labels; their role is the label or annotation moongate.io/role.
+    #[arg(long, value_name = "SELECTOR", env = "MOONGATE_SELECTOR")]
+    pub selector: Option<String>,
+
+    /// RBG and Kubernetes: HTTP port of prefill engines that name none. Default 8000: vLLM's own, and the usual one in RBG's
+    /// examples; SGLang's own is 30000.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_PREFILL_PORT", default_value_t = 8000)]
+    pub prefill_port: u16,
+
+    /// RBG and Kubernetes: HTTP port of decode engines that name none.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_DECODE_PORT", default_value_t = 8000)]
+    pub decode_port: u16,
+
+    /// RBG and Kubernetes: HTTP port of plain workers that name none.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_WORKER_PORT", default_value_t = 8000)]
+    pub worker_port: u16,
+
+    /// RBG: bootstrap port of prefills that name none; default: what the engine says, else 8998.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_BOOTSTRAP_PORT")]
+    pub bootstrap_port: Option<u16>,
+
     /// Engine kind of engines that do not name theirs; default: each is asked.
     #[arg(long, value_name = "sglang|vllm", env = "MOONGATE_ENGINE", value_parser = parse_engine)]
     pub engine: Option<Engine>,
@@ -113,10 +135,13 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "TIME", env = "MOONGATE_PREFILL_TIMEOUT", default_value = "300s", value_parser = humantime::parse_duration)]
     pub prefill_timeout: Duration,
 
-    /// Time until the answer's first byte. Default 300 s: queue, prefill and hand-over of a very long prompt. For answers that are
-    /// not streams it covers the whole generation.
+    /// Time until the first byte of a stream. Default 300 s: queue, prefill and hand-over of a very long prompt.
     #[arg(long, value_name = "TIME", env = "MOONGATE_FIRST_BYTE_TIMEOUT", default_value = "300s", value_parser = humantime::parse_duration)]
     pub first_byte_timeout: Duration,
+
+    /// Time for an answer that is not a stream. Default 30 min: it comes after the whole generation.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_ANSWER_TIMEOUT", default_value = "30m", value_parser = humantime::parse_duration)]
+    pub answer_timeout: Duration,
 
     /// Longest pause inside a begun answer. Default 60 s: an engine that is preempting still sends within seconds.
     #[arg(long, value_name = "TIME", env = "MOONGATE_IDLE_TIMEOUT", default_value = "60s", value_parser = humantime::parse_duration)]
@@ -193,6 +218,8 @@ impl GatewayOptions {
                     path: self.rbg_config.clone(),
                     engine: self.engine,
                     connector: self.kv_connector,
+                    ports: self.role_ports(),
+                    bootstrap_port: self.bootstrap_port,
                     ..RbgOptions::from_env()
                 });
             }
@@ -201,6 +228,8 @@ impl GatewayOptions {
                     kubeconfig: self.kubeconfig.clone(),
                     namespace: self.namespace.clone(),
                     group: self.group.clone(),
+                    selector: self.selector.clone(),
+                    ports: self.role_ports(),
                     engine: self.engine,
                     connector: self.kv_connector,
                     ..KubernetesOptions::default()
@@ -208,6 +237,10 @@ impl GatewayOptions {
             }
         }
         options
+    }
+
+    fn role_ports(&self) -> RolePorts {
+        RolePorts { prefill: self.prefill_port, decode: self.decode_port, plain: self.worker_port }
     }
 
     /// Engines given by flags.
@@ -254,7 +287,8 @@ impl GatewayOptions {
             backoff: self.retry_backoff,
             attempt: AttemptLimits {
                 prefill: LegLimits { first_byte: self.prefill_timeout, idle: self.idle_timeout },
-                main: LegLimits { first_byte: self.first_byte_timeout, idle: self.idle_timeout },
+                stream: LegLimits { first_byte: self.first_byte_timeout, idle: self.idle_timeout },
+                whole: LegLimits { first_byte: self.answer_timeout, idle: self.idle_timeout },
                 held_answer_bytes: self.held_answer_bytes,
             },
         }

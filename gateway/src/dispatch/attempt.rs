@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
+use moongate_discovery::KvTransfer;
 use serde::de::IgnoredAny;
 
 use super::abort::{Aborter, Ticket};
@@ -24,8 +25,10 @@ use crate::upstream::{Leg, LegError, LegLimits, PreparedRequest};
 pub(crate) struct AttemptLimits {
     /// Time limits of the prefill leg.
     pub(crate) prefill: LegLimits,
-    /// Time limits of the leg that answers.
-    pub(crate) main: LegLimits,
+    /// Time limits of the leg that answers with a stream.
+    pub(crate) stream: LegLimits,
+    /// Time limits of the leg that answers in one piece, after the whole generation.
+    pub(crate) whole: LegLimits,
     /// Answers that are not streams are held up to this size, so that one that breaks off can still be retried.
     pub(crate) held_answer_bytes: usize,
 }
@@ -50,12 +53,21 @@ pub(crate) enum Answer {
     Begun { pair: Pair, first: Bytes, gate: Option<SseGate> },
 }
 
+impl AttemptLimits {
+    fn main(&self, ask: &Ask) -> LegLimits {
+        if ask.head.stream { self.stream } else { self.whole }
+    }
+}
+
 /// A failed attempt.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) side: Side,
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) error: LegError,
+    /// A prefill whose facts may be out of date: a restarted MooncakeConnector prefill has a new engine id, and it is the
+    /// decode that answers 500 to the old one.
+    pub(crate) suspect: Option<Member>,
 }
 
 /// Runs one attempt until the answer has begun.
@@ -67,15 +79,27 @@ pub(crate) async fn attempt(
     span: &RequestSpan,
 ) -> Result<Started, Failure> {
     let Chosen { entry, exit, booked, .. } = chosen;
+    let mut suspect = None;
     let pair = match exit {
-        Some(exit) => start_pair(ask, &entry, &exit, limits, aborter, span).await?,
+        Some(exit) => {
+            let facts = entry.facts();
+            if facts.is_some_and(|facts| matches!(facts.transfer, Some(KvTransfer::VllmMooncake { .. }))) {
+                suspect = Some(entry.clone());
+            }
+            start_pair(ask, &entry, &exit, limits, aborter, span).await?
+        }
         None => {
             let request = ask.prepare(&entry.endpoint, Spliced::verbatim(ask.body.clone()), Vec::new());
-            let main = leg(Side::Worker, &entry.endpoint, request, limits.main, span);
+            let main = leg(Side::Worker, &entry.endpoint, request, limits.main(ask), span);
             Pair::new(None, main, Side::Worker, aborter.clone())
         }
     };
-    first_bytes(ask, pair, booked, limits.held_answer_bytes).await
+    first_bytes(ask, pair, booked, limits.held_answer_bytes).await.map_err(|mut failure| {
+        if failure.side == Side::Decode && failure.error.blames_engine() {
+            failure.suspect = suspect;
+        }
+        failure
+    })
 }
 
 fn leg(
@@ -102,6 +126,7 @@ async fn start_pair(
         side: Side::Prefill,
         endpoint: prefill.endpoint.clone(),
         error: LegError::Garbage(what),
+        suspect: None,
     };
     let facts = prefill.facts().ok_or_else(|| fail("has not been probed"))?;
     let decode_dp = exit.decode.facts().map_or(1, |facts| facts.dp_size);
@@ -116,7 +141,7 @@ async fn start_pair(
         d_headers = vllm::headers(&id, exit.decode_rank, decode_dp);
     }
     let alone = |body: Spliced, headers| {
-        let main = leg(Side::Decode, d, ask.prepare(d, body, headers), limits.main, span);
+        let main = leg(Side::Decode, d, ask.prepare(d, body, headers), limits.main(ask), span);
         Pair::new(None, main, Side::Decode, aborter.clone())
     };
     let protocol = Protocol::of(facts, exit.prefill_rank).map_err(fail)?;
@@ -131,7 +156,7 @@ async fn start_pair(
             let ticket = Ticket { rid };
             let prefill =
                 leg(Side::Prefill, p, ask.prepare(p, body.clone(), p_headers), limits.prefill, span);
-            let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main, span);
+            let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main(ask), span);
             let (prefill, main) = (prefill.with_ticket(ticket.clone()), main.with_ticket(ticket));
             Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
         }
@@ -140,7 +165,7 @@ async fn start_pair(
             let body = vllm::mooncake_prefill(ask, &transfer);
             let prefill = leg(Side::Prefill, p, ask.prepare(p, body, p_headers), limits.prefill, span);
             let body = vllm::mooncake_decode(ask, &transfer, bootstrap, engine_id);
-            let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main, span);
+            let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main(ask), span);
             Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
         }
         Protocol::Nixl => {
@@ -173,7 +198,12 @@ async fn prefill_first(
         match poll_fn(|cx| pair.poll_event(cx)).await {
             PairEvent::Data(data) if answer.len() + data.len() > limits.held_answer_bytes => {
                 let error = LegError::Garbage("answered its prefill with more data than is ever needed");
-                return Err(Failure { side: Side::Prefill, endpoint: endpoint.clone(), error });
+                return Err(Failure {
+                    side: Side::Prefill,
+                    endpoint: endpoint.clone(),
+                    error,
+                    suspect: None,
+                });
             }
             PairEvent::Data(data) => answer.extend_from_slice(&data),
             PairEvent::End => {
@@ -181,7 +211,12 @@ async fn prefill_first(
                 return Ok(answer.freeze());
             }
             PairEvent::Failed(_, error) => {
-                return Err(Failure { side: Side::Prefill, endpoint: endpoint.clone(), error });
+                return Err(Failure {
+                    side: Side::Prefill,
+                    endpoint: endpoint.clone(),
+                    error,
+                    suspect: None,
+                });
             }
         }
     }
@@ -200,7 +235,7 @@ async fn first_bytes(
     loop {
         match poll_fn(|cx| pair.poll_event(cx)).await {
             PairEvent::Failed(side, error) => {
-                return Err(Failure { side, endpoint: pair.endpoint(side), error });
+                return Err(Failure { side, endpoint: pair.endpoint(side), error, suspect: None });
             }
             PairEvent::Data(data) => {
                 booked.first_token();
@@ -254,7 +289,7 @@ fn take_head(pair: &Pair) -> Response<()> {
 }
 
 fn failure(pair: &Pair, error: LegError) -> Failure {
-    Failure { side: pair.main_side(), endpoint: pair.main_endpoint().clone(), error }
+    Failure { side: pair.main_side(), endpoint: pair.main_endpoint().clone(), error, suspect: None }
 }
 
 fn sse_failure(pair: &Pair, fault: SseFault) -> Failure {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use moongate_discovery::TopologyReader;
+use moongate_discovery::{Topology, TopologyReader};
 use moongate_scheduler::Refusal;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -18,8 +18,11 @@ use super::decide::Decider;
 use super::pair::Side;
 use crate::error::{ApiError, Code};
 use crate::feedback::{Metrics, RequestSpan};
-use crate::fleet::{Endpoint, FleetReader};
+use crate::fleet::{Endpoint, FleetReader, Member};
 use crate::upstream::LegError;
+
+/// How long a retry waits for new facts of a prefill that may have restarted: a probe takes milliseconds.
+const REFRESH_WITHIN: Duration = Duration::from_millis(300);
 
 /// How often and how fast to retry.
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +82,13 @@ impl Dispatcher {
                         return Err(explain(failure, number));
                     }
                     self.metrics.retried(failure.side);
-                    tried.push(failure.endpoint.clone());
+                    let refreshed = match &failure.suspect {
+                        Some(prefill) => self.refreshed(prefill).await,
+                        None => false,
+                    };
+                    if !refreshed {
+                        tried.push(failure.endpoint.clone());
+                    }
                     last = Some(failure);
                     tokio::time::sleep(backoff(self.limits.backoff, number)).await;
                 }
@@ -89,8 +98,24 @@ impl Dispatcher {
         Err(Refused::Error(ApiError::new(Code::NoEngineAvailable, "no attempt was made")))
     }
 
+    /// Asks for a new probe of `prefill` and says whether it has brought new facts: then the same pair is worth another attempt.
+    async fn refreshed(&self, prefill: &Member) -> bool {
+        let id = &prefill.endpoint.id;
+        let changed = |topology: &Topology| {
+            topology.get(id).is_some_and(|now| now.usable().is_some() && now.facts != prefill.instance.facts)
+        };
+        self.topology.request_probe(id);
+        let mut topology = self.topology.clone();
+        let changed = tokio::time::timeout(REFRESH_WITHIN, topology.wait_for(changed)).await;
+        if !matches!(changed, Ok(Some(_))) {
+            return false;
+        }
+        self.fleet.wait_for(topology.current().generation).await;
+        true
+    }
+
     fn note(&self, failure: &Failure) {
-        let Failure { side, endpoint, error } = failure;
+        let Failure { side, endpoint, error, .. } = failure;
         endpoint.failed(error);
         self.metrics.leg_failed(*side, error);
         tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, "leg failed");
@@ -161,7 +186,7 @@ fn refused(refusal: &Refusal, ask: &Ask) -> ApiError {
 }
 
 fn explain(failure: Failure, attempts: u32) -> Refused {
-    let Failure { side, endpoint, error } = failure;
+    let Failure { side, endpoint, error, .. } = failure;
     match &error {
         LegError::Status(status, body) if status.is_client_error() => {
             return Refused::ByEngine(*status, body.clone());

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use moongate_discovery::TopologyReader;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -12,17 +13,32 @@ use super::endpoint::EndpointLimits;
 use super::snapshot::Fleet;
 
 /// The current fleet. Cheap to clone; reading never waits.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct FleetReader(Arc<ArcSwap<Fleet>>);
+#[derive(Debug, Clone)]
+pub(crate) struct FleetReader {
+    current: Arc<ArcSwap<Fleet>>,
+    generation: Arc<watch::Sender<u64>>,
+}
+
+impl Default for FleetReader {
+    fn default() -> Self {
+        Self { current: Arc::default(), generation: Arc::new(watch::Sender::new(0)) }
+    }
+}
 
 impl FleetReader {
     pub(crate) fn current(&self) -> Arc<Fleet> {
-        self.0.load_full()
+        self.current.load_full()
+    }
+
+    /// Waits until the fleet is as new as this generation of the topology.
+    pub(crate) async fn wait_for(&self, generation: u64) {
+        // The sender is ours: it cannot be gone.
+        drop(self.generation.subscribe().wait_for(|published| *published >= generation).await);
     }
 
     /// Builds and publishes the fleet of the topology's current snapshot.
     pub(crate) fn refresh(&self, topology: &TopologyReader, limits: EndpointLimits) {
-        let previous = self.0.load();
+        let previous = self.current.load();
         let fleet = Fleet::build(&topology.current(), &previous, limits);
         tracing::info!(
             generation = fleet.generation,
@@ -36,7 +52,9 @@ impl FleetReader {
         {
             tracing::warn!(instance = %waiting.id, reason = waiting.reason, "engine is not used");
         }
-        self.0.store(Arc::new(fleet));
+        let generation = fleet.generation;
+        self.current.store(Arc::new(fleet));
+        self.generation.send_replace(generation);
     }
 }
 
