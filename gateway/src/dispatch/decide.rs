@@ -61,7 +61,7 @@ impl Decider {
     ) -> Result<Chosen, Refusal> {
         match (&ask.request, ask.api) {
             (Some(request), Api::Chat | Api::Completions | Api::Generate) => {
-                self.choose_route(fleet, ask.api, request, tried)
+                self.choose_route(fleet, ask, request, tried)
             }
             (request, _) => choose_passthrough(fleet, request.as_ref(), tried),
         }
@@ -70,7 +70,7 @@ impl Decider {
     fn choose_route(
         &self,
         fleet: &Fleet,
-        api: Api,
+        ask: &Ask,
         request: &Request,
         tried: &[Arc<Endpoint>],
     ) -> Result<Chosen, Refusal> {
@@ -78,7 +78,7 @@ impl Decider {
         let prediction = Prediction::default();
         let mut refusal = Refusal::UnknownModel;
         for pickiness in [Pickiness::Sound, Pickiness::Healthy, Pickiness::Untried] {
-            let loads = loads(fleet, api, tried, pickiness);
+            let loads = loads(fleet, ask, tried, pickiness);
             let input = Input {
                 request,
                 cluster: &fleet.cluster,
@@ -97,11 +97,13 @@ impl Decider {
     }
 }
 
-fn loads(fleet: &Fleet, api: Api, tried: &[Arc<Endpoint>], pickiness: Pickiness) -> Vec<Load> {
+fn loads(fleet: &Fleet, ask: &Ask, tried: &[Arc<Endpoint>], pickiness: Pickiness) -> Vec<Load> {
+    let (api, samples) = (ask.api, ask.head.n);
     let available = |member: &Member| {
         let endpoint = &member.endpoint;
-        // `/generate` is SGLang's own.
+        // `/generate` is SGLang's own, and an SGLang pair cannot run several samples of one prompt.
         (api != Api::Generate || member.is_sglang())
+            && (samples == 1 || !member.is_sglang() || member.instance.role == Role::Plain)
             && (pickiness == Pickiness::Untried || endpoint.is_healthy())
             && (pickiness != Pickiness::Sound || !endpoint.breaker.is_open())
             && !tried.iter().any(|tried| Arc::ptr_eq(tried, endpoint))

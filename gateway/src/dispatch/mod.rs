@@ -5,6 +5,7 @@ mod abort;
 mod ask;
 mod attempt;
 mod decide;
+pub(crate) mod fan_out;
 mod pair;
 mod protocol;
 mod retry;

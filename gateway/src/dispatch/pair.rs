@@ -108,7 +108,7 @@ fn check_prefill_answer(head: Option<&Response<()>>, kept: Bytes) -> Result<Byte
     }
     if head.is_some_and(is_event_stream) {
         let mut gate = SseGate::default();
-        let checked = gate.push(kept.clone()).and_then(|_| gate.finish(false));
+        let checked = gate.push(kept).and_then(|_| gate.finish(false));
         return checked.map(|_| gate.last_payload().clone()).map_err(LegError::from);
     }
     if serde_json::from_slice::<IgnoredAny>(&kept).is_err() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use moongate_scheduler as scheduler;
@@ -12,12 +13,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::{BodyLimits, collect};
 use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
-use crate::dispatch::{Answer, Ask, Dispatcher, Refused, Started};
+use crate::dispatch::{Answer, Ask, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
 use crate::feedback::{Feedback, Metrics, RequestSpan};
-use crate::fleet::Fleet;
+use crate::fleet::{Booked, Fleet};
 use crate::prompt::{Api, Head};
-use crate::relay::{Relay, RelayParts, Usage};
+use crate::relay::{Relay, RelayParts, Sample, SseGate, Usage, merge_stream, merge_whole};
 
 /// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
 /// vocabularies. Only ratios between engines matter for load, not the exact count.
@@ -44,7 +45,8 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
     let span = RequestSpan::start(&gateway.traces, api, &request);
     let mut feedback = Feedback::new(gateway.metrics.clone(), span, api);
     let mut response = match serve(gateway, api, request, &mut feedback).await {
-        Ok((ask, started)) => respond(gateway, &ask, started, feedback),
+        Ok((ask, Served::One(started))) => respond(gateway, &ask, started, feedback),
+        Ok((ask, Served::Samples(started))) => respond_samples(gateway, &ask, started, feedback).await,
         Err(Refused::Error(error)) => {
             feedback.failed(&error);
             error.response()
@@ -63,11 +65,24 @@ async fn serve(
     api: Api,
     request: Request<Body>,
     feedback: &mut Feedback,
-) -> Result<(Ask, Started), Refused> {
+) -> Result<(Ask, Served), Refused> {
     let ask = read(gateway, api, request).await.map_err(Refused::Error)?;
     feedback.span().asked(&ask);
-    let started = gateway.dispatcher.dispatch(&ask, feedback.span()).await?;
-    Ok((ask, started))
+    let (dispatcher, span) = (&gateway.dispatcher, &*feedback.span());
+    if fan_out::is_needed(&dispatcher.fleet.current(), &ask) {
+        let samples = fan_out::split(&ask).map_err(Refused::Error)?;
+        let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
+        return Ok((ask, Served::Samples(started)));
+    }
+    let started = dispatcher.dispatch(&ask, span).await?;
+    Ok((ask, Served::One(started)))
+}
+
+/// What engines have begun to answer.
+enum Served {
+    One(Started),
+    /// One answer per sample of a request with `n` > 1.
+    Samples(Vec<Started>),
 }
 
 async fn read(gateway: &Gateway, api: Api, request: Request<Body>) -> Result<Ask, ApiError> {
@@ -148,19 +163,63 @@ fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedbac
             feedback.completed(Usage::read(&body), prefill_usage);
             Body::from(body)
         }
-        Answer::Begun { pair, first, gate } => Body::new(Relay::new(
-            pair,
-            first,
-            RelayParts {
-                gate,
-                expects_done: ask.api != Api::Other,
-                _booked: booked,
-                feedback,
-                forced_end: Box::pin(gateway.forced_end.clone().cancelled_owned()),
-            },
-        )),
+        Answer::Begun { pair, first, gate } => {
+            Body::new(relay(gateway, ask, (pair, first, gate), booked, Some(feedback)))
+        }
     };
     head.map(|()| body)
+}
+
+fn relay(
+    gateway: &Gateway,
+    ask: &Ask,
+    (pair, first, gate): (Pair, Bytes, Option<SseGate>),
+    booked: Booked,
+    feedback: Option<Feedback>,
+) -> Relay {
+    let parts = RelayParts {
+        gate,
+        expects_done: ask.api != Api::Other,
+        _booked: booked,
+        feedback,
+        forced_end: Box::pin(gateway.forced_end.clone().cancelled_owned()),
+    };
+    Relay::new(pair, first, parts)
+}
+
+/// Makes one response of the answers to all samples.
+async fn respond_samples(
+    gateway: &Gateway,
+    ask: &Ask,
+    started: Vec<Started>,
+    mut feedback: Feedback,
+) -> Response<Body> {
+    let mut head = Response::new(());
+    let samples = started.into_iter().map(|started| {
+        head = started.head;
+        match started.answer {
+            Answer::Whole(body) => Sample::Whole(body),
+            Answer::Begun { pair, first, gate } => {
+                Sample::Begun(relay(gateway, ask, (pair, first, gate), started.booked, None))
+            }
+        }
+    });
+    let samples: Vec<Sample> = samples.collect();
+    to_client(head.headers_mut());
+    if ask.head.stream {
+        return head.map(|()| Body::new(merge_stream(ask.api, samples, feedback)));
+    }
+    match merge_whole(ask.api, samples).await {
+        Ok(body) => {
+            feedback.piece();
+            feedback.completed(Usage::read(&body), None);
+            head.map(|()| Body::from(body))
+        }
+        Err(error) => {
+            feedback.failed(&error);
+            error.response()
+        }
+    }
 }
 
 /// An engine's own error answer, as it is; a non-JSON one is wrapped so that clients can read it.

@@ -7,6 +7,10 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use super::tally::{Kind, Measure, Tally};
 use crate::error::{ApiError, Code};
 
+/// Most sequences of one request: vLLM's own default limit for `n`. Each costs a bootstrap room in SGLang's bodies, so a
+/// request of a few bytes must not ask for a billion.
+const MAX_SEQUENCES: u32 = 16_384;
+
 /// Request families with their own body layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Api {
@@ -41,10 +45,11 @@ pub(crate) enum Member {
     BootstrapHost,
     BootstrapPort,
     BootstrapRoom,
+    Seed,
 }
 
 impl Member {
-    const ALL: [(Member, &'static str); 17] = [
+    const ALL: [(Member, &'static str); 18] = [
         (Member::Model, "model"),
         (Member::Messages, "messages"),
         (Member::Prompt, "prompt"),
@@ -62,6 +67,7 @@ impl Member {
         (Member::BootstrapHost, "bootstrap_host"),
         (Member::BootstrapPort, "bootstrap_port"),
         (Member::BootstrapRoom, "bootstrap_room"),
+        (Member::Seed, "seed"),
     ];
 
     /// Finds a member by its JSON key.
@@ -92,6 +98,8 @@ pub(crate) struct Head<'a> {
     pub(crate) n: u32,
     /// The client's limit on generated tokens.
     pub(crate) max_output_tokens: Option<u32>,
+    /// The client's seed, if it is a whole number.
+    pub(crate) seed: Option<i64>,
     /// Bytes of prompt text.
     pub(crate) prompt_bytes: u64,
     /// Prompt token ids given as numbers.
@@ -193,6 +201,7 @@ impl<'a> Members<'a> {
             batch: 1,
             n: 1,
             max_output_tokens: None,
+            seed: None,
             prompt_bytes: 0,
             prompt_ids: 0,
             empty: self.count == 0,
@@ -205,8 +214,25 @@ impl<'a> Members<'a> {
             Api::Generate => self.check_generate(&mut head)?,
             Api::Other => {}
         }
+        if head.sequences() > MAX_SEQUENCES {
+            return Err(self.too_many(api, &head));
+        }
         head.model = self.model;
         Ok(head)
+    }
+
+    fn too_many(&self, api: Api, head: &Head<'_>) -> ApiError {
+        let prompts = [Member::Prompt, Member::Text, Member::InputIds].into_iter().find(|m| self.tally(*m).is_some());
+        let param = match (api, prompts) {
+            (_, Some(prompts)) if head.batch > MAX_SEQUENCES => prompts.key(),
+            (Api::Generate, _) => "sampling_params.n",
+            _ => Member::N.key(),
+        };
+        let text = format!(
+            "`{param}` asks for {} prompts times {} answers; send at most {MAX_SEQUENCES} sequences in one request",
+            head.batch, head.n
+        );
+        wrong(param, text)
     }
 
     fn check_chat(&self, head: &mut Head<'a>) -> Result<(), ApiError> {
@@ -276,6 +302,10 @@ impl<'a> Members<'a> {
         let old = count("max_tokens", number(Member::MaxTokens)?)?;
         let new = count("max_completion_tokens", number(Member::MaxCompletionTokens)?)?;
         head.max_output_tokens = new.or(old);
+        head.seed = match self.kind(Member::Seed) {
+            Kind::Number(seed) if seed.fract() == 0.0 => Some(whole(seed)),
+            _ => None,
+        };
         Ok(())
     }
 }
@@ -342,6 +372,16 @@ fn count(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
         reason = "clamped to the range just before"
     )]
     Ok(Some(value.min(f64::from(u32::MAX)) as u32))
+}
+
+/// Nearest 64-bit integer.
+fn whole(value: f64) -> i64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a cast from float saturates, which is what is wanted"
+    )]
+    let whole = value as i64;
+    whole
 }
 
 /// Deserialises the top-level object.

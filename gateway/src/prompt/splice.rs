@@ -65,7 +65,7 @@ impl Spliced {
         self.chunks[self.next.min(self.chunks.len())..].iter().map(|chunk| chunk.len() as u64).sum()
     }
 
-    #[cfg(test)]
+    /// All pieces in one.
     pub(crate) fn to_vec(&self) -> Vec<u8> {
         self.chunks.concat()
     }

@@ -26,7 +26,8 @@ pub(crate) struct RelayParts {
     pub(crate) expects_done: bool,
     /// Held for as long as the stream lives.
     pub(crate) _booked: Booked,
-    pub(crate) feedback: Feedback,
+    /// `None` for a part of a larger answer.
+    pub(crate) feedback: Option<Feedback>,
     /// Resolves when the drain's deadline has passed.
     pub(crate) forced_end: Pin<Box<WaitForCancellationFutureOwned>>,
 }
@@ -57,6 +58,12 @@ impl Relay {
         Self { parts, pair: Some(pair), state: State::First(first) }
     }
 
+    fn count_piece(&mut self) {
+        if let Some(feedback) = &mut self.parts.feedback {
+            feedback.piece();
+        }
+    }
+
     fn take(&mut self, piece: Bytes) -> Result<Bytes, ApiError> {
         match &mut self.parts.gate {
             None => Ok(piece),
@@ -78,7 +85,9 @@ impl Relay {
             prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
             pair.leave_prefill_to_finish();
         }
-        self.parts.feedback.completed(usage, prefill_usage);
+        if let Some(feedback) = &mut self.parts.feedback {
+            feedback.completed(usage, prefill_usage);
+        }
         Ok(rest)
     }
 
@@ -97,7 +106,9 @@ impl Relay {
     /// Ends the stream with an error that the client cannot miss.
     fn fail(&mut self, error: &ApiError) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         tracing::warn!(%error, "stream failed");
-        self.parts.feedback.failed(error);
+        if let Some(feedback) = &mut self.parts.feedback {
+            feedback.failed(error);
+        }
         self.pair = None;
         self.state = State::Breaking { flushed: false };
         match self.parts.gate {
@@ -137,7 +148,7 @@ impl Body for Relay {
             State::First(first) => {
                 let first = std::mem::take(first);
                 self.state = State::Flowing;
-                self.parts.feedback.piece();
+                self.count_piece();
                 return Poll::Ready(Some(Ok(Frame::data(first))));
             }
             State::Ended => return Poll::Ready(None),
@@ -176,7 +187,7 @@ impl Body for Relay {
                 // A started event: its end is still to come.
                 Ok(piece) if piece.is_empty() => {}
                 Ok(piece) => {
-                    self.parts.feedback.piece();
+                    self.count_piece();
                     return Poll::Ready(Some(Ok(Frame::data(piece))));
                 }
                 Err(error) => return self.fail(&error),

@@ -1,0 +1,116 @@
+//! Several completions of one prompt (`n` > 1) on disaggregated SGLang engines.
+//!
+//! SGLang gives all samples of a prompt the same bootstrap room, and one for the common prefix before them, so a pair that is
+//! asked for `n` > 1 waits for itself until it times out. The gateway asks for each sample separately instead, and
+//! [`crate::relay::merge_stream`] makes one answer of them.
+
+use bytes::Bytes;
+use moongate_scheduler::Role;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::ask::Ask;
+use crate::error::{ApiError, Code};
+use crate::fleet::Fleet;
+use crate::prompt::{Api, Edit, Member, Spliced};
+
+/// Most samples of one request that are asked for separately.
+const MOST_SAMPLES: u32 = 128;
+
+/// Whether `ask` must be split: it wants several samples, and every engine it could start on is an SGLang prefill.
+pub(crate) fn is_needed(fleet: &Fleet, ask: &Ask) -> bool {
+    let Some(request) = ask.request.as_ref().filter(|_| ask.head.n > 1 && ask.api != Api::Other) else {
+        return false;
+    };
+    let entries = fleet.cluster.entries(request.model);
+    !entries.is_empty()
+        && entries.iter().all(|&ix| {
+            let sglang = fleet.member(ix).is_some_and(|member| member.is_sglang());
+            sglang && fleet.cluster.get(ix).is_some_and(|instance| instance.role == Role::Prefill)
+        })
+}
+
+/// One request per sample.
+pub(crate) fn split(ask: &Ask) -> Result<Vec<Ask>, ApiError> {
+    let n = ask.head.n;
+    if n > MOST_SAMPLES {
+        let text = format!("`n` is {n}; this fleet serves at most {MOST_SAMPLES} samples per request");
+        return Err(ApiError::new(Code::InvalidRequest, text).param("n"));
+    }
+    (0..n).map(|sample| one(ask, sample)).collect()
+}
+
+fn one(ask: &Ask, sample: u32) -> Result<Ask, ApiError> {
+    let mut edits = Vec::with_capacity(2);
+    if ask.api == Api::Generate {
+        edits.push(Edit::new(Member::SamplingParams, single_sampling(&ask.body)?));
+    } else {
+        edits.push(Edit::new(Member::N, "1"));
+        if let Some(seed) = ask.head.seed {
+            // The same seed would give the same sample n times.
+            edits.push(Edit::new(Member::Seed, seed.wrapping_add(i64::from(sample)).to_string()));
+        }
+    }
+    let body = Bytes::from(Spliced::new(&ask.body, &ask.head, &edits, Bytes::new()).to_vec());
+    let mut head = ask.head.clone();
+    head.n = 1;
+    let request = ask.request.clone().map(|mut request| {
+        request.sequences = head.sequences();
+        request
+    });
+    Ok(Ask {
+        api: ask.api,
+        method: ask.method.clone(),
+        uri: ask.uri.clone(),
+        headers: ask.headers.clone(),
+        body,
+        head,
+        request,
+        model: ask.model.clone(),
+    })
+}
+
+/// SGLang's `sampling_params` with `n` set to 1.
+fn single_sampling(body: &[u8]) -> Result<String, ApiError> {
+    #[derive(Deserialize)]
+    struct Generate<'a> {
+        #[serde(borrow)]
+        sampling_params: &'a RawValue,
+    }
+    let read = || -> serde_json::Result<String> {
+        let generate: Generate<'_> = serde_json::from_slice(body)?;
+        let mut params: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(generate.sampling_params.get())?;
+        params.insert("n".to_owned(), 1.into());
+        serde_json::to_string(&params)
+    };
+    read().map_err(|error| {
+        ApiError::new(Code::InvalidRequest, format!("`sampling_params`: {error}")).param("sampling_params")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, Method, Uri};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::prompt::Head;
+
+    fn split_body(api: Api, body: &str) -> Vec<Value> {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let head = Head::read(api, &body).unwrap().without_model();
+        let (method, uri, headers) = (Method::POST, Uri::from_static("/"), HeaderMap::new());
+        let ask = Ask { api, method, uri, headers, body, head, request: None, model: None };
+        split(&ask).unwrap().iter().map(|part| serde_json::from_slice(&part.body).unwrap()).collect()
+    }
+
+    #[test]
+    fn each_sample_is_a_request_of_its_own() {
+        let parts = split_body(Api::Chat, r#"{"messages":[{}],"n":2,"seed":7,"x":1.50}"#);
+        assert_eq!(parts[0], json!({"messages":[{}],"n":1,"seed":7,"x":1.5}));
+        assert_eq!(parts[1], json!({"messages":[{}],"n":1,"seed":8,"x":1.5}));
+        let parts = split_body(Api::Generate, r#"{"text":"a","sampling_params":{"n":3,"temperature":0.5}}"#);
+        assert_eq!(parts, vec![json!({"text":"a","sampling_params":{"n":1,"temperature":0.5}}); 3]);
+    }
+}

@@ -1,0 +1,307 @@
+//! One answer made of the answers to `n` single samples. The only place where answers are parsed and written anew.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body as AxumBody;
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt as _, Limited};
+use serde_json::Value;
+
+use super::stream::{Broken, Relay};
+use super::usage::Usage;
+use crate::error::{ApiError, Code};
+use crate::feedback::Feedback;
+use crate::prompt::Api;
+
+/// Most bytes of one sample's answer that are held until all are there.
+const LONGEST_ANSWER: usize = 64 << 20;
+
+/// The answer to one sample.
+#[derive(Debug)]
+pub(crate) enum Sample {
+    /// All of it.
+    Whole(Bytes),
+    /// Begun.
+    Begun(Relay),
+}
+
+/// Joins whole answers, in the order of the samples.
+pub(crate) async fn merge_whole(api: Api, samples: Vec<Sample>) -> Result<Bytes, ApiError> {
+    let mut answers = Vec::with_capacity(samples.len());
+    for sample in samples {
+        let bytes = match sample {
+            Sample::Whole(bytes) => bytes,
+            Sample::Begun(relay) => {
+                let body = Limited::new(AxumBody::new(relay), LONGEST_ANSWER);
+                let broken =
+                    |_| ApiError::new(Code::DecodeFailed, "the answer to one of the samples broke off");
+                body.collect().await.map_err(broken)?.to_bytes()
+            }
+        };
+        let answer: Value = serde_json::from_slice(&bytes).map_err(|error| {
+            ApiError::new(Code::DecodeFailed, format!("an engine's answer is not JSON: {error}"))
+        })?;
+        answers.push(answer);
+    }
+    Ok(Bytes::from(join(api, answers).to_string()))
+}
+
+fn join(api: Api, answers: Vec<Value>) -> Value {
+    let n = answers.len() as u64;
+    if api == Api::Generate {
+        return Value::Array(interleave(answers.into_iter().map(as_list).collect()));
+    }
+    let mut totals = UsageSum::default();
+    let mut lists = Vec::with_capacity(answers.len());
+    let mut joined = Value::Null;
+    for (sample, mut answer) in (0_u64..).zip(answers) {
+        totals.add(&answer["usage"]);
+        let mut choices = as_list(answer["choices"].take());
+        choices.iter_mut().for_each(|choice| renumber(choice, n, sample));
+        lists.push(choices);
+        if joined.is_null() {
+            joined = answer;
+        }
+    }
+    joined["choices"] = Value::Array(interleave(lists));
+    if let Some(usage) = totals.take() {
+        joined["usage"] = usage;
+    }
+    joined
+}
+
+fn as_list(value: Value) -> Vec<Value> {
+    match value {
+        Value::Array(list) => list,
+        Value::Null => Vec::new(),
+        single => vec![single],
+    }
+}
+
+/// Samples of the first prompt, then of the second, and so on.
+fn interleave(lists: Vec<Vec<Value>>) -> Vec<Value> {
+    let prompts = lists.iter().map(Vec::len).max().unwrap_or(0);
+    let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
+    (0..prompts).flat_map(|_| lists.iter_mut().filter_map(Iterator::next).collect::<Vec<_>>()).collect()
+}
+
+/// `index` of a prompt in one sample's answer becomes its index among all samples of all prompts.
+fn renumber(choice: &mut Value, n: u64, sample: u64) {
+    let prompt = choice["index"].as_u64().unwrap_or(0);
+    choice["index"] = Value::from(prompt * n + sample);
+}
+
+/// `usage` of all samples: the prompt counts once, as for an engine that runs `n` samples itself.
+#[derive(Debug, Default)]
+struct UsageSum {
+    first: Option<Value>,
+    completion: u64,
+}
+
+impl UsageSum {
+    fn add(&mut self, usage: &Value) {
+        if usage.is_object() {
+            self.completion += usage["completion_tokens"].as_u64().unwrap_or(0);
+            self.first.get_or_insert_with(|| usage.clone());
+        }
+    }
+
+    fn take(&mut self) -> Option<Value> {
+        let mut usage = self.first.take()?;
+        usage["completion_tokens"] = self.completion.into();
+        usage["total_tokens"] = (usage["prompt_tokens"].as_u64().unwrap_or(0) + self.completion).into();
+        Some(usage)
+    }
+}
+
+/// Streams of all samples as one stream.
+pub(crate) struct MergedStream {
+    api: Api,
+    samples: Vec<Option<Sample>>,
+    /// Where the next round begins, so that no sample is favoured.
+    turn: usize,
+    /// The first sample's id, which all events get.
+    id: Option<Value>,
+    usage: UsageSum,
+    /// The last event that carried usage alone.
+    usage_event: Option<Value>,
+    feedback: Feedback,
+    ended: bool,
+}
+
+/// Makes one stream of the samples' streams.
+pub(crate) fn merge_stream(api: Api, samples: Vec<Sample>, feedback: Feedback) -> MergedStream {
+    let samples = samples.into_iter().map(Some).collect();
+    MergedStream {
+        api,
+        samples,
+        turn: 0,
+        id: None,
+        usage: UsageSum::default(),
+        usage_event: None,
+        feedback,
+        ended: false,
+    }
+}
+
+impl MergedStream {
+    /// Rewrites the events of one piece. An event that cannot be read is passed on as it is.
+    fn rewrite(&mut self, sample: usize, events: &[u8]) -> Bytes {
+        let mut out = Vec::with_capacity(events.len() + 16);
+        for line in events.split(|byte| *byte == b'\n') {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            let Some(payload) = line.strip_prefix(b"data:") else { continue };
+            if payload.trim_ascii() == b"[DONE]" {
+                continue;
+            }
+            match serde_json::from_slice::<Value>(payload) {
+                Ok(event) => {
+                    if let Some(event) = self.rewrite_event(sample, event) {
+                        write_event(&mut out, &event);
+                    }
+                }
+                Err(_) => {
+                    out.extend_from_slice(line);
+                    out.extend_from_slice(b"\n\n");
+                }
+            }
+        }
+        Bytes::from(out)
+    }
+
+    /// `None` for an event that is held back until the end.
+    fn rewrite_event(&mut self, sample: usize, mut event: Value) -> Option<Value> {
+        let (n, sample) = (self.samples.len() as u64, sample as u64);
+        if event.get("error").is_some() {
+            return Some(event);
+        }
+        if self.api == Api::Generate {
+            renumber(&mut event, n, sample);
+            return Some(event);
+        }
+        if let Some(id) = event.get_mut("id") {
+            *id = self.id.get_or_insert_with(|| id.clone()).clone();
+        }
+        let choices = event["choices"].as_array_mut()?;
+        if choices.is_empty() {
+            self.usage.add(&event["usage"]);
+            self.usage_event = Some(event);
+            return None;
+        }
+        choices.iter_mut().for_each(|choice| renumber(choice, n, sample));
+        Some(event)
+    }
+
+    fn last_events(&mut self) -> Bytes {
+        let mut out = Vec::new();
+        if let (Some(mut event), Some(usage)) = (self.usage_event.take(), self.usage.take()) {
+            event["usage"] = usage;
+            let text = event.to_string();
+            self.feedback.completed(Usage::read(text.as_bytes()), None);
+            write_event(&mut out, &event);
+        } else {
+            self.feedback.completed(None, None);
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+        Bytes::from(out)
+    }
+}
+
+fn write_event(out: &mut Vec<u8>, event: &Value) {
+    out.extend_from_slice(b"data: ");
+    out.extend_from_slice(event.to_string().as_bytes());
+    out.extend_from_slice(b"\n\n");
+}
+
+impl Body for MergedStream {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let count = self.samples.len();
+        let mut running = 0;
+        for step in 0..count {
+            let at = (self.turn + step) % count;
+            loop {
+                let piece = match self.samples[at].as_mut() {
+                    None => break,
+                    Some(Sample::Whole(bytes)) => {
+                        let bytes = std::mem::take(bytes);
+                        self.samples[at] = None;
+                        bytes
+                    }
+                    Some(Sample::Begun(relay)) => match Pin::new(relay).poll_frame(cx) {
+                        Poll::Pending => {
+                            running += 1;
+                            break;
+                        }
+                        Poll::Ready(None) => {
+                            self.samples[at] = None;
+                            break;
+                        }
+                        Poll::Ready(Some(Err(broken))) => {
+                            self.feedback
+                                .failed(&ApiError::new(Code::DecodeFailed, "a sample's stream failed"));
+                            self.samples.clear();
+                            self.ended = true;
+                            return Poll::Ready(Some(Err(broken)));
+                        }
+                        Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                    },
+                };
+                let out = self.rewrite(at, &piece);
+                if !out.is_empty() {
+                    self.turn = (at + 1) % count;
+                    self.feedback.piece();
+                    return Poll::Ready(Some(Ok(Frame::data(out))));
+                }
+            }
+        }
+        if running > 0 {
+            return Poll::Pending;
+        }
+        self.ended = true;
+        Poll::Ready(Some(Ok(Frame::data(self.last_events()))))
+    }
+}
+
+impl fmt::Debug for MergedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MergedStream").field("samples", &self.samples).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn choices_are_numbered_by_prompt_then_sample() {
+        let answer = |text: &str, tokens: u64| {
+            json!({"id": text, "choices": [{"index": 0, "text": format!("{text}0")}, {"index": 1, "text": format!("{text}1")}],
+                "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}})
+        };
+        let joined = join(Api::Completions, vec![answer("a", 2), answer("b", 3)]);
+        let expected = json!({"id": "a", "choices": [
+            {"index": 0, "text": "a0"}, {"index": 1, "text": "b0"}, {"index": 2, "text": "a1"}, {"index": 3, "text": "b1"}],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}});
+        assert_eq!(joined, expected);
+    }
+
+    #[test]
+    fn generate_gives_a_list() {
+        let joined = join(Api::Generate, vec![json!({"text": "a"}), json!({"text": "b"})]);
+        assert_eq!(joined, json!([{"text": "a"}, {"text": "b"}]));
+    }
+}
