@@ -8,7 +8,8 @@ use std::future::Future;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use moongate_runtime::{Supervisor, config};
+use moongate_loadtest::LoadtestCommand;
+use moongate_runtime::{Supervisor, config, terminated};
 use moongate_telemetry::{LogOptions, init_logs};
 
 /// Freed memory of large bodies goes back to the system sooner, and relaying them costs less time than with the
@@ -32,6 +33,15 @@ enum Command {
     Up(up::UpCommand),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
     Doctor(Box<doctor::DoctorCommand>),
+    /// Simulate engines, generate load, replay traces.
+    Loadtest {
+        /// Which tool.
+        #[command(subcommand)]
+        tool: LoadtestCommand,
+        /// Logs of the tool.
+        #[command(flatten)]
+        logs: LogOptions,
+    },
 }
 
 fn main() -> ExitCode {
@@ -52,6 +62,14 @@ fn main() -> ExitCode {
             let logs = command.logs.clone();
             run(&logs, |supervisor| doctor::run(*command, supervisor))
         }
+        Command::Loadtest { tool, logs } => run(&logs, |supervisor| async move {
+            let stop = supervisor.token();
+            supervisor.spawn("signals", async move {
+                terminated().await;
+                stop.cancel();
+            });
+            moongate_loadtest::run(tool, &supervisor).await
+        }),
     }
 }
 

@@ -118,11 +118,14 @@ impl Dispatcher {
         let Failure { side, endpoint, error, .. } = failure;
         endpoint.failed(error);
         self.metrics.leg_failed(*side, error);
-        tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, "leg failed");
-        // A restarted engine answers with errors until its new facts are known (vLLM's engine ids change).
-        if error.blames_engine() {
-            self.topology.request_probe(&endpoint.id);
+        if !error.blames_engine() {
+            // The client's fault, and the client is told. The engine's words may quote the prompt: not for a log.
+            tracing::debug!(side = side.as_str(), instance = %endpoint.id, "engine refused the request");
+            return;
         }
+        tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, "leg failed");
+        // A restarted engine answers with errors until its new facts are known.
+        self.topology.request_probe(&endpoint.id);
     }
 }
 

@@ -6,12 +6,13 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response};
 use moongate_scheduler as scheduler;
 use moongate_telemetry::Traces;
 use tokio_util::sync::CancellationToken;
 
 use super::body::{BodyLimits, collect};
+use super::engine_error::engine_error;
 use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
 use crate::dispatch::{Answer, Ask, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
@@ -53,7 +54,7 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
         }
         Err(Refused::ByEngine(status, body)) => {
             feedback.rejected_by_engine();
-            engine_answer(status, body)
+            engine_error(status, &body)
         }
     };
     response.headers_mut().insert(REQUEST_ID, id);
@@ -220,21 +221,4 @@ async fn respond_samples(
             error.response()
         }
     }
-}
-
-/// An engine's own error answer, as it is; a non-JSON one is wrapped so that clients can read it.
-fn engine_answer(status: StatusCode, body: Bytes) -> Response<Body> {
-    let looks_like_json = body.trim_ascii_start().starts_with(b"{");
-    let body = if looks_like_json {
-        body
-    } else {
-        let text = String::from_utf8_lossy(&body).into_owned();
-        let error = serde_json::json!({"error": {"message": text, "type": "invalid_request_error", "param": null,
-            "code": "engine_rejected"}});
-        Bytes::from(error.to_string())
-    };
-    let mut response = Response::new(Body::from(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
 }

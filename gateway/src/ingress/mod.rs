@@ -2,6 +2,7 @@
 
 mod admin;
 mod body;
+mod engine_error;
 mod handler;
 mod headers;
 mod router;

@@ -222,7 +222,8 @@ impl<'a> Members<'a> {
     }
 
     fn too_many(&self, api: Api, head: &Head<'_>) -> ApiError {
-        let prompts = [Member::Prompt, Member::Text, Member::InputIds].into_iter().find(|m| self.tally(*m).is_some());
+        let prompts =
+            [Member::Prompt, Member::Text, Member::InputIds].into_iter().find(|m| self.tally(*m).is_some());
         let param = match (api, prompts) {
             (_, Some(prompts)) if head.batch > MAX_SEQUENCES => prompts.key(),
             (Api::Generate, _) => "sampling_params.n",

@@ -11,8 +11,8 @@
 //! | `cache` | what it remembers |
 //! | `service` | how long it takes |
 //! | `speech` | the life of one choice |
-//! | `rendezvous` | how prefill and decode meet |
-//! | `ask`, `write`, `serve` | requests and answers |
+//! | `handover`, `rendezvous` | how prefill and decode meet |
+//! | `ask`, `write`, `serve`, `stream` | requests and answers |
 //! | `face_sglang`, `face_vllm`, `bootstrap` | the two protocols |
 //! | `server`, `faults`, `stats` | sockets, failures, counters |
 
@@ -23,6 +23,7 @@ mod config;
 mod face_sglang;
 mod face_vllm;
 mod faults;
+mod handover;
 mod metrics;
 mod rendezvous;
 mod reply;
@@ -31,6 +32,7 @@ mod server;
 mod service;
 mod speech;
 mod stats;
+mod stream;
 pub mod tokens;
 mod tools;
 mod write;
@@ -39,7 +41,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
@@ -94,7 +96,6 @@ pub(crate) struct Engine {
     open: Mutex<HashMap<u64, OpenRequest>>,
     next_request: AtomicU64,
     next_rank: AtomicU32,
-    started: Instant,
     main: SocketAddr,
     bootstrap: Option<SocketAddr>,
     /// Data-parallel ranks that were registered for rooms.
@@ -261,7 +262,6 @@ impl SimEngine {
             open: Mutex::default(),
             next_request: AtomicU64::new(0),
             next_rank: AtomicU32::new(0),
-            started: Instant::now(),
             main: addr,
             bootstrap,
             room_ranks: Mutex::default(),

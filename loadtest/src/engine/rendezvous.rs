@@ -115,7 +115,9 @@ impl Places {
         let _waiting = Taker::new(&place.state);
         loop {
             let offer = place.wait_for(|state| state.offer).await;
-            if let (Some(expected), Some(actual)) = (ask.rank, place.state.borrow().rank)
+            // Read first: the guard of a borrow must not live while the state is changed.
+            let actual = place.state.borrow().rank;
+            if let (Some(expected), Some(actual)) = (ask.rank, actual)
                 && expected != actual
             {
                 place.state.send_modify(|state| state.conflict = true);

@@ -1,0 +1,96 @@
+//! An engine's refusal of a request, in the shape that OpenAI's clients read.
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Response, StatusCode};
+use serde_json::{Value, json};
+
+/// Longest message that is passed on.
+const LONGEST_MESSAGE: usize = 2000;
+/// Where engines begin to quote what they were sent (with the members that the gateway added) or their own source files.
+const INTERNALS: [&str; 3] = ["'input':", "\n\n  File ", "Traceback (most recent call last)"];
+
+/// The response for an engine's 4xx answer. `{"error": {…}}` stays as it is; SGLang's flat form and plain text are wrapped. Messages lose what
+/// only concerns the inside of the fleet.
+pub(super) fn engine_error(status: StatusCode, body: &Bytes) -> Response<Body> {
+    let error = match serde_json::from_slice::<Value>(body) {
+        Ok(Value::Object(mut object)) => match object.remove("error") {
+            Some(Value::Object(inner)) => Value::Object(inner),
+            Some(Value::String(text)) => json!({"message": text}),
+            _ => Value::Object(object),
+        },
+        Ok(Value::String(text)) => json!({"message": text}),
+        _ => json!({"message": String::from_utf8_lossy(body)}),
+    };
+    let message = match (&error["message"], &error["detail"]) {
+        (Value::String(text), _) | (_, Value::String(text)) => clean(text),
+        (_, detail) if !detail.is_null() => clean(&detail.to_string()),
+        _ => format!("the engine answered {status}"),
+    };
+    let or = |key: &str, default: &str| match &error[key] {
+        Value::String(text) if !text.is_empty() => text.clone(),
+        _ => default.to_owned(),
+    };
+    let answer = json!({"error": {
+        "message": message,
+        "type": or("type", "invalid_request_error"),
+        "param": error["param"],
+        "code": or("code", "engine_rejected"),
+    }});
+    let mut response = Response::new(Body::from(answer.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn clean(message: &str) -> String {
+    let end = INTERNALS.iter().filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
+    let mut end = end.min(LONGEST_MESSAGE);
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    message[..end].trim_end_matches([' ', ',', '{', '\n']).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    async fn shown(body: &'static str) -> Value {
+        let response = engine_error(StatusCode::BAD_REQUEST, &Bytes::from_static(body.as_bytes()));
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        serde_json::from_slice::<Value>(&body).unwrap()["error"].take()
+    }
+
+    #[tokio::test]
+    async fn every_shape_becomes_openais() {
+        let vllm =
+            shown(r#"{"error":{"message":"bad n","type":"BadRequestError","param":"n","code":400}}"#).await;
+        assert_eq!(
+            vllm,
+            json!({"message":"bad n","type":"BadRequestError","param":"n","code":"engine_rejected"})
+        );
+        let sglang =
+            shown(r#"{"object":"error","message":"too long","type":"BadRequest","param":null,"code":400}"#)
+                .await;
+        assert_eq!(
+            sglang,
+            json!({"message":"too long","type":"BadRequest","param":null,"code":"engine_rejected"})
+        );
+        assert_eq!(shown("nope").await["message"], "nope");
+        assert_eq!(shown(r#"{"detail":[{"loc":["body"]}]}"#).await["message"], r#"[{"loc":["body"]}]"#);
+        assert_eq!(shown(r#"{"error":"short"}"#).await["message"], "short");
+    }
+
+    #[tokio::test]
+    async fn the_inside_of_the_fleet_stays_inside() {
+        let body = r#"{"message":"1 validation error:\n {'type': 'float', 'msg': 'not a number', 'input': {'bootstrap_host': '10.0.0.1'}}\n\n  File \"/opt/x.py\""}"#;
+        let message = shown(body).await["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("not a number"), "{message}");
+        assert!(!message.contains("10.0.0.1") && !message.contains("/opt"), "{message}");
+    }
+}
