@@ -36,7 +36,8 @@ pub struct ProbeOptions {
     pub backoff_min: Duration,
     /// Longest wait after a failed probe. Default 5 s.
     pub backoff_max: Duration,
-    /// Time-outs in a row after which a ready instance loses its readiness. Default 2.
+    /// Time-outs in a row after which a ready instance loses its readiness. Default 10: a silent engine is what health checks are
+    /// for; that a question went unanswered on a busy machine must not empty the fleet.
     pub timeouts_to_unready: u32,
     /// Probes at the same time. Default 32.
     pub concurrency: usize,
@@ -52,7 +53,7 @@ impl Default for ProbeOptions {
             refresh: Duration::from_secs(30),
             backoff_min: Duration::from_millis(250),
             backoff_max: Duration::from_secs(5),
-            timeouts_to_unready: 2,
+            timeouts_to_unready: 10,
             concurrency: 32,
             api_key: None,
         }

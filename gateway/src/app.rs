@@ -73,7 +73,7 @@ pub async fn start(
     fleet.refresh(&topology, limits);
     supervisor.spawn("follow topology", follow(fleet.clone(), topology.clone(), limits, supervisor.token()));
     if let Some(health) = options.health_limits() {
-        let client = reqwest::Client::builder().no_proxy().build()?;
+        let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build()?;
         supervisor.spawn("health checks", check_health(fleet.clone(), client, health, supervisor.token()));
     }
 
@@ -91,6 +91,7 @@ pub async fn start(
         metrics,
         traces,
         body_limits: options.body_limits(),
+        supervisor: supervisor.clone(),
         draining: CancellationToken::new(),
         forced_end: CancellationToken::new(),
     });

@@ -59,7 +59,7 @@ pub struct GatewayOptions {
     #[arg(long, value_enum, env = "MOONGATE_DISCOVERY", default_value = "static")]
     pub discovery: DiscoverySource,
 
-    /// TOML file that lists engines ([[instance]] url, role, …); watched and re-read when it changes.
+    /// TOML file that lists engines (tables named `instance` with url, role, …); watched and re-read when it changes.
     #[arg(long, value_name = "FILE", env = "MOONGATE_INSTANCES_FILE")]
     pub instances_file: Option<PathBuf>,
 

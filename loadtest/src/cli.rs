@@ -116,9 +116,9 @@ pub struct RunArgs {
     /// Requests in flight at most; later ones wait and count as sent late.
     #[arg(long, default_value_t = generate::DEFAULT_IN_FLIGHT, env = "MOONGATE_LOADTEST_CONCURRENCY_LIMIT")]
     pub concurrency_limit: usize,
-    /// Model to ask for.
-    #[arg(long, default_value = "sim", env = "MOONGATE_LOADTEST_MODEL")]
-    pub model: String,
+    /// Model to ask for; default: the first that the target serves.
+    #[arg(long, env = "MOONGATE_LOADTEST_MODEL")]
+    pub model: Option<String>,
     /// Interface to call.
     #[arg(long, value_enum, default_value = "chat", env = "MOONGATE_LOADTEST_API")]
     pub api: TargetApi,
@@ -224,17 +224,26 @@ async fn run_load(args: RunArgs, supervisor: &Supervisor) -> anyhow::Result<Exit
     let endless = args.trace.is_none() && limits.duration.is_none() && limits.requests.is_none();
     anyhow::ensure!(!endless, "--rate never ends: add --duration SECONDS or --requests N");
     let base = args.target.as_str().trim_end_matches('/');
-    let target = Target {
-        client: reqwest::Client::builder().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?,
-        base: base.strip_suffix("/v1").unwrap_or(base).to_owned(),
-        api: args.api,
-        model: args.model,
-        silence: seconds(args.silence, "--silence")?,
+    let base = base.strip_suffix("/v1").unwrap_or(base).to_owned();
+    let client = reqwest::Client::builder().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?;
+    let model = match args.model {
+        Some(model) => model,
+        None => first_model(&client, &base).await?,
     };
+    let target = Target { client, base, api: args.api, model, silence: seconds(args.silence, "--silence")? };
     let stop = supervisor.token();
     let report = generate::generate(target, arrivals, &limits, supervisor, &stop, !args.no_progress).await?;
     tell(&print(&report, args.json));
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The first model that the target says it serves.
+async fn first_model(client: &reqwest::Client, base: &str) -> anyhow::Result<String> {
+    let url = format!("{base}/v1/models");
+    let ask = async { client.get(&url).send().await?.error_for_status()?.json::<serde_json::Value>().await };
+    let models = ask.await.with_context(|| format!("cannot ask {url} for a model; give one with --model"))?;
+    let first = models["data"][0]["id"].as_str();
+    first.map(str::to_owned).with_context(|| format!("{url} names no model; give one with --model"))
 }
 
 fn print(report: &Report, json: bool) -> String {

@@ -43,7 +43,9 @@ pub(crate) fn client(options: &ProbeOptions) -> Result<reqwest::Client, Discover
         .connect_timeout(options.connect_timeout)
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
-        .pool_max_idle_per_host(1)
+        // A new connection for each question: servers close idle ones after seconds, and a question that meets the closing would look like a
+        // dead engine.
+        .pool_max_idle_per_host(0)
         .build()
         .map_err(|error| DiscoveryError::HttpClient(root_cause(&error)))
 }

@@ -4,12 +4,17 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, EXPECT};
 use http::{HeaderMap, HeaderValue};
 use http_body_util::BodyExt as _;
+use moongate_runtime::Supervisor;
 use tokio::time::timeout;
 
 use crate::error::{ApiError, Code};
+
+/// How long the rest of a body that is too large is read and dropped. If the connection were closed while the client still
+/// sends, it would be reset, and the client might never see why.
+const DISCARD_FOR: Duration = Duration::from_secs(5);
 
 /// Bounds of a request body.
 #[derive(Debug, Clone, Copy)]
@@ -24,9 +29,14 @@ pub(crate) async fn collect(
     headers: &HeaderMap,
     mut body: Body,
     limits: BodyLimits,
+    supervisor: &Supervisor,
 ) -> Result<Bytes, ApiError> {
     let declared = headers.get(CONTENT_LENGTH).and_then(length);
     if declared.is_some_and(|length| length > limits.max_bytes as u64) {
+        // A client that waits for `100 Continue` sends nothing after a refusal.
+        if !headers.contains_key(EXPECT) {
+            discard(body, supervisor);
+        }
         return Err(too_large(limits));
     }
     let mut first = Bytes::new();
@@ -49,6 +59,7 @@ pub(crate) async fn collect(
         let Ok(data) = frame.into_data() else { continue };
         let so_far = whole.as_ref().map_or(first.len(), BytesMut::len);
         if so_far + data.len() > limits.max_bytes {
+            discard(body, supervisor);
             return Err(too_large(limits));
         }
         match &mut whole {
@@ -64,6 +75,15 @@ pub(crate) async fn collect(
         }
     }
     Ok(whole.map_or(first, BytesMut::freeze))
+}
+
+/// Reads the rest of a refused body in the background, beside the answer that goes out.
+fn discard(mut body: Body, supervisor: &Supervisor) {
+    supervisor.spawn("discard a body", async move {
+        let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+        // What is still sent after that time is cut off.
+        drop(timeout(DISCARD_FOR, rest).await);
+    });
 }
 
 fn length(value: &HeaderValue) -> Option<u64> {

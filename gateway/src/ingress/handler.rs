@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Request, Response};
+use moongate_runtime::Supervisor;
 use moongate_scheduler as scheduler;
 use moongate_telemetry::Traces;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,8 @@ pub(crate) struct Gateway {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Traces,
     pub(crate) body_limits: BodyLimits,
+    /// For what outlives a request's answer.
+    pub(crate) supervisor: Supervisor,
     /// Cancelled when no new work is wanted.
     pub(crate) draining: CancellationToken,
     /// Cancelled when open streams must end.
@@ -45,7 +48,15 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
     let id = request_id(request.headers());
     let span = RequestSpan::start(&gateway.traces, api, &request);
     let mut feedback = Feedback::new(gateway.metrics.clone(), span, api);
-    let mut response = match serve(gateway, api, request, &mut feedback).await {
+    let served = tokio::select! {
+        biased;
+        served = serve(gateway, api, request, &mut feedback) => served,
+        () = gateway.forced_end.cancelled() => {
+            let text = "the gateway is shutting down and its time for open requests is over; ask again elsewhere";
+            Err(Refused::Error(ApiError::new(Code::ShuttingDown, text)))
+        }
+    };
+    let mut response = match served {
         Ok((ask, Served::One(started))) => respond(gateway, &ask, started, feedback),
         Ok((ask, Served::Samples(started))) => respond_samples(gateway, &ask, started, feedback).await,
         Err(Refused::Error(error)) => {
@@ -80,6 +91,7 @@ async fn serve(
 }
 
 /// What engines have begun to answer.
+#[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
 enum Served {
     One(Started),
     /// One answer per sample of a request with `n` > 1.
@@ -88,7 +100,7 @@ enum Served {
 
 async fn read(gateway: &Gateway, api: Api, request: Request<Body>) -> Result<Ask, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = collect(&parts.headers, body, gateway.body_limits).await?;
+    let body = collect(&parts.headers, body, gateway.body_limits, &gateway.supervisor).await?;
     let fleet = gateway.dispatcher.fleet.current();
     let (request, model, head) = if api == Api::Other && !is_json(&parts.headers) {
         (None, None, Head::default())

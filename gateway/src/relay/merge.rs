@@ -21,6 +21,7 @@ const LONGEST_ANSWER: usize = 64 << 20;
 
 /// The answer to one sample.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are the large one")]
 pub(crate) enum Sample {
     /// All of it.
     Whole(Bytes),

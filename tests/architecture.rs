@@ -1,0 +1,287 @@
+//! ARCHITECTURE.md, enforced: who may import whom, what may be linked in, and how files and folders are named and sized.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// May import every crate of ours.
+const EVERYTHING: &[&str] = &["*"];
+
+/// Folder, crate, and the crates of ours that it may depend on. ARCHITECTURE.md has the same table.
+const TABLE: &[(&str, &str, &[&str])] = &[
+    ("src", "moongate", EVERYTHING),
+    (
+        "gateway",
+        "moongate-gateway",
+        &["moongate-scheduler", "moongate-discovery", "moongate-runtime", "moongate-telemetry"],
+    ),
+    ("scheduler", "moongate-scheduler", &[]),
+    ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
+    ("operator/api", "rbg-api", &[]),
+    ("loadtest", "moongate-loadtest", &["moongate-scheduler", "moongate-runtime"]),
+    ("crates/runtime", "moongate-runtime", &[]),
+    ("crates/telemetry", "moongate-telemetry", &[]),
+    ("benches", "moongate-benches", &[]),
+];
+
+/// All that the scheduler is built from, besides the standard library: derive macros and data types.
+const SCHEDULER_CLOSURE: &[&str] = &[
+    "moongate-scheduler",
+    "proc-macro2",
+    "quote",
+    "serde",
+    "serde_core",
+    "serde_derive",
+    "syn",
+    "thiserror",
+    "thiserror-impl",
+    "unicode-ident",
+];
+
+/// Parts of the standard library by which a decision could depend on more than its input.
+const NOT_IN_SCHEDULER: &[&str] =
+    &["std::env", "std::fs", "std::io", "std::net", "std::process", "std::thread", "Instant", "SystemTime"];
+
+/// Longest source file. A file has one subject; one this long has several.
+const MAX_LINES: usize = 600;
+/// Names that say nothing of what is inside.
+const VAGUE_NAMES: &[&str] = &["common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"];
+const SOURCE_EXTENSIONS: &[&str] = &["rs", "py", "sh", "js", "ts", "tsx"];
+/// Folders with files that are not ours.
+const FOREIGN_FOLDERS: &[&str] = &["target", "node_modules", "corpus", "artifacts"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn cargo(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().unwrap();
+    let problem = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cargo {}: {problem}", arguments.join(" "));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Crates of the workspace as cargo knows them: folder, and the names of all dependencies of any kind.
+fn members() -> BTreeMap<String, (PathBuf, BTreeSet<String>)> {
+    let metadata: Value =
+        serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version=1"])).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    packages
+        .map(|package| {
+            let manifest = PathBuf::from(text(&package["manifest_path"]));
+            let folder = manifest.parent().unwrap().strip_prefix(root()).unwrap().to_owned();
+            let dependencies = package["dependencies"].as_array().unwrap().iter();
+            (text(&package["name"]), (folder, dependencies.map(|d| text(&d["name"])).collect()))
+        })
+        .collect()
+}
+
+/// What is linked into the binary or runs while it is built: name and licence. From `cargo tree`, because `cargo metadata` also
+/// lists packages of features that are off.
+fn linked(extra: &[&str]) -> BTreeMap<String, String> {
+    let fixed =
+        ["tree", "--locked", "--prefix=none", "--target=x86_64-unknown-linux-gnu", "--format={p}\t{l}"];
+    let tree = cargo(&[&fixed, extra].concat());
+    let lines = tree.lines().filter(|line| !line.is_empty());
+    lines
+        .map(|line| {
+            let (package, licence) = line.split_once('\t').unwrap();
+            let name = package.split(' ').next().unwrap();
+            (name.to_owned(), licence.trim_end_matches(" (*)").to_owned())
+        })
+        .collect()
+}
+
+/// The quoted words of a list in deny.toml, from the line that starts with `start` to its closing bracket.
+fn deny_list(start: &str) -> Vec<String> {
+    let text = read("deny.toml");
+    let lines = text.lines().skip_while(|line| !line.starts_with(start)).skip(1);
+    let list: Vec<String> = lines
+        .take_while(|line| !line.starts_with(']'))
+        .filter_map(|line| line.split('"').nth(1).map(str::to_owned))
+        .collect();
+    assert!(!list.is_empty(), "deny.toml has no list {start:?}");
+    list
+}
+
+#[test]
+fn crates_import_only_what_the_table_allows() {
+    let members = members();
+    for (name, (folder, dependencies)) in &members {
+        let row = TABLE.iter().find(|(_, of, _)| of == name);
+        let Some((expected, _, allowed)) = row else {
+            panic!("{name} is missing in the tables of ARCHITECTURE.md and tests/architecture.rs");
+        };
+        let place = if *name == "moongate" { "src" } else { folder.to_str().unwrap() };
+        assert_eq!(place, *expected, "{name} is in another folder than the table says");
+        for other in dependencies.iter().filter(|other| members.contains_key(*other)) {
+            let fine = *allowed == EVERYTHING || allowed.contains(&other.as_str());
+            assert!(fine, "{name} depends on {other}, which the table in ARCHITECTURE.md does not allow");
+        }
+    }
+    for (_, name, _) in TABLE {
+        assert!(members.contains_key(*name), "{name} is in the table, but not in the workspace");
+    }
+}
+
+#[test]
+fn the_page_has_the_same_table() {
+    let page = read("ARCHITECTURE.md");
+    let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let mut rows = Vec::new();
+    for line in page.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").collect();
+        let [folder, name, _, imports] = cells[..] else { panic!("not four cells: {line}") };
+        let imports = match imports.trim() {
+            "everything" => vec!["*".to_owned()],
+            "nothing of ours" => Vec::new(),
+            imports => quoted(imports),
+        };
+        rows.push((quoted(folder)[0].trim_end_matches('/').to_owned(), quoted(name)[0].clone(), imports));
+    }
+    let table: Vec<_> = TABLE
+        .iter()
+        .map(|(folder, name, imports)| {
+            let imports: Vec<String> = imports.iter().map(|&import| import.to_owned()).collect();
+            ((*folder).to_owned(), (*name).to_owned(), imports)
+        })
+        .collect();
+    assert_eq!(rows, table, "ARCHITECTURE.md on the left, tests/architecture.rs on the right");
+}
+
+#[test]
+fn the_scheduler_cannot_reach_the_world() {
+    let closure = linked(&["--package=moongate-scheduler", "--edges=normal,build"]);
+    for package in closure.keys() {
+        let known = SCHEDULER_CLOSURE.contains(&package.as_str());
+        assert!(
+            known,
+            "the scheduler is built from {package}; if that is pure, list it in SCHEDULER_CLOSURE"
+        );
+    }
+    for path in source_files().iter().filter(|path| path.starts_with("scheduler/src")) {
+        let text = fs::read_to_string(root().join(path)).unwrap();
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        for (line, word) in code.flat_map(|line| NOT_IN_SCHEDULER.iter().map(move |word| (line, word))) {
+            assert!(!line.contains(word), "{}: the scheduler must not use {word}: {line}", path.display());
+        }
+    }
+}
+
+#[test]
+fn nothing_banned_is_linked_and_every_licence_is_allowed() {
+    let (banned, licences) = (deny_list("deny = ["), deny_list("allow = ["));
+    let linked = linked(&["--workspace", "--edges=normal,build"]);
+    for (package, licence) in &linked {
+        assert!(
+            !banned.contains(package),
+            "{package} is banned by deny.toml; `cargo tree -i {package}` shows who asks for it"
+        );
+        assert!(
+            allowed(licence, &licences),
+            "{package} is under {licence:?}, which deny.toml does not allow"
+        );
+    }
+}
+
+/// Whether an SPDX expression can be satisfied by allowed licences alone. `OR` binds weaker than `AND`, `A/B` is an old form of `OR`.
+fn allowed(expression: &str, licences: &[String]) -> bool {
+    let spaced =
+        expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ").replace(" WITH ", "+WITH+");
+    let words: Vec<String> = spaced.split_whitespace().map(|word| word.replace("+WITH+", " WITH ")).collect();
+    let mut rest = words.as_slice();
+    !rest.is_empty() && any_of(&mut rest, licences) && rest.is_empty()
+}
+
+fn any_of(rest: &mut &[String], licences: &[String]) -> bool {
+    let mut fine = all_of(rest, licences);
+    while rest.first().is_some_and(|word| word == "OR") {
+        *rest = &rest[1..];
+        fine |= all_of(rest, licences);
+    }
+    fine
+}
+
+fn all_of(rest: &mut &[String], licences: &[String]) -> bool {
+    let mut fine = single(rest, licences);
+    while rest.first().is_some_and(|word| word == "AND") {
+        *rest = &rest[1..];
+        fine &= single(rest, licences);
+    }
+    fine
+}
+
+fn single(rest: &mut &[String], licences: &[String]) -> bool {
+    let Some((word, after)) = rest.split_first() else { return false };
+    *rest = after;
+    if word != "(" {
+        return licences.contains(word);
+    }
+    let fine = any_of(rest, licences);
+    let closed = rest.first().is_some_and(|word| word == ")");
+    *rest = rest.get(1..).unwrap_or_default();
+    fine && closed
+}
+
+#[test]
+fn licence_expressions_are_understood() {
+    let licences = ["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"].map(str::to_owned);
+    for fine in [
+        "MIT",
+        "GPL-3.0 OR MIT",
+        "Unlicense/MIT",
+        "Apache-2.0 WITH LLVM-exception",
+        "(GPL-3.0 OR MIT) AND Apache-2.0",
+        "MIT AND Apache-2.0 OR GPL-3.0",
+    ] {
+        assert!(allowed(fine, &licences), "{fine}");
+    }
+    for refused in
+        ["", "GPL-3.0", "MIT AND GPL-3.0", "MIT AND (GPL-3.0 OR BSL-1.0)", "(MIT", "MIT MIT", "OR MIT"]
+    {
+        assert!(!allowed(refused, &licences), "{refused}");
+    }
+}
+
+/// Every source file of ours, relative to the root.
+fn source_files() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![root().to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let foreign = name.starts_with('.') || FOREIGN_FOLDERS.contains(&name.as_str());
+            if entry.file_type().unwrap().is_dir() && !foreign {
+                folders.push(entry.path());
+            } else if entry.file_type().unwrap().is_file() {
+                files.push(entry.path().strip_prefix(root()).unwrap().to_owned());
+            }
+        }
+    }
+    files.retain(|path| path.extension().is_some_and(|e| SOURCE_EXTENSIONS.iter().any(|known| e == *known)));
+    files
+}
+
+#[test]
+fn files_are_short_and_named_for_what_they_do() {
+    let files = source_files();
+    assert!(files.iter().any(|path| path.ends_with("gateway/src/app.rs")), "the search finds our files");
+    for path in files {
+        let lines = fs::read_to_string(root().join(&path)).unwrap().lines().count();
+        assert!(lines <= MAX_LINES, "{} has {lines} lines; divide it by subject", path.display());
+        for part in path.with_extension("").components() {
+            let name = part.as_os_str().to_str().unwrap();
+            assert!(!VAGUE_NAMES.contains(&name), "{}: {name:?} does not say what is inside", path.display());
+        }
+    }
+}
