@@ -145,9 +145,6 @@ async fn check_engine(
         let line =
             format!("GET {} -> {} in {:.0?}: {}", check.url, check.outcome, check.took, check.concluded);
         findings.note(&line);
-        if let Some(mend) = &check.mend {
-            findings.note(&format!("hint: {mend}"));
-        }
     }
     match report.verdict {
         Verdict::Ready(facts) => {
@@ -159,7 +156,8 @@ async fn check_engine(
             Some(Usable { role: instance.role, facts })
         }
         Verdict::NotReady { reason, .. } => {
-            findings.fault("the engine cannot be used", &reason);
+            let advice = report.checks.iter().rev().find_map(|check| check.mend.as_deref());
+            findings.fault(&reason, advice.unwrap_or("change what is named above"));
             None
         }
     }

@@ -1,5 +1,6 @@
 //! The fault table: whatever an engine or a client does, the client gets a right answer or a typed error in time,
 //! the twin leg is stopped at once, nothing leaks, and no stream ends as if it were complete.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -373,7 +374,14 @@ async fn client_leaves(protocol: Protocol) {
             }
         }
         let left = Instant::now();
-        until_case(&case, "both engines stop", || world.engines().all(|e| e.stats().active == 0)).await;
+        // A MooncakeConnector prefill is never cancelled: an abort would block one of its senders for minutes.
+        let stops = |engine: &SimEngine| {
+            protocol.connector != Connector::Mooncake || engine.config().role == Role::Decode
+        };
+        until_case(&case, "the engines stop", || {
+            world.engines().filter(|e| stops(e)).all(|e| e.stats().active == 0)
+        })
+        .await;
         assert!(left.elapsed() < TWIN, "{case}: engines stopped after {:?}", left.elapsed());
         world.assert_at_rest(&case).await;
     }

@@ -50,7 +50,14 @@ impl Aborter {
         self.drain(Running::new(leg, endpoint.clone(), SpanHandle::off()));
     }
 
-    /// Reads a leg to its end in the background.
+    /// Reads a leg to its end in the background, within the leg's own time limits.
+    pub(super) fn run_on(&self, mut running: Running) {
+        self.supervisor.spawn("let a prefill finish", async move {
+            drop(poll_fn(|cx| running.poll_drain(cx)).await);
+        });
+    }
+
+    /// Reads a leg to its end in the background, not for long.
     pub(super) fn drain(&self, mut running: Running) {
         self.supervisor.spawn("drain a leg", async move {
             // A failure here concerns nobody: the client has its answer, or its error.

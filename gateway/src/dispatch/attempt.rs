@@ -166,7 +166,7 @@ async fn start_pair(
             let prefill = leg(Side::Prefill, p, ask.prepare(p, body, p_headers), limits.prefill, span);
             let body = vllm::mooncake_decode(ask, &transfer, bootstrap, engine_id);
             let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main(ask), span);
-            Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
+            Ok(Pair::new(Some(prefill.running_on()), main, Side::Decode, aborter.clone()))
         }
         Protocol::Nixl => {
             let request = ask.prepare(p, vllm::nixl_prefill(ask), p_headers);

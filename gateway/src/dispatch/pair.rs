@@ -41,6 +41,8 @@ pub(crate) struct Running {
     leg: Leg,
     endpoint: Arc<Endpoint>,
     ticket: Option<Ticket>,
+    /// Whether it must be let run to its end even if nobody needs it any more.
+    runs_on: bool,
     /// Ends with the leg.
     span: SpanHandle,
     head: Option<Response<()>>,
@@ -50,12 +52,19 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn new(leg: Leg, endpoint: Arc<Endpoint>, span: SpanHandle) -> Self {
-        Self { leg, endpoint, ticket: None, span, head: None, kept: BytesMut::new() }
+        Self { leg, endpoint, ticket: None, runs_on: false, span, head: None, kept: BytesMut::new() }
     }
 
     /// Gives the means to stop it by request id.
     pub(super) fn with_ticket(mut self, ticket: Ticket) -> Self {
         self.ticket = Some(ticket);
+        self
+    }
+
+    /// Marks a prefill that must never be cancelled. An aborted request of vLLM's MooncakeConnector blocks one of the prefill's few sender
+    /// workers for eight minutes (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`), and it ends by itself after one token.
+    pub(super) fn running_on(mut self) -> Self {
+        self.runs_on = true;
         self
     }
 
@@ -262,6 +271,9 @@ impl Drop for Pair {
     fn drop(&mut self) {
         // Closing the connections is the abort itself; the tickets tell SGLang as well, which notices a closed
         // connection only when it next looks.
+        if let Some(prefill) = self.prefill.take_if(|prefill| prefill.runs_on && prefill.leg.is_open()) {
+            self.aborter.run_on(prefill);
+        }
         if let Some(prefill) = self.prefill.take().filter(|prefill| prefill.leg.is_running()) {
             self.aborter.abort(Side::Prefill, &prefill.endpoint, prefill.ticket.as_ref());
         }

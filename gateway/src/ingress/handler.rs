@@ -58,7 +58,14 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
     };
     let mut response = match served {
         Ok((ask, Served::One(started))) => respond(gateway, &ask, started, feedback),
-        Ok((ask, Served::Samples(started))) => respond_samples(gateway, &ask, started, feedback).await,
+        Ok((ask, Served::Samples(head, samples))) => {
+            head.map(|()| Body::new(merge_stream(ask.api, samples, feedback)))
+        }
+        Ok((_, Served::Merged(head, body))) => {
+            feedback.piece();
+            feedback.completed(Usage::read(&body), None);
+            head.map(|()| Body::from(body))
+        }
         Err(Refused::Error(error)) => {
             feedback.failed(&error);
             error.response()
@@ -81,21 +88,28 @@ async fn serve(
     let ask = read(gateway, api, request).await.map_err(Refused::Error)?;
     feedback.span().asked(&ask);
     let (dispatcher, span) = (&gateway.dispatcher, &*feedback.span());
-    if fan_out::is_needed(&dispatcher.fleet.current(), &ask) {
-        let samples = fan_out::split(&ask).map_err(Refused::Error)?;
-        let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
-        return Ok((ask, Served::Samples(started)));
+    if !fan_out::is_needed(&dispatcher.fleet.current(), &ask) {
+        let started = dispatcher.dispatch(&ask, span).await?;
+        return Ok((ask, Served::One(started)));
     }
-    let started = dispatcher.dispatch(&ask, span).await?;
-    Ok((ask, Served::One(started)))
+    let samples = fan_out::split(&ask).map_err(Refused::Error)?;
+    let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
+    let (head, samples) = begin_samples(gateway, &ask, started);
+    if ask.head.stream {
+        return Ok((ask, Served::Samples(head, samples)));
+    }
+    let body = merge_whole(ask.api, samples).await.map_err(Refused::Error)?;
+    Ok((ask, Served::Merged(head, body)))
 }
 
 /// What engines have begun to answer.
 #[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
 enum Served {
     One(Started),
-    /// One answer per sample of a request with `n` > 1.
-    Samples(Vec<Started>),
+    /// The streams of all samples of a request with `n` > 1.
+    Samples(Response<()>, Vec<Sample>),
+    /// The whole answers of all samples in one.
+    Merged(Response<()>, Bytes),
 }
 
 async fn read(gateway: &Gateway, api: Api, request: Request<Body>) -> Result<Ask, ApiError> {
@@ -200,13 +214,8 @@ fn relay(
     Relay::new(pair, first, parts)
 }
 
-/// Makes one response of the answers to all samples.
-async fn respond_samples(
-    gateway: &Gateway,
-    ask: &Ask,
-    started: Vec<Started>,
-    mut feedback: Feedback,
-) -> Response<Body> {
+/// The answers to all samples, ready to be merged, with the head of one of them.
+fn begin_samples(gateway: &Gateway, ask: &Ask, started: Vec<Started>) -> (Response<()>, Vec<Sample>) {
     let mut head = Response::new(());
     let samples = started.into_iter().map(|started| {
         head = started.head;
@@ -217,20 +226,7 @@ async fn respond_samples(
             }
         }
     });
-    let samples: Vec<Sample> = samples.collect();
+    let samples = samples.collect();
     to_client(head.headers_mut());
-    if ask.head.stream {
-        return head.map(|()| Body::new(merge_stream(ask.api, samples, feedback)));
-    }
-    match merge_whole(ask.api, samples).await {
-        Ok(body) => {
-            feedback.piece();
-            feedback.completed(Usage::read(&body), None);
-            head.map(|()| Body::from(body))
-        }
-        Err(error) => {
-            feedback.failed(&error);
-            error.response()
-        }
-    }
+    (head, samples)
 }

@@ -142,6 +142,11 @@ impl Leg {
         Self { state: State::Opening(opening), pool, limits, timer, deadline, got_byte: false, running: true }
     }
 
+    /// Whether more events can come.
+    pub(crate) fn is_open(&self) -> bool {
+        !matches!(self.state, State::Ended)
+    }
+
     /// Whether the engine may still be working on it.
     pub(crate) fn is_running(&self) -> bool {
         self.running

@@ -1,0 +1,389 @@
+//! Requests that nobody should send: each gets an answer that says what is wrong, none reaches an engine, and the gateway
+//! goes on.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use world::fleet::{Fleet, World};
+use world::raw_http::{RawConnection, RawResponse, exchange, post};
+use world::{PATIENCE, openai_error};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const GOOD: &str = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":2}"#;
+
+/// A body that is refused: where, its text, the status, the code, the member at fault, and a word of the message.
+type Case = (&'static str, &'static str, u16, &'static str, Option<&'static str>, &'static str);
+
+const CASES: &[Case] = &[
+    // Not JSON at all.
+    (CHAT, "", 400, "invalid_json", None, "no body"),
+    (CHAT, " \r\n", 400, "invalid_json", None, "no body"),
+    (CHAT, "{", 400, "invalid_json", None, "line 1 column 1"),
+    (CHAT, "hello", 400, "invalid_json", None, "line 1"),
+    (CHAT, "[]", 400, "invalid_json", None, "a JSON object"),
+    (CHAT, "null", 400, "invalid_json", None, "a JSON object"),
+    (CHAT, "\"{}\"", 400, "invalid_json", None, "a JSON object"),
+    (CHAT, r#"{"messages":[{}]} {"#, 400, "invalid_json", None, "trailing"),
+    (CHAT, r#"{"messages":[{}],}"#, 400, "invalid_json", None, "column 18"),
+    (CHAT, r#"{"messages":[{}],"temperature":NaN}"#, 400, "invalid_json", None, "line 1"),
+    (CHAT, r#"{'messages':[{}]}"#, 400, "invalid_json", None, "line 1"),
+    (CHAT, "{\"messages\":[{\"content\":\"a\u{0}b\"}]}", 400, "invalid_json", None, "control character"),
+    (COMPLETIONS, "{", 400, "invalid_json", None, "line 1"),
+    ("/generate", "{", 400, "invalid_json", None, "line 1"),
+    // The model.
+    (CHAT, r#"{"model":"nope","messages":[{}]}"#, 404, "model_not_found", Some("model"), "served are: sim"),
+    (COMPLETIONS, r#"{"model":"","prompt":"a"}"#, 404, "model_not_found", Some("model"), "`model`"),
+    (CHAT, r#"{"model":7,"messages":[{}]}"#, 400, "invalid_request", Some("model"), "a number"),
+    (CHAT, r#"{"model":["sim"],"messages":[{}]}"#, 400, "invalid_request", Some("model"), "an array"),
+    (
+        CHAT,
+        r#"{"model":"sim","model":"sim","messages":[{}]}"#,
+        400,
+        "invalid_request",
+        Some("model"),
+        "twice",
+    ),
+    ("/v1/embeddings", r#"{"model":"nope","input":"a"}"#, 404, "model_not_found", Some("model"), "`model`"),
+    // Messages.
+    (CHAT, r#"{"model":"sim"}"#, 400, "invalid_request", Some("messages"), "`messages` is missing"),
+    (CHAT, r#"{"messages":null}"#, 400, "invalid_request", Some("messages"), "`messages` is missing"),
+    (CHAT, r#"{"messages":"hi"}"#, 400, "invalid_request", Some("messages"), "a string"),
+    (CHAT, r#"{"messages":{}}"#, 400, "invalid_request", Some("messages"), "an object"),
+    (CHAT, r#"{"messages":[]}"#, 400, "invalid_request", Some("messages"), "empty"),
+    (CHAT, r#"{"messages":["hi"]}"#, 400, "invalid_request", Some("messages[0]"), "`messages[0]`"),
+    (CHAT, r#"{"messages":[{},{},null]}"#, 400, "invalid_request", Some("messages[2]"), "`messages[2]`"),
+    (CHAT, r#"{"messages":[{}],"messages":[{}]}"#, 400, "invalid_request", Some("messages"), "twice"),
+    // Numbers and flags.
+    (CHAT, r#"{"messages":[{}],"stream":"yes"}"#, 400, "invalid_request", Some("stream"), "a boolean"),
+    (CHAT, r#"{"messages":[{}],"n":0}"#, 400, "invalid_request", Some("n"), "at least 1"),
+    (CHAT, r#"{"messages":[{}],"n":-1}"#, 400, "invalid_request", Some("n"), "negative"),
+    (CHAT, r#"{"messages":[{}],"n":1.5}"#, 400, "invalid_request", Some("n"), "whole number"),
+    (CHAT, r#"{"messages":[{}],"n":"2"}"#, 400, "invalid_request", Some("n"), "an integer"),
+    (CHAT, r#"{"messages":[{}],"n":1000000000}"#, 400, "invalid_request", Some("n"), "at most"),
+    (CHAT, r#"{"messages":[{}],"max_tokens":-1}"#, 400, "invalid_request", Some("max_tokens"), "negative"),
+    (CHAT, r#"{"messages":[{}],"max_tokens":"9"}"#, 400, "invalid_request", Some("max_tokens"), "an integer"),
+    (
+        CHAT,
+        r#"{"messages":[{}],"max_completion_tokens":[]}"#,
+        400,
+        "invalid_request",
+        Some("max_completion_tokens"),
+        "an array",
+    ),
+    // What the gateway itself sets.
+    (
+        CHAT,
+        r#"{"messages":[{}],"bootstrap_room":1}"#,
+        400,
+        "invalid_request",
+        Some("bootstrap_room"),
+        "remove",
+    ),
+    (
+        CHAT,
+        r#"{"messages":[{}],"bootstrap_host":"x"}"#,
+        400,
+        "invalid_request",
+        Some("bootstrap_host"),
+        "remove",
+    ),
+    // Prompts.
+    (COMPLETIONS, r#"{"model":"sim"}"#, 400, "invalid_request", Some("prompt"), "`prompt` is missing"),
+    (COMPLETIONS, r#"{"prompt":7}"#, 400, "invalid_request", Some("prompt"), "a number"),
+    (COMPLETIONS, r#"{"prompt":[]}"#, 400, "invalid_request", Some("prompt"), "empty"),
+    (COMPLETIONS, r#"{"prompt":[{}]}"#, 400, "invalid_request", Some("prompt[0]"), "`prompt[0]`"),
+    (COMPLETIONS, r#"{"prompt":[1,2,"a"]}"#, 400, "invalid_request", Some("prompt[2]"), "`prompt[2]`"),
+    (COMPLETIONS, r#"{"prompt":["a"],"n":4294967296}"#, 400, "invalid_request", Some("n"), "at most"),
+    ("/generate", "{}", 400, "invalid_request", Some("text"), "`input_ids` is missing"),
+    ("/generate", r#"{"text":true}"#, 400, "invalid_request", Some("text"), "a boolean"),
+    (
+        "/generate",
+        r#"{"text":"a","sampling_params":7}"#,
+        400,
+        "invalid_request",
+        Some("sampling_params"),
+        "an object",
+    ),
+    (
+        "/generate",
+        r#"{"text":"a","sampling_params":{"n":300000000}}"#,
+        400,
+        "invalid_request",
+        Some("sampling_params.n"),
+        "at most",
+    ),
+    // Nothing there.
+    ("/", "{}", 404, "not_found", None, "/v1/chat/completions"),
+    ("/chat/completions", GOOD, 404, "not_found", None, "/chat/completions"),
+    ("/v1/models", "{}", 405, "method_not_allowed", None, "POST"),
+    ("/health", "{}", 405, "method_not_allowed", None, "POST"),
+];
+
+/// The gateway still answers, and nothing but the answer's own request has reached the engines.
+async fn goes_on(world: &World) {
+    assert_eq!(world.engines.started(), 0, "a bad request has reached an engine");
+    let answer = world.post(CHAT, GOOD).await;
+    assert_eq!(answer.status(), 200);
+    assert_eq!(world.engines.started(), 2);
+    assert_eq!(world.gateway.running.booked(), 0);
+}
+
+fn check(response: &RawResponse, status: u16, code: &str, word: &str, shown: &str) -> Value {
+    assert_eq!(response.status, status, "{shown}: {response:?}");
+    let head = response.head.to_ascii_lowercase();
+    assert!(head.contains("content-type: application/json"), "{shown}: {head}");
+    assert!(
+        head.contains("x-request-id: ") || code == "not_found" || code == "method_not_allowed",
+        "{shown}: {head}"
+    );
+    let error = openai_error(&response.body);
+    assert_eq!(error["code"], code, "{shown}: {error}");
+    assert_eq!(error["type"], "invalid_request_error", "{shown}: {error}");
+    assert!(error["message"].as_str().unwrap().contains(word), "{shown}: no {word:?} in {error}");
+    error
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_bodies_are_refused_with_the_member_at_fault() {
+    let world = Fleet::sglang().pairs(1).start().await;
+    for (path, body, status, code, param, word) in CASES {
+        let shown = format!("POST {path} {body}");
+        let response = exchange(world.gateway.running.address, &post(path, body.as_bytes())).await;
+        let error = check(&response, *status, code, word, &shown);
+        assert_eq!(error["param"].as_str(), *param, "{shown}: {error}");
+    }
+    goes_on(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_not_text_and_nests_without_end() {
+    let world = Fleet::sglang().pairs(1).start().await;
+    let address = world.gateway.running.address;
+    for bytes in [
+        &b"{\"messages\":[{\"content\":\"\xff\xfe\"}]}"[..],
+        b"{\"messages\":[{}],\"other\":\"\xc3\x28\"}",
+        b"{\"messages\":[{}],\"\xf0\x9f\":1}",
+        b"{\"messages\":[{}],\"deep\":{\"\xff\":[\"\xff\"]}}",
+    ] {
+        let response = exchange(address, &post(CHAT, bytes)).await;
+        check(&response, 400, "invalid_json", "UTF-8", &String::from_utf8_lossy(bytes));
+    }
+    for depth in [200, 1_000_000] {
+        for (open, close) in [("[", "]"), ("{\"a\":", "}")] {
+            let value = format!("{}1{}", open.repeat(depth), close.repeat(depth));
+            let body = format!("{{\"messages\":[{{}}],\"x\":{value}}}");
+            let response = exchange(address, &post(CHAT, body.as_bytes())).await;
+            check(&response, 400, "invalid_json", "127 levels", &format!("{depth} times {open}"));
+        }
+    }
+    goes_on(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_must_be_named_if_there_are_two() {
+    let first = Fleet::sglang().plain(1).engines().await;
+    let tuned = Fleet::sglang().plain(1).tune(|mut config| {
+        config.model = "other".to_owned();
+        config.fast()
+    });
+    let world = tuned.flag(&format!("--worker={}", first.workers[0].url())).start().await;
+    let response = exchange(world.gateway.running.address, &post(CHAT, br#"{"messages":[{}]}"#)).await;
+    let error = check(&response, 400, "invalid_request", "`model` is missing", "no model");
+    for served in ["sim", "other"] {
+        assert!(error["message"].as_str().unwrap().contains(served), "{error}");
+    }
+    assert_eq!(error["param"], "model");
+    assert_eq!(world.engines.started() + first.started(), 0);
+}
+
+/// 100 MB, declared and not: refused at once, and the client can read why even if it sends everything first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_of_100_mb_is_refused() {
+    const PIECE: usize = 1 << 20;
+    const SIZE: usize = 96 * PIECE;
+    let world = Fleet::sglang().pairs(1).start().await;
+    let address = world.gateway.running.address;
+    let head = |framing: &str| format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\n{framing}\r\n\r\n");
+    let piece = vec![b' '; PIECE];
+
+    for expect in ["", "\r\nexpect: 100-continue"] {
+        let request = head(&format!("content-length: {SIZE}{expect}"));
+        let response = exchange(address, request.as_bytes()).await;
+        check(&response, 413, "body_too_large", "--max-body-bytes", "only the head");
+    }
+
+    let mut declared = RawConnection::open(address).await;
+    declared.send(head(&format!("content-length: {SIZE}")).as_bytes()).await;
+    let mut sent = 0;
+    while sent < SIZE && declared.send(&piece).await {
+        sent += PIECE;
+    }
+    check(&declared.response().await, 413, "body_too_large", "32.0 MiB", "declared");
+
+    let mut chunked = RawConnection::open(address).await;
+    chunked.send(head("transfer-encoding: chunked").as_bytes()).await;
+    let mut sent = 0;
+    while sent < SIZE
+        && chunked.send(format!("{PIECE:x}\r\n").as_bytes()).await
+        && chunked.send(&piece).await
+        && chunked.send(b"\r\n").await
+    {
+        sent += PIECE;
+    }
+    chunked.send(b"0\r\n\r\n").await;
+    check(&chunked.response().await, 413, "body_too_large", "32.0 MiB", "chunked");
+
+    // And through a client library that writes before it reads.
+    for _ in 0..5 {
+        let response =
+            world.client.post(world.gateway.url(CHAT)).body(vec![b' '; SIZE]).send().await.unwrap();
+        assert_eq!(response.status(), 413);
+        openai_error(&response.bytes().await.unwrap());
+    }
+    goes_on(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_just_below_the_limit_passes() {
+    let world = Fleet::sglang().plain(1).flag("--max-body-bytes=100000").start().await;
+    let body = |length: usize| format!("{GOOD}{}", " ".repeat(length - GOOD.len()));
+    assert_eq!(world.post(CHAT, body(100_000)).await.status(), 200);
+    assert_eq!(world.post(CHAT, body(100_001)).await.status(), 413);
+    assert_eq!(world.engines.started(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_does_not_come() {
+    let world = Fleet::sglang().pairs(1).flag("--body-timeout=100ms").start().await;
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: 100\r\n\r\n{{\"mod");
+    let mut slow = RawConnection::open(world.gateway.running.address).await;
+    slow.send(head.as_bytes()).await;
+    check(&slow.response().await, 400, "body_incomplete", "100ms", "a pause");
+
+    let mut broken = RawConnection::open(world.gateway.running.address).await;
+    broken.send(head.as_bytes()).await;
+    broken.finish().await;
+    drop(broken);
+    goes_on(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heads_that_are_too_large() {
+    let world = Fleet::sglang().pairs(1).start().await;
+    let address = world.gateway.running.address;
+    let request =
+        |extra: &str| format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\n{extra}content-length: 2\r\n\r\n{{}}");
+    let many = (0..200).fold(String::new(), |mut text, n| {
+        let _infallible = write!(text, "x-{n}: 1\r\n");
+        text
+    });
+    let long = format!("x-long: {}\r\n", "a".repeat(100_000));
+    for head in [long, many] {
+        let response = exchange(address, request(&head).as_bytes()).await;
+        assert_eq!(response.status, 431, "{response:?}");
+    }
+    let target = format!("GET /{} HTTP/1.1\r\nhost: g\r\n\r\n", "a".repeat(100_000));
+    let response = exchange(address, target.as_bytes()).await;
+    assert!(matches!(response.status, 414 | 431), "{response:?}");
+    goes_on(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_not_http() {
+    let world = Fleet::sglang().pairs(1).start().await;
+    let address = world.gateway.running.address;
+    for bytes in [
+        "\u{16}\u{3}\u{1}\u{2}\u{0}\u{1}\u{0}\u{1}hello of TLS\r\n\r\n".to_owned(),
+        "GET / HTTP/9.9\r\n\r\n".to_owned(),
+        format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: many\r\n\r\n"),
+        format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{{}}"),
+        format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\nbad header: 1\r\n\r\n"),
+    ] {
+        let response = exchange(address, bytes.as_bytes()).await;
+        assert_eq!(response.status, 400, "{bytes:?}: {response:?}");
+    }
+    // Chunks that are none: the head was good, so that the answer has a body.
+    let chunks = format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n");
+    let response = exchange(address, chunks.as_bytes()).await;
+    check(&response, 400, "body_incomplete", "broke off", "bad chunks");
+    goes_on(&world).await;
+}
+
+/// A length and chunks at once: whichever a proxy in front believes, no second request may hide in the body.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hidden_second_request_is_not_served() {
+    let world = Fleet::sglang().pairs(1).start().await;
+    let hidden = post(CHAT, GOOD.as_bytes());
+    let body = [b"0\r\n\r\n", &hidden[..]].concat();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: {}\r\ntransfer-encoding: chunked\r\n\r\n",
+        body.len()
+    );
+    let mut connection = RawConnection::open(world.gateway.running.address).await;
+    connection.send(&[head.as_bytes(), &body].concat()).await;
+    assert_eq!(connection.response().await.status, 400);
+    connection.finish().await;
+    goes_on(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_methods_name_the_right_one() {
+    let world = Fleet::sglang().pairs(1).start().await;
+    for (method, path, allowed) in [
+        ("GET", CHAT, "POST"),
+        ("DELETE", COMPLETIONS, "POST"),
+        ("PUT", "/generate", "POST"),
+        ("POST", "/v1/models", "GET"),
+    ] {
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n");
+        let response = exchange(world.gateway.running.address, request.as_bytes()).await;
+        let error = check(&response, 405, "method_not_allowed", method, path);
+        assert!(error["message"].as_str().unwrap().contains(path), "{error}");
+        let allow = response
+            .head
+            .lines()
+            .find_map(|line| line.to_ascii_lowercase().strip_prefix("allow: ").map(str::to_owned));
+        assert!(
+            allow.is_some_and(|allow| allow.contains(&allowed.to_ascii_lowercase())),
+            "{}",
+            response.head
+        );
+    }
+    goes_on(&world).await;
+}
+
+/// A client that sends its request byte by byte is slow, not wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_in_single_bytes_is_served() {
+    let world = Fleet::sglang().pairs(1).start().await;
+    let mut connection = RawConnection::open(world.gateway.running.address).await;
+    for byte in post(CHAT, GOOD.as_bytes()) {
+        assert!(connection.send(&[byte]).await);
+        tokio::task::yield_now().await;
+    }
+    let response = connection.response().await;
+    assert_eq!(response.status, 200, "{response:?}");
+}
+
+/// An engine's own refusal comes through as it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engines_refusal_is_passed_on() {
+    let world = Fleet::sglang().pairs(1).tune(|mut config| {
+        config.context_tokens = 100;
+        config.fast()
+    });
+    let world = world.start().await;
+    let body = json!({"model": "sim", "prompt": "word ".repeat(1000), "max_tokens": 2});
+    let began = std::time::Instant::now();
+    let response = world.post(COMPLETIONS, body.to_string()).await;
+    assert_eq!(response.status(), 400);
+    assert!(began.elapsed() < PATIENCE.min(Duration::from_secs(5)));
+    let body: Value = response.json().await.unwrap();
+    assert!(body.to_string().contains("context length"), "{body}");
+}

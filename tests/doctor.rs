@@ -1,0 +1,179 @@
+//! `moongate doctor`: finds what is wrong before traffic does, and says how to mend it.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::io::Write as _;
+
+use moongate_loadtest::engine::Connector;
+
+use world::binary::{Binary, Ended};
+use world::fleet::{Engines, Fleet};
+
+async fn doctor(flags: &[String]) -> Ended {
+    let mut args = vec!["doctor", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
+    args.extend(flags.iter().map(String::as_str));
+    Binary::run(&args).await
+}
+
+/// A port that nothing listens on.
+fn closed_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn prefill(engines: &Engines, bootstrap: u16) -> String {
+    format!("--prefill={},{bootstrap}", engines.prefills[0].url())
+}
+
+fn bootstrap(engines: &Engines) -> u16 {
+    engines.prefills[0].bootstrap_addr().unwrap().port()
+}
+
+fn decode(engines: &Engines) -> String {
+    format!("--decode={}", engines.decodes[0].url())
+}
+
+/// It failed, counted its faults, and gave each of these words in a fault or a way to mend one.
+fn finds(ended: &Ended, words: &[&str]) {
+    assert_eq!(ended.status.code(), Some(1), "{}{}", ended.stdout, ended.stderr);
+    let lines: Vec<&str> = ended.stdout.lines().map(str::trim_start).collect();
+    let faults = lines.iter().filter(|line| line.starts_with("FAULT ")).count();
+    let mends = lines.iter().filter(|line| line.starts_with("mend: ")).count();
+    assert!(faults > 0 && faults == mends, "{}", ended.stdout);
+    let total = if faults == 1 { "1 fault.".to_owned() } else { format!("{faults} faults.") };
+    assert_eq!(lines.last(), Some(&total.as_str()), "{}", ended.stdout);
+    let told: Vec<&&str> =
+        lines.iter().filter(|line| line.starts_with("FAULT ") || line.starts_with("mend: ")).collect();
+    for word in words {
+        assert!(told.iter().any(|line| line.contains(word)), "no {word:?} in\n{}", ended.stdout);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn good_fleets_pass() {
+    let fleets = [
+        (Fleet::sglang(), "SGLang 0.5.23"),
+        (Fleet::vllm(Connector::Nixl), "NIXL"),
+        (Fleet::vllm(Connector::Mooncake), "Mooncake"),
+        (Fleet::vllm(Connector::Store), "vLLM 0.32"),
+    ];
+    for (fleet, word) in fleets {
+        let engines = fleet.prefill(1).decode(2).engines().await;
+        let ended = doctor(&engines.flags()).await;
+        assert_eq!(ended.status.code(), Some(0), "{}{}", ended.stdout, ended.stderr);
+        for needed in [word, "sim: 2 prefill/decode pairs, 0 plain workers", "Nothing is wrong."] {
+            assert!(ended.stdout.contains(needed), "no {needed:?} in\n{}", ended.stdout);
+        }
+        assert!(!ended.stdout.contains("FAULT"), "{}", ended.stdout);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_port_is_found() {
+    let engines = Fleet::sglang().pairs(1).engines().await;
+    let closed = closed_port();
+    let flags = [prefill(&engines, bootstrap(&engines)), format!("--decode=http://127.0.0.1:{closed}")];
+    let ended = doctor(&flags).await;
+    finds(&ended, &[&closed.to_string(), "Connection refused", "a model needs a prefill and a decode"]);
+    assert!(ended.stdout.contains("check that the engine runs, and its host and port"), "{}", ended.stdout);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_is_no_engine_is_found() {
+    let engines = Fleet::sglang().pairs(1).engines().await;
+    let other = format!("--decode=http://{}", engines.prefills[0].bootstrap_addr().unwrap());
+    let ended = doctor(&[prefill(&engines, bootstrap(&engines)), other]).await;
+    finds(&ended, &["check that the URL is an engine's HTTP port"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_role_is_found() {
+    let engines = Fleet::sglang().pairs(1).engines().await;
+    let swapped = [
+        format!("--prefill={},{}", engines.decodes[0].url(), bootstrap(&engines)),
+        format!("--decode={}", engines.prefills[0].url()),
+    ];
+    let ended = doctor(&swapped).await;
+    finds(&ended, &["list it as decode", "list it as prefill", "--disaggregation-mode prefill"]);
+    let as_worker = [format!("--worker={}", engines.decodes[0].url())];
+    finds(&doctor(&as_worker).await, &["list it as decode", "start it without --disaggregation-mode"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_bootstrap_server_is_found() {
+    let engines = Fleet::sglang().pairs(1).engines().await;
+    let closed = closed_port();
+    let ended = doctor(&[prefill(&engines, closed), decode(&engines)]).await;
+    finds(&ended, &["check --disaggregation-bootstrap-port of the prefill", &closed.to_string()]);
+
+    let engines = Fleet::vllm(Connector::Mooncake).pairs(1).engines().await;
+    let flags = [prefill(&engines, closed), decode(&engines), "--kv-connector=mooncake".to_owned()];
+    finds(&doctor(&flags).await, &["VLLM_MOONCAKE_BOOTSTRAP_PORT", &closed.to_string()]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_do_not_fit_together_are_found() {
+    let sglang = Fleet::sglang().pairs(1).engines().await;
+    let vllm = Fleet::vllm(Connector::Nixl).pairs(1).engines().await;
+    let ended = doctor(&[prefill(&sglang, bootstrap(&sglang)), decode(&vllm)]).await;
+    finds(&ended, &["sim cannot be served", "of the same engine kind"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_engines_and_taken_ports_are_found() {
+    finds(&doctor(&[]).await, &["no engine is named", "give --prefill and --decode"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let engines = Fleet::sglang().plain(1).engines().await;
+    let worker = format!("--worker={}", engines.workers[0].url());
+    let ended = Binary::run(&["doctor", "--listen", &address, "--admin-listen=127.0.0.1:0", &worker]).await;
+    finds(&ended, &[&address, "choose another port"]);
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+/// A config file that cannot be read is a wrong command line: exit code 2, before anything is asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_config_files_are_told_with_their_line() {
+    for (text, words) in [
+        ("policy = \"least_load\"\nprefil = [\"http://127.0.0.1:1\"]\n", &[":2: ", "prefil", "prefill"][..]),
+        ("attempts = 0\n", &[":1: ", "attempts", "1..=10"]),
+        ("attempts = 2\nconnect-timeout = \"soon\"\n", &[":2: ", "connect-timeout"]),
+        ("policy = \n", &["not valid TOML", "line 1"]),
+        ("[gateway]\npolicy = \"least_load\"\n", &[":1: ", "gateway"]),
+        ("decode = \"https://127.0.0.1:1\"\n", &[":1: ", "http://host:port"]),
+    ] {
+        let file = file(text);
+        let path = file.path().display().to_string();
+        for command in ["doctor", "gateway"] {
+            let ended = Binary::run(&[command, "--config", &path]).await;
+            assert_eq!(ended.status.code(), Some(2), "{command} {text}: {ended:?}");
+            for word in [&[path.as_str()][..], words].concat() {
+                assert!(ended.stderr.contains(word), "{command} {text}: no {word:?} in {}", ended.stderr);
+            }
+        }
+    }
+    let ended = Binary::run(&["doctor", "--config", "no-such-file.toml"]).await;
+    assert_eq!(ended.status.code(), Some(2));
+    assert!(ended.stderr.contains("no-such-file.toml") && ended.stderr.contains("--config"), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_are_shown_with_where_they_come_from() {
+    let engines = Fleet::sglang().plain(1).engines().await;
+    let file = file(&format!(
+        "policy = \"round_robin\"\nworker = [\"{}\"]\nengine-api-key = \"sk-secret\"\n",
+        engines.workers[0].url()
+    ));
+    let ended = doctor(&[format!("--config={}", file.path().display()), "--attempts=2".to_owned()]).await;
+    assert_eq!(ended.status.code(), Some(0), "{}{}", ended.stdout, ended.stderr);
+    for needed in ["policy = round_robin (from file)", "attempts = 2 (from flag)"] {
+        assert!(ended.stdout.contains(needed), "no {needed:?} in\n{}", ended.stdout);
+    }
+    assert!(!ended.stdout.contains("sk-secret"), "the key is shown:\n{}", ended.stdout);
+}

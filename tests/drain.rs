@@ -1,0 +1,197 @@
+//! Shutdown of the binary: what is open may end, nothing new comes in, and what cannot end is told so.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use moongate_loadtest::engine::{Connector, Fault};
+use serde_json::{Value, json};
+
+use world::binary::{Addresses, Binary};
+use world::fleet::{Engines, Fleet};
+use world::{PATIENCE, client, openai_error};
+
+/// Engines in this process, the binary in front of them, and a client.
+struct Stage {
+    engines: Engines,
+    binary: Binary,
+    at: Addresses,
+    client: reqwest::Client,
+}
+
+impl Stage {
+    /// Real decoding speed, so that a stream of 100 tokens takes two seconds.
+    async fn start(fleet: Fleet, flags: &[&str]) -> Self {
+        let engines = fleet
+            .tune(|mut config| {
+                config.service.prefill_base_s = 0.001;
+                config
+            })
+            .engines()
+            .await;
+        let mut all = engines.flags();
+        all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        all.push("--health-interval=0s".to_owned());
+        let (binary, at) = Binary::gateway(&all).await;
+        let stage = Self { engines, binary, at, client: client() };
+        stage.until_ready_is(200).await;
+        stage
+    }
+
+    /// Polls the admin listener's `/ready` until it has this status.
+    async fn until_ready_is(&self, status: u16) {
+        let url = format!("http://{}/ready", self.at.admin);
+        let waited = tokio::time::timeout(PATIENCE, async {
+            while self.client.get(&url).send().await.is_ok_and(|response| response.status() != status) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            self.client.get(&url).send().await.is_ok_and(|response| response.status() == status)
+        });
+        assert_eq!(waited.await, Ok(true), "/ready does not become {status}\n{}", self.binary.shown());
+    }
+
+    /// Starts an answer and returns it when its head is there (for a stream: its first event).
+    async fn ask(&self, stream: bool, tokens: u32) -> reqwest::Result<reqwest::Response> {
+        let body = json!({"model": "sim", "prompt": "go on", "stream": stream, "max_tokens": tokens});
+        self.client.post(format!("http://{}/v1/completions", self.at.public)).json(&body).send().await
+    }
+
+    async fn accepts_connections(&self) -> bool {
+        tokio::net::TcpStream::connect(&self.at.public).await.is_ok()
+    }
+}
+
+/// What is left of a stream, and whether it ended as HTTP says a body ends.
+async fn rest(response: reqwest::Response) -> (String, bool) {
+    let mut text = Vec::new();
+    let mut pieces = response.bytes_stream();
+    while let Some(piece) = pieces.next().await {
+        match piece {
+            Ok(piece) => text.extend_from_slice(&piece),
+            Err(_) => return (String::from_utf8(text).unwrap(), false),
+        }
+    }
+    (String::from_utf8(text).unwrap(), true)
+}
+
+fn tokens(stream: &str) -> usize {
+    let events = stream.lines().filter_map(|line| line.strip_prefix("data: {"));
+    events.filter(|event| event.contains("\"text\":\"")).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn open_streams_end_and_new_connections_are_refused() {
+    for fleet in [Fleet::sglang(), Fleet::vllm(Connector::Nixl)] {
+        let stage = Stage::start(fleet.pairs(2), &[]).await;
+        let mut streams = Vec::new();
+        for _ in 0..3 {
+            let response = stage.ask(true, 60).await.unwrap();
+            assert_eq!(response.status(), 200);
+            streams.push(response);
+        }
+        stage.binary.signal("TERM").await;
+        stage.until_ready_is(503).await;
+        assert!(!stage.accepts_connections().await, "a new connection is accepted while draining");
+        for stream in streams {
+            let (text, clean) = rest(stream).await;
+            assert!(clean && text.ends_with("data: [DONE]\n\n"), "{text}");
+            assert!(tokens(&text) >= 59, "{} tokens: {text}", tokens(&text));
+        }
+        let Stage { engines, binary, .. } = stage;
+        let ended = binary.ended_within(Duration::from_secs(5)).await;
+        assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+        for engine in engines.all() {
+            let stats = engine.stats();
+            assert_eq!((stats.aborted_by_disconnect, stats.aborted_by_rid, stats.active), (0, 0, 0));
+        }
+    }
+}
+
+/// Load balancers need time to notice: during the delay `/ready` says no on both listeners, and requests are served.
+#[tokio::test(flavor = "multi_thread")]
+async fn during_the_drain_delay_requests_are_served() {
+    let stage = Stage::start(Fleet::sglang().pairs(1), &["--drain-delay=2s"]).await;
+    stage.binary.signal("TERM").await;
+    stage.until_ready_is(503).await;
+    let public = stage.client.get(format!("http://{}/ready", stage.at.public)).send().await.unwrap();
+    assert_eq!(public.status(), 503);
+    let answer: Value = public.json().await.unwrap();
+    assert_eq!(answer["status"], "shutting down");
+    let response = stage.ask(false, 2).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let ended = stage.binary.ended().await;
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_beyond_the_deadline_is_told_and_not_ended_as_if_complete() {
+    for fleet in [Fleet::sglang(), Fleet::vllm(Connector::Mooncake)] {
+        let stage = Stage::start(fleet.pairs(1), &["--drain-deadline=300ms"]).await;
+        let response = stage.ask(true, 10_000).await.unwrap();
+        stage.binary.signal("TERM").await;
+        let (text, clean) = rest(response).await;
+        assert!(!clean, "the body ended as if it were complete");
+        assert!(!text.contains("[DONE]"), "{text}");
+        let last = text.trim_end().rsplit("\n\n").next().unwrap();
+        let error = openai_error(last.strip_prefix("data: ").unwrap().as_bytes());
+        assert_eq!(error["code"], "shutting_down", "{error}");
+        assert!(error["message"].as_str().unwrap().contains("incomplete"), "{error}");
+
+        let Stage { engines, binary, .. } = stage;
+        let ended = binary.ended_within(Duration::from_secs(5)).await;
+        assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+        let idle = engines.decodes[0].wait_for(PATIENCE, |stats| stats.active == 0).await;
+        assert!(idle, "the engine was not told to stop");
+    }
+}
+
+/// A request that has no answer yet when the time is over gets a typed error, not a closed connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_answer_beyond_the_deadline_is_told() {
+    for stream in [false, true] {
+        let stage = Stage::start(Fleet::sglang().pairs(1), &["--drain-deadline=300ms"]).await;
+        stage.engines.decodes[0].set_fault(Fault::Hang);
+        let asked = stage.ask(stream, 4);
+        let signalled = async {
+            let began = stage.engines.decodes[0].wait_for(PATIENCE, |stats| stats.started > 0).await;
+            assert!(began, "the request has not reached the decode");
+            stage.binary.signal("TERM").await;
+        };
+        let (response, ()) = tokio::join!(asked, signalled);
+        let response = response.unwrap_or_else(|error| panic!("{error:?}\n{}", stage.binary.shown()));
+        assert_eq!(response.status(), 503);
+        let error = openai_error(&response.bytes().await.unwrap());
+        assert_eq!(error["code"], "shutting_down", "{error}");
+        let ended = stage.binary.ended_within(Duration::from_secs(5)).await;
+        assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_do_not_hold_the_shutdown_up() {
+    let stage = Stage::start(Fleet::sglang().pairs(1), &[]).await;
+    // One that has served a request and is kept by the client, and one that has never sent a byte.
+    assert_eq!(stage.ask(false, 2).await.unwrap().status(), 200);
+    let _silent = tokio::net::TcpStream::connect(&stage.at.public).await.unwrap();
+    stage.binary.signal("INT").await;
+    let ended = stage.binary.ended_within(Duration::from_secs(5)).await;
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_stops_at_once() {
+    let stage = Stage::start(Fleet::sglang().pairs(1), &[]).await;
+    let response = stage.ask(true, 10_000).await.unwrap();
+    stage.binary.signal("TERM").await;
+    stage.until_ready_is(503).await;
+    let asked_again = Instant::now();
+    stage.binary.signal("TERM").await;
+    let (text, clean) = rest(response).await;
+    assert!(!clean && !text.contains("[DONE]"), "a cut stream must not look complete: {text}");
+    let ended = stage.binary.ended_within(Duration::from_secs(5)).await;
+    assert!(asked_again.elapsed() < Duration::from_secs(5), "25 s were not waited for");
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("asked again"), "{}", ended.stderr);
+}

@@ -1,0 +1,114 @@
+"""Starts one pair of engines with the gateway before it, runs the checks, and stops everything.
+
+Exits with 0 if all passed, and with 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from checks import CHECKS, Context, warm_up
+from direct import StandIn
+from pairs import GATEWAY, GATEWAY_ADMIN_PORT, GATEWAY_PORT, HOST, PAIRS, Pair
+from processes import Processes, Running, Server, StartFailed
+
+
+def gateway(pair: Pair) -> Server:
+    listen = ["--listen", f"{HOST}:{GATEWAY_PORT}", "--admin-listen", f"{HOST}:{GATEWAY_ADMIN_PORT}"]
+    return Server(
+        name="gateway",
+        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags()],
+        ready_url=f"{GATEWAY}/ready",
+        ready_seconds=60,
+    )
+
+
+class Report:
+    def __init__(self, mode: str):
+        self.mode, self.passed, self.failed = mode, 0, 0
+
+    def run(self, name: str, what) -> bool:
+        start = time.monotonic()
+        try:
+            note = what()
+        # A check may fail in any way, and the others still run.
+        except Exception as error:  # noqa: BLE001
+            self.failed += 1
+            self._line("FAIL", name, start, f"{type(error).__name__}: {error}")
+            return False
+        self.passed += 1
+        self._line("ok", name, start, note)
+        return True
+
+    def _line(self, result: str, name: str, start: float, note: str | None) -> None:
+        end = f": {note}" if note else ""
+        print(f"{self.mode}  {result:4} {name.replace('_', ' ')} ({time.monotonic() - start:.1f} s){end}", flush=True)
+
+
+def stops_cleanly(processes: Processes, running: Running) -> str:
+    start = time.monotonic()
+    running.process.send_signal(signal.SIGTERM)
+    code = running.process.wait(30)
+    processes.stop(running)
+    assert code == 0, f"the gateway ended with {code}; its log ends with:\n{running.tail()}"
+    return f"in {time.monotonic() - start:.1f} s"
+
+
+def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        if direct:
+            stack.enter_context(StandIn(pair))
+        else:
+            running = processes.start(gateway(pair))
+            processes.await_ready(running)
+        context = Context(pair, gateway=not direct)
+        if report.run("warm up", lambda: warm_up(context)):
+            for check in CHECKS:
+                report.run(check.__name__, lambda check=check: check(context))
+        if not direct:
+            report.run("the gateway stops", lambda: stops_cleanly(processes, running))
+    if report.failed:
+        for running in processes.running:
+            print(f"{report.mode}  log of {running.server.name}: {running.log}", flush=True)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("mode", choices=PAIRS)
+    arguments.add_argument("--direct", action="store_true", help="a stand-in for the gateway")
+    arguments.add_argument("--hold", action="store_true", help="start the engines, and wait for Ctrl-C")
+    given = arguments.parse_args()
+    # So that `with` blocks are left in order.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    installed = Path(os.environ["MOONGATE_ENGINES_DIR"])
+    logs = installed / "logs" / given.mode
+    report = Report(given.mode)
+    with Processes(logs) as processes:
+        pair = PAIRS[given.mode](installed, logs)
+        try:
+            for server in pair.before:
+                processes.await_ready(processes.start(server))
+            engines = [processes.start(server) for server in (pair.prefill, pair.decode)]
+            for engine in engines:
+                seconds = processes.await_ready(engine)
+                print(f"{given.mode}  {engine.server.name} ready after {seconds:.0f} s", flush=True)
+            if given.hold:
+                print(f"{given.mode}  holding; enter with: ip netns exec NAME (see ip netns list)", flush=True)
+                signal.pause()
+            run_checks(pair, report, processes, given.direct)
+        except StartFailed as error:
+            print(f"{given.mode}  FAIL {error}", flush=True)
+            report.failed += 1
+    print(f"{given.mode}  {report.passed} passed, {report.failed} failed", flush=True)
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""The pairs of engines under test: how each is started, and how the gateway is told of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes import Server
+
+HERE = Path(__file__).resolve().parent.parent
+HOST = "127.0.0.1"
+PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT = 8100, 8200, 8998
+MASTER_PORT, MASTER_HTTP_PORT = 51051, 19003
+GATEWAY_PORT, GATEWAY_ADMIN_PORT = 30000, 30001
+CONTEXT = 8192
+# An engine takes one to three minutes on two idle cores, and the cores may be busy with compilers.
+READY_SECONDS = 600
+
+PREFILL = f"http://{HOST}:{PREFILL_PORT}"
+DECODE = f"http://{HOST}:{DECODE_PORT}"
+GATEWAY = f"http://{HOST}:{GATEWAY_PORT}"
+GATEWAY_ADMIN = f"http://{HOST}:{GATEWAY_ADMIN_PORT}"
+MASTER_HTTP = f"http://{HOST}:{MASTER_HTTP_PORT}"
+
+
+@dataclass
+class Pair:
+    """One mode: what is started, in which order."""
+
+    engine: str
+    # The gateway's name of vLLM's connector.
+    connector: str | None
+    prefill: Server
+    decode: Server
+    before: list[Server] = field(default_factory=list)
+    bootstrap_port: int | None = None
+
+    def gateway_flags(self) -> list[str]:
+        comma = f",{self.bootstrap_port}" if self.bootstrap_port else ""
+        return ["--prefill", f"{PREFILL}{comma}", "--decode", DECODE]
+
+
+def vllm(installed: Path, name: str, port: int, transfer: dict, env: dict[str, str]) -> Server:
+    venv = installed / "vllm"
+    return Server(
+        name=name,
+        ready_url=f"http://{HOST}:{port}/health",
+        ready_seconds=READY_SECONDS,
+        command=[
+            *(str(venv / "bin/vllm"), "serve", str(installed / "model/tiny-qwen3")),
+            *("--served-model-name", "tiny", "--host", HOST, "--port", str(port)),
+            *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"),
+            *("--block-size", "32", "--kv-cache-memory-bytes", str(128 << 20)),
+            *("--enable-prefix-caching", "--prefix-caching-hash-algo", "sha256_cbor"),
+            "--enable-prompt-tokens-details",
+            *("--kv-transfer-config", json.dumps(transfer)),
+        ],
+        env={
+            **path_of(venv),
+            **OFFLINE,
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_HOST_IP": HOST,
+            **env,
+        },
+    )
+
+
+def sglang(installed: Path, name: str, port: int, flags: list[str]) -> Server:
+    venv = installed / "sglang"
+    return Server(
+        name=name,
+        ready_url=f"http://{HOST}:{port}/health",
+        ready_seconds=READY_SECONDS,
+        command=[
+            *(str(venv / "bin/python"), "-m", "sglang.launch_server"),
+            *("--model-path", str(installed / "model/tiny-qwen3"), "--served-model-name", "tiny"),
+            *("--host", HOST, "--port", str(port), "--device", "cpu", "--dtype", "float32"),
+            *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+            *("--context-length", str(CONTEXT), "--max-total-tokens", "65536", "--max-running-requests", "16"),
+            *("--page-size", "32", "--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle"),
+            *("--enable-cache-report", "--enable-metrics"),
+            *("--disaggregation-transfer-backend", "mooncake"),
+            *flags,
+        ],
+        env={
+            **path_of(venv),
+            **OFFLINE,
+            "PYTHONPATH": str(HERE / "stand_ins/sglang"),
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_HOST_IP": HOST,
+            "OMP_NUM_THREADS": "1",
+            "MC_FORCE_TCP": "1",
+            "MOONCAKE_PROTOCOL": "tcp",
+        },
+    )
+
+
+# What did not arrive is computed; by default the request fails. The checks see it, by the count of moved tokens.
+RECOMPUTE = {"kv_load_failure_policy": "recompute"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
+
+def path_of(venv: Path) -> dict[str, str]:
+    return {"PATH": f"{venv / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+def sglang_pd(installed: Path, _logs: Path) -> Pair:
+    bootstrap = ["--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT)]
+    prefill = ["--disaggregation-mode", "prefill", *bootstrap]
+    # Requests that run out of KV are put aside in ordinary memory; the other ways need a GPU.
+    decode = ["--disaggregation-mode", "decode", "--disaggregation-decode-retraction-backup", "cpu_tensor"]
+    return Pair(
+        engine="sglang",
+        connector=None,
+        bootstrap_port=BOOTSTRAP_PORT,
+        prefill=sglang(installed, "prefill", PREFILL_PORT, prefill),
+        decode=sglang(installed, "decode", DECODE_PORT, decode),
+    )
+
+
+def vllm_nixl(installed: Path, _logs: Path) -> Pair:
+    def engine(name: str, port: int, side_channel: int, transfer: dict) -> Server:
+        env = {
+            "UCX_TLS": "tcp,self",
+            "UCX_NET_DEVICES": "lo",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": HOST,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
+        }
+        return vllm(installed, name, port, {"kv_connector": "NixlConnector", **transfer}, env)
+
+    return Pair(
+        engine="vllm",
+        connector="nixl",
+        prefill=engine("prefill", PREFILL_PORT, 5600, {"kv_role": "kv_producer"}),
+        decode=engine("decode", DECODE_PORT, 5601, {"kv_role": "kv_consumer", **RECOMPUTE}),
+    )
+
+
+def vllm_mooncake(installed: Path, _logs: Path) -> Pair:
+    def engine(name: str, port: int, role: str) -> Server:
+        transfer = {
+            "kv_connector": "MooncakeConnector",
+            "kv_role": role,
+            "kv_connector_module_path": "cpu_connectors",
+            "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 2},
+        }
+        env = {
+            "PYTHONPATH": str(HERE / "stand_ins/vllm"),
+            "MC_FORCE_TCP": "1",
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(BOOTSTRAP_PORT),
+        }
+        return vllm(installed, name, port, transfer, env)
+
+    return Pair(
+        engine="vllm",
+        connector="mooncake",
+        bootstrap_port=BOOTSTRAP_PORT,
+        prefill=engine("prefill", PREFILL_PORT, "kv_producer"),
+        decode=engine("decode", DECODE_PORT, "kv_consumer"),
+    )
+
+
+def vllm_store(installed: Path, logs: Path) -> Pair:
+    config = logs / "mooncake-store.json"
+    config.write_text(
+        json.dumps(
+            {
+                "metadata_server": "P2PHANDSHAKE",
+                "master_server_address": f"{HOST}:{MASTER_PORT}",
+                "protocol": "tcp",
+                "device_name": "",
+                "global_segment_size": "256MB",
+                "local_buffer_size": "64MB",
+            }
+        )
+    )
+    master = Server(
+        name="master",
+        ready_url=f"{MASTER_HTTP}/health",
+        ready_seconds=60,
+        command=[
+            str(installed / "vllm/bin/mooncake_master"),
+            *(f"--rpc_address={HOST}", f"--rpc_port={MASTER_PORT}"),
+            *(f"--metrics_host={HOST}", f"--metrics_port={MASTER_HTTP_PORT}"),
+            "--logtostderr=true",
+        ],
+    )
+
+    def engine(name: str, port: int) -> Server:
+        transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", **RECOMPUTE}
+        return vllm(installed, name, port, transfer, {"MOONCAKE_CONFIG_PATH": str(config), "MC_FORCE_TCP": "1"})
+
+    return Pair(
+        engine="vllm",
+        connector="store",
+        before=[master],
+        prefill=engine("prefill", PREFILL_PORT),
+        decode=engine("decode", DECODE_PORT),
+    )
+
+
+PAIRS = {
+    "sglang-pd": sglang_pd,
+    "vllm-nixl": vllm_nixl,
+    "vllm-mooncake": vllm_mooncake,
+    "vllm-store": vllm_store,
+}

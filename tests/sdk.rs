@@ -1,0 +1,87 @@
+//! The official OpenAI SDKs for Python and Node against `moongate up`, with both engine faces.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use world::binary::Binary;
+
+/// Installing the SDKs for the first time takes a while on a slow line.
+const SETUP_LIMIT: Duration = Duration::from_secs(300);
+/// All checks of one SDK.
+const CHECK_LIMIT: Duration = Duration::from_secs(90);
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk")
+}
+
+/// Runs a program and shows all that it said if it fails.
+async fn succeeds(limit: Duration, program: &Path, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    // A machine's proxy is not for loopback, and its keys are not for tests.
+    command
+        .args(args)
+        .env("NO_PROXY", "*")
+        .env("no_proxy", "*")
+        .env_remove("OPENAI_API_KEY")
+        .kill_on_drop(true);
+    let ran = match tokio::time::timeout(limit, command.output()).await {
+        Ok(ran) => ran.unwrap_or_else(|error| panic!("{}: {error}", program.display())),
+        Err(_) => panic!("{} {args:?} still runs after {limit:?}", program.display()),
+    };
+    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{} {args:?}: {}\n{said}", program.display(), ran.status);
+    said
+}
+
+/// Installs the SDKs unless they are there; returns where.
+async fn installed() -> PathBuf {
+    let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("sdk");
+    // The package indexes may well be behind the machine's proxy.
+    let mut setup = Command::new(folder().join("setup"));
+    let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
+    let ran = ran.expect("tests/sdk/setup ends in time").expect("tests/sdk/setup can be run");
+    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "tests/sdk/setup has failed; python3, node and npm are needed:\n{said}");
+    into
+}
+
+/// `moongate up` with one face, as base URL and metrics URL.
+async fn up(face: &str) -> (Binary, String, String) {
+    let mut binary =
+        Binary::start(&["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--face", face]);
+    let url = |line: &str| {
+        format!("http://{}", line.split_once("http://").unwrap().1.split_whitespace().next().unwrap())
+    };
+    let base = format!("{}/v1", url(&binary.line_with("Moongate is up").await));
+    let metrics = url(&binary.line_with("Metrics:").await);
+    (binary, base, metrics)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python() {
+    let sdk = installed().await;
+    for face in ["sglang", "vllm"] {
+        let (_binary, base, metrics) = up(face).await;
+        let check = folder().join("check.py");
+        let args = [check.to_str().unwrap(), &base, &metrics, "moongate-sim"];
+        let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
+        assert_eq!(said.matches("ok ").count(), 8, "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node() {
+    let sdk = installed().await;
+    for face in ["sglang", "vllm"] {
+        let (_binary, base, metrics) = up(face).await;
+        let check = folder().join("check.mjs");
+        let args = [check.to_str().unwrap(), sdk.to_str().unwrap(), &base, &metrics, "moongate-sim"];
+        let said = succeeds(CHECK_LIMIT, Path::new("node"), &args).await;
+        assert_eq!(said.matches("ok ").count(), 8, "{said}");
+    }
+}

@@ -1,0 +1,133 @@
+//! `moongate up`: the first thing that a newcomer runs.
+#![expect(clippy::panic, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use world::binary::Binary;
+use world::{client, openai_error};
+
+const FREE_PORTS: [&str; 3] = ["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
+
+/// A running `moongate up`, and where its printed text says that it is.
+struct Up {
+    binary: Binary,
+    public: String,
+    admin: String,
+}
+
+async fn up(flags: &[&str]) -> Up {
+    let mut binary = Binary::start(&[&FREE_PORTS[..], flags].concat());
+    let address = |line: &str| {
+        let (_, rest) = line.split_once("http://").unwrap_or_else(|| panic!("no URL in {line:?}"));
+        rest.split(['/', ' ']).next().unwrap_or_default().to_owned()
+    };
+    let public = address(&binary.line_with("Moongate is up").await);
+    let admin = address(&binary.line_with("Metrics:").await);
+    Up { binary, public, admin }
+}
+
+/// The command that the text tells to try, run by a shell as a person would.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_printed_command_works() {
+    let up = up(&[]).await;
+    let text = up.binary.stdout();
+    for needed in ["2 prefill and 2 decode", "simulated", "curl", "base URL", "/v1", "Ctrl-C"] {
+        assert!(text.contains(needed), "no {needed:?} in\n{text}");
+    }
+    let mut lines = text.lines().skip_while(|line| !line.trim_start().starts_with("curl"));
+    let command: Vec<&str> = lines.by_ref().take_while(|line| !line.trim().is_empty()).collect();
+    let command = command.join("\n");
+    let ran = Command::new("sh").args(["-c", &command]).env("NO_PROXY", "*").output().await.unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{command}\n{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(said.starts_with("data: {") && said.trim_end().ends_with("data: [DONE]"), "{command}\n{said}");
+
+    let metrics = client().get(format!("http://{}/metrics", up.admin)).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    let counted = r#"moongate_requests_total{api="chat",code="ok"} 1"#;
+    assert!(metrics.contains(counted), "the request is not in the metrics:\n{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_faces_serve() {
+    for face in ["sglang", "vllm"] {
+        let up = up(&["--face", face, "--model", "my-model", "--prefill=1", "--decode=1"]).await;
+        let url = |path: &str| format!("http://{}{path}", up.public);
+        let models: Value = client().get(url("/v1/models")).send().await.unwrap().json().await.unwrap();
+        assert_eq!(models["data"][0]["id"], "my-model", "{face}: {models}");
+        let chat =
+            json!({"model": "my-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4});
+        let answer = client().post(url("/v1/chat/completions")).json(&chat).send().await.unwrap();
+        assert_eq!(answer.status(), 200, "{face}");
+        let answer: Value = answer.json().await.unwrap();
+        assert_eq!(answer["usage"]["completion_tokens"], 4, "{face}: {answer}");
+        let unknown = json!({"model": "other", "messages": [{"role": "user", "content": "hi"}]});
+        let refused = client().post(url("/v1/chat/completions")).json(&unknown).send().await.unwrap();
+        let error = openai_error(&refused.bytes().await.unwrap());
+        assert!(error["message"].as_str().unwrap().contains("my-model"), "{face}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_stops_it_even_with_an_open_stream() {
+    let up = up(&["--time-scale=1"]).await;
+    let body = json!({"model": "moongate-sim", "prompt": "go on", "stream": true, "max_tokens": 10_000});
+    let url = format!("http://{}/v1/completions", up.public);
+    let stream = client().post(url).json(&body).send().await.unwrap();
+    assert_eq!(stream.status(), 200);
+    up.binary.signal("INT").await;
+    let ended = up.binary.ended_within(Duration::from_secs(10)).await;
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    assert!(ended.stdout.trim_end().ends_with("stopped"), "{}", ended.stdout);
+    let mut pieces = stream.bytes_stream();
+    let mut text = Vec::new();
+    let mut broke = false;
+    while let Some(piece) = pieces.next().await {
+        match piece {
+            Ok(piece) => text.extend_from_slice(&piece),
+            Err(_) => broke = true,
+        }
+    }
+    let text = String::from_utf8(text).unwrap();
+    assert!(broke && !text.contains("[DONE]"), "a cut stream must not look complete: {text}");
+    assert!(text.contains("shutting_down"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_taken_port_is_told() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for flags in [
+        ["--listen", &address, "--admin-listen", "127.0.0.1:0"],
+        ["--listen", "127.0.0.1:0", "--admin-listen", &address],
+    ] {
+        let ended = Binary::run(&[&["up"], &flags[..]].concat()).await;
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+        let error = ended.stderr.lines().last().unwrap_or_default();
+        assert!(error.starts_with("error: ") && error.contains(&address), "{ended:?}");
+        assert!(error.contains("choose another port"), "{ended:?}");
+        assert!(!ended.stdout.contains("Moongate is up"), "{ended:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_flags_are_told() {
+    for (flag, word) in [
+        ("--face=triton", "sglang"),
+        ("--prefill=0", "1..=64"),
+        ("--time-scale=0", "time-scale"),
+        ("--policy=fastest", "least_load"),
+        ("--prefil=1", "--prefill"),
+    ] {
+        let ended = Binary::run(&[&FREE_PORTS[..], &[flag]].concat()).await;
+        assert!(matches!(ended.status.code(), Some(1 | 2)), "{flag}: {ended:?}");
+        assert!(ended.stderr.contains(word), "{flag}: {ended:?}");
+        assert!(!ended.stderr.contains("panicked"), "{flag}: {ended:?}");
+    }
+}

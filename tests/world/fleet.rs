@@ -1,0 +1,154 @@
+//! Fleets of simulated engines, alone or with a gateway in front.
+
+use moongate_loadtest::engine::{Connector, Face, RecordedRequest, Role, SimConfig, SimEngine, SimFleet};
+
+use super::client;
+use super::gateway::Gateway;
+
+/// A fleet that is about to be started.
+pub(crate) struct Fleet {
+    face: Face,
+    connector: Connector,
+    prefill: usize,
+    decode: usize,
+    plain: usize,
+    tune: Box<dyn Fn(SimConfig) -> SimConfig + Send + Sync>,
+    flags: Vec<String>,
+}
+
+impl Fleet {
+    /// No engines yet; those to come speak SGLang's protocol, and are a thousand times faster than real ones.
+    pub(crate) fn sglang() -> Self {
+        Self {
+            face: Face::Sglang,
+            connector: Connector::Nixl,
+            prefill: 0,
+            decode: 0,
+            plain: 0,
+            tune: Box::new(SimConfig::fast),
+            flags: Vec::new(),
+        }
+    }
+
+    /// The same with vLLM's protocol and one of its connectors.
+    pub(crate) fn vllm(connector: Connector) -> Self {
+        Self { face: Face::Vllm, connector, ..Self::sglang() }
+    }
+
+    /// Adds pairs.
+    pub(crate) fn pairs(mut self, count: usize) -> Self {
+        self.prefill += count;
+        self.decode += count;
+        self
+    }
+
+    /// Adds prefill engines.
+    pub(crate) fn prefill(mut self, count: usize) -> Self {
+        self.prefill += count;
+        self
+    }
+
+    /// Adds decode engines.
+    pub(crate) fn decode(mut self, count: usize) -> Self {
+        self.decode += count;
+        self
+    }
+
+    /// Adds engines that do both.
+    pub(crate) fn plain(mut self, count: usize) -> Self {
+        self.plain += count;
+        self
+    }
+
+    /// Changes the engines' settings. Replaces the default, which is [`SimConfig::fast`].
+    pub(crate) fn tune(mut self, tune: impl Fn(SimConfig) -> SimConfig + Send + Sync + 'static) -> Self {
+        self.tune = Box::new(tune);
+        self
+    }
+
+    /// Adds a flag of the gateway.
+    pub(crate) fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
+    }
+
+    /// Starts the engines.
+    pub(crate) async fn engines(&self) -> Engines {
+        let fleet = SimFleet::new(1 << 20);
+        let mut by_role = [Vec::new(), Vec::new(), Vec::new()];
+        let wanted = [(Role::Prefill, self.prefill), (Role::Decode, self.decode), (Role::Plain, self.plain)];
+        for ((role, count), list) in wanted.into_iter().zip(&mut by_role) {
+            for _ in 0..count {
+                let mut config = (self.tune)(SimConfig::new(role, self.face));
+                config.connector = self.connector;
+                list.push(SimEngine::start_in(config, &fleet).await.unwrap());
+            }
+        }
+        let [prefills, decodes, workers] = by_role;
+        Engines { prefills, decodes, workers }
+    }
+
+    /// Starts the engines and a gateway, and waits until all are usable.
+    pub(crate) async fn start(self) -> World {
+        let engines = self.engines().await;
+        let mut flags = engines.flags();
+        flags.extend(self.flags);
+        let gateway = Gateway::start_ready(&flags).await;
+        World { engines, gateway, client: client() }
+    }
+}
+
+/// Running engines.
+pub(crate) struct Engines {
+    pub(crate) prefills: Vec<SimEngine>,
+    pub(crate) decodes: Vec<SimEngine>,
+    pub(crate) workers: Vec<SimEngine>,
+}
+
+impl Engines {
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &SimEngine> {
+        self.prefills.iter().chain(&self.decodes).chain(&self.workers)
+    }
+
+    /// The gateway's flags that name them.
+    pub(crate) fn flags(&self) -> Vec<String> {
+        let prefills = self.prefills.iter().map(|engine| {
+            let port = engine.bootstrap_addr().map(|address| format!(",{}", address.port()));
+            format!("--prefill={}{}", engine.url(), port.unwrap_or_default())
+        });
+        let decodes = self.decodes.iter().map(|engine| format!("--decode={}", engine.url()));
+        let workers = self.workers.iter().map(|engine| format!("--worker={}", engine.url()));
+        prefills.chain(decodes).chain(workers).collect()
+    }
+
+    /// Generation requests that have reached any of them.
+    pub(crate) fn started(&self) -> u64 {
+        self.all().map(|engine| engine.stats().started).sum()
+    }
+}
+
+/// Engines with a gateway in front of them.
+pub(crate) struct World {
+    pub(crate) engines: Engines,
+    pub(crate) gateway: Gateway,
+    pub(crate) client: reqwest::Client,
+}
+
+impl World {
+    /// Name of the model that the first engine serves.
+    pub(crate) fn model(&self) -> String {
+        self.engines.all().next().unwrap().config().model.clone()
+    }
+
+    /// Posts a JSON text as it is.
+    pub(crate) async fn post(&self, path: &str, body: impl Into<reqwest::Body>) -> reqwest::Response {
+        let request = self.client.post(self.gateway.url(path)).header("content-type", "application/json");
+        request.body(body).send().await.unwrap()
+    }
+
+    /// The latest request that an engine got.
+    pub(crate) fn last(engine: &SimEngine) -> RecordedRequest {
+        engine.last_requests(1).pop().expect("the engine has got a request")
+    }
+}

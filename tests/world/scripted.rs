@@ -1,0 +1,158 @@
+//! Engines that answer by script: what they are asked is kept byte for byte, and what they answer is given.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::response::Response;
+use bytes::Bytes;
+use moongate_runtime::Supervisor;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+/// What a scripted engine says it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    pub(crate) model: &'static str,
+    pub(crate) dp_size: u32,
+    /// `prefill` or `decode` for SGLang; `None` for vLLM, which does not tell.
+    pub(crate) sglang_role: Option<&'static str>,
+    /// The Mooncake bootstrap server's answer to `/query`.
+    pub(crate) mooncake_query: Option<String>,
+}
+
+/// A request as it came.
+#[derive(Debug, Clone)]
+pub(crate) struct Received {
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Received {
+    /// A header's text; empty if there is none.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+/// What every generation request is answered.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Answer {
+    pub(crate) content_type: &'static str,
+    pub(crate) headers: Vec<(&'static str, &'static str)>,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    /// JSON, byte for byte.
+    pub(crate) fn json(text: impl Into<Bytes>) -> Self {
+        Self { content_type: "application/json", headers: Vec::new(), body: text.into() }
+    }
+
+    /// Server-sent events, byte for byte.
+    pub(crate) fn events(text: impl Into<Bytes>) -> Self {
+        Self { content_type: "text/event-stream; charset=utf-8", headers: Vec::new(), body: text.into() }
+    }
+}
+
+struct Shared {
+    script: Script,
+    answer: Answer,
+    received: Mutex<Vec<Received>>,
+}
+
+/// A running scripted engine. Its bootstrap server is at the same port.
+pub(crate) struct Scripted {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+    supervisor: Supervisor,
+}
+
+impl Scripted {
+    pub(crate) async fn start(script: Script, answer: Answer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared { script, answer, received: Mutex::default() });
+        let router = Router::new().fallback(respond).with_state(shared.clone());
+        let supervisor = Supervisor::new();
+        let stop = supervisor.token();
+        supervisor.spawn("scripted engine", async move {
+            tokio::select! {
+                served = axum::serve(listener, router) => served.unwrap(),
+                () = stop.cancelled() => {}
+            }
+        });
+        Self { address, shared, supervisor }
+    }
+
+    /// All generation requests so far.
+    pub(crate) fn received(&self) -> Vec<Received> {
+        self.shared.received.lock().clone()
+    }
+
+    /// The latest generation request.
+    pub(crate) fn last(&self) -> Received {
+        self.shared.received.lock().last().cloned().expect("the engine has got a request")
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.supervisor.token().cancel();
+    }
+}
+
+async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
+    if parts.method == Method::GET {
+        return probe(&shared.script, parts.uri.path());
+    }
+    let body = to_bytes(body, usize::MAX).await.unwrap();
+    if parts.uri.path() == "/abort_request" {
+        return Response::new(Body::empty());
+    }
+    shared.received.lock().push(Received { path, headers: parts.headers, body });
+    let Answer { content_type, headers, body } = shared.answer.clone();
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    for (name, value) in headers {
+        response.headers_mut().append(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// The questions that discovery asks.
+fn probe(script: &Script, path: &str) -> Response {
+    let Script { model, dp_size, .. } = script;
+    let answer = match (path, script.sglang_role, &script.mooncake_query) {
+        ("/v1/models", ..) => {
+            json!({"object": "list", "data": [{"id": model, "object": "model"}]}).to_string()
+        }
+        ("/server_info", Some(role), _) => json!({
+            "model_path": model, "served_model_name": model, "disaggregation_mode": role, "version": "0.5.23",
+            "dp_size": dp_size, "page_size": 32,
+        })
+        .to_string(),
+        ("/route", Some("prefill"), _) => json!({"dp_size": dp_size, "page_size": 32}).to_string(),
+        ("/version", None, _) => json!({"version": "0.32.0"}).to_string(),
+        ("/metrics", None, _) => (0..*dp_size)
+            .map(|rank| {
+                format!("vllm:num_requests_running{{engine=\"{rank}\",model_name=\"{model}\"}} 0.0\n")
+            })
+            .collect(),
+        ("/query", None, Some(query)) => query.clone(),
+        _ => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NOT_FOUND;
+            return response;
+        }
+    };
+    Response::new(Body::from(answer))
+}
