@@ -1,0 +1,106 @@
+//! Child processes: pinned to a core, with their output kept for error messages, killed when dropped.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+/// Time for a killed process to go.
+const REAP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Where processes run and write.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// `None`: nothing is pinned.
+    pub(super) taskset: Option<PathBuf>,
+    pub(super) gateway_cpu: u32,
+    pub(super) load_cpu: u32,
+    pub(super) scratch: TempDir,
+}
+
+impl Places {
+    /// A command that will run on `cpu` and be killed when its handle is dropped.
+    pub(super) fn command(&self, cpu: u32, program: &Path) -> Command {
+        let mut command = match &self.taskset {
+            Some(taskset) => {
+                let mut command = Command::new(taskset);
+                command.args(["-c", &cpu.to_string()]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        command.kill_on_drop(true).stdin(Stdio::null());
+        command
+    }
+}
+
+/// A gateway's process.
+#[derive(Debug)]
+pub(super) struct Server {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Server {
+    pub(super) fn start(places: &Places, mut command: Command) -> anyhow::Result<Self> {
+        let log = places.scratch.path().join("gateway.log");
+        let file = File::create(&log).context("log of the gateway")?;
+        command.stdout(file.try_clone()?).stderr(file);
+        let child = command.spawn().with_context(|| format!("{command:?}"))?;
+        Ok(Self { child, log })
+    }
+
+    pub(super) fn pid(&self) -> anyhow::Result<u32> {
+        self.child.id().context("the gateway has ended")
+    }
+
+    /// Fails if the process has ended.
+    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => bail!("the gateway ended ({status}): {}", self.log_end()),
+            None => Ok(()),
+        }
+    }
+
+    /// The last lines of what it wrote.
+    pub(super) fn log_end(&self) -> String {
+        const LONGEST: usize = 1500;
+        let text = fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(&text[text.len().saturating_sub(LONGEST)..]).trim().to_owned()
+    }
+
+    /// Kills the process and waits until it is gone, so that the next one has the core for itself.
+    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+        match timeout(REAP_LIMIT, self.child.kill()).await {
+            Ok(outcome) => Ok(outcome?),
+            Err(_) => bail!("a killed gateway did not end within {REAP_LIMIT:?}"),
+        }
+    }
+}
+
+/// Runs a command to its end.
+pub(super) async fn output(mut command: Command, limit: Duration) -> anyhow::Result<Output> {
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("{command:?}"))?;
+    match timeout(limit, child.wait_with_output()).await {
+        Ok(output) => Ok(output?),
+        Err(_) => bail!("{command:?} did not end within {limit:?}"),
+    }
+}
+
+/// A program by its name, as a shell would find it.
+pub(super) fn on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
+    let folders = env::var_os("PATH")?;
+    let mut found = env::split_paths(&folders).map(|folder| folder.join(name.as_ref()));
+    found.find(|file| file.is_file())
+}

@@ -1,0 +1,157 @@
+//! Gateways one after another, in interleaved rounds, under the same load.
+
+mod child;
+mod gateways;
+mod rounds;
+mod scenarios;
+mod table;
+mod targets;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use child::Places;
+use gateways::{Gateway, Kind};
+use rounds::Run;
+use scenarios::{SCENARIOS, Scenario};
+
+/// Options of `gateway-bench compare`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The moongate binary.
+    #[arg(long, value_name = "FILE")]
+    moongate: Option<PathBuf>,
+
+    /// The smg command, measured with two policies.
+    #[arg(long, value_name = "FILE")]
+    smg: Option<PathBuf>,
+
+    /// Rounds; each measures every gateway once, in another order.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+
+    /// Only this scenario. Repeatable.
+    #[arg(long, value_name = "SCENARIO", value_parser = SCENARIOS.map(|scenario| scenario.name))]
+    only: Vec<String>,
+
+    /// Measured time of each run.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    seconds: f64,
+
+    /// CPU core of the gateway.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gateway_cpu: u32,
+
+    /// CPU core of engines and load generator.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    load_cpu: u32,
+
+    /// Also writes every run here, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Leaves out the rows for orientation: the engines without a gateway, and nginx where it is installed.
+    #[arg(long)]
+    no_reference: bool,
+
+    /// Further flags of the moongate gateway, as one word each. Repeatable.
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    moongate_flag: Vec<String>,
+}
+
+pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+    let gateways = gateways(&options).await?;
+    ensure!(
+        (0.1..=600.0).contains(&options.seconds),
+        "--seconds {} is not within 0.1 and 600",
+        options.seconds
+    );
+    let scenarios: Vec<&Scenario> = SCENARIOS
+        .iter()
+        .filter(|scenario| options.only.is_empty() || options.only.iter().any(|only| only == scenario.name))
+        .collect();
+    let places = places(&options)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    // Dropping the measurement kills every process it has started.
+    let runs = tokio::select! {
+        runs = rounds::measure(&gateways, &scenarios, &places, options.rounds, options.seconds) => runs?,
+        _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        _ = terminate.recv() => bail!("terminated"),
+    };
+    if let Some(path) = &options.json {
+        std::fs::write(path, document(&gateways, &runs, &options).to_string() + "\n")
+            .with_context(|| format!("{}", path.display()))?;
+    }
+    let mut out = std::io::stdout();
+    write!(out, "{}", table::markdown(&gateways, &scenarios, &runs))?;
+    write!(out, "{}", targets::lines(&gateways, &runs))?;
+    Ok(())
+}
+
+async fn gateways(options: &Options) -> anyhow::Result<Vec<Gateway>> {
+    let mut gateways = Vec::new();
+    if let Some(path) = &options.moongate {
+        let flags = options.moongate_flag.clone();
+        gateways.push(Gateway::new("moongate", Kind::Moongate { path: existing(path)?, flags }).await);
+    }
+    if let Some(path) = &options.smg {
+        for policy in ["cache_aware", "round_robin"] {
+            let kind = Kind::Smg { path: existing(path)?, policy };
+            gateways.push(Gateway::new(&format!("smg {policy}"), kind).await);
+        }
+    }
+    if !options.no_reference {
+        if let Some(path) = child::on_path("nginx") {
+            gateways.push(Gateway::new("nginx (no PD)", Kind::Nginx { path }).await);
+        }
+        gateways.push(Gateway::new("engine alone", Kind::Direct).await);
+    }
+    ensure!(!gateways.is_empty(), "nothing to measure; give --moongate or --smg");
+    Ok(gateways)
+}
+
+fn existing(path: &Path) -> anyhow::Result<PathBuf> {
+    path.canonicalize().with_context(|| format!("{} is not there; build or install it first", path.display()))
+}
+
+fn places(options: &Options) -> anyhow::Result<Places> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let taskset = child::on_path("taskset").filter(|_| cores > 1);
+    if taskset.is_none() {
+        let mut out = std::io::stderr();
+        writeln!(out, "note: one core or no taskset: nothing is pinned, and the numbers include contention")?;
+    }
+    Ok(Places {
+        taskset,
+        gateway_cpu: options.gateway_cpu,
+        load_cpu: options.load_cpu,
+        scratch: tempfile::tempdir().context("no folder for logs")?,
+    })
+}
+
+fn document(gateways: &[Gateway], runs: &[Run], options: &Options) -> serde_json::Value {
+    let runs: Vec<_> = runs
+        .iter()
+        .map(|run| {
+            let (report, failure) = match &run.outcome {
+                Ok(report) => (Some(report), None),
+                Err(failure) => (None, Some(failure)),
+            };
+            json!({
+                "round": run.round, "gateway": run.gateway, "scenario": run.scenario,
+                "report": report, "failure": failure,
+            })
+        })
+        .collect();
+    let versions: serde_json::Map<_, _> =
+        gateways.iter().map(|gateway| (gateway.name.clone(), gateway.version.clone().into())).collect();
+    json!({
+        "machine": table::machine(), "versions": versions, "rounds": options.rounds, "seconds": options.seconds,
+        "runs": runs,
+    })
+}

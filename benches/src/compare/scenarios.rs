@@ -1,0 +1,89 @@
+//! What is measured.
+
+/// A number of a run's report.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Measure {
+    pub(super) key: &'static str,
+    pub(super) title: &'static str,
+}
+
+/// One kind of load.
+#[derive(Debug)]
+pub(super) struct Scenario {
+    pub(super) name: &'static str,
+    pub(super) title: &'static str,
+    /// Flags of `gateway-bench load`.
+    pub(super) load: &'static [&'static str],
+    pub(super) measures: &'static [Measure],
+}
+
+/// Name of the run that only reads memory.
+pub(super) const IDLE: &str = "idle";
+
+const CPU_REQUEST: Measure = Measure { key: "cpu_us_per_request", title: "CPU µs/request" };
+const CPU_CHUNK: Measure = Measure { key: "cpu_us_per_chunk", title: "CPU µs/chunk" };
+const RATE: Measure = Measure { key: "requests_per_s", title: "requests/s" };
+const P50: Measure = Measure { key: "p50_us", title: "p50 µs" };
+const P99: Measure = Measure { key: "p99_us", title: "p99 µs" };
+const RSS: Measure = Measure { key: "rss_after_mb", title: "RSS after, MB" };
+const TTFT: Measure = Measure { key: "ttft_p50_us", title: "TTFT p50 µs" };
+const DELAY: Measure = Measure { key: "chunk_delay_p50_us", title: "chunk delay p50 µs" };
+
+/// In the order in which one gateway goes through them; the one that fills its memory is last.
+pub(super) const SCENARIOS: [Scenario; 7] = [
+    Scenario {
+        name: IDLE,
+        title: "idle",
+        load: &[],
+        measures: &[Measure { key: "rss_after_mb", title: "RSS, MB" }],
+    },
+    Scenario {
+        name: "json-200b",
+        title: "JSON 200 B, 32 connections",
+        load: &["--body-bytes", "200", "--conc", "32"],
+        measures: &[CPU_REQUEST, RATE, P50],
+    },
+    Scenario {
+        name: "open-200rps",
+        title: "JSON 200 B, 200 requests/s",
+        load: &["--body-bytes", "200", "--rps", "200"],
+        measures: &[P50, P99, CPU_REQUEST],
+    },
+    Scenario {
+        name: "json-32k",
+        title: "JSON 32 KiB, 32 connections",
+        load: &["--body-bytes", "32768", "--conc", "32"],
+        measures: &[CPU_REQUEST, RATE],
+    },
+    Scenario {
+        name: "sse-unpaced",
+        title: "SSE 64 tokens unpaced, 32 connections",
+        load: &["--body-bytes", "300", "--conc", "32", "--stream", "--max-tokens", "64"],
+        measures: &[CPU_CHUNK, Measure { key: "chunks_per_s", title: "chunks/s" }, TTFT],
+    },
+    Scenario {
+        name: "sse-paced",
+        title: "SSE 10 ms per token, 100 streams",
+        // Streams last a second; they start over the first second, so that each step carries about as many.
+        load: &[
+            "--body-bytes",
+            "300",
+            "--conc",
+            "100",
+            "--stream",
+            "--max-tokens",
+            "100",
+            "--itl-ms",
+            "10",
+            "--warmup",
+            "2",
+        ],
+        measures: &[CPU_CHUNK, DELAY, TTFT],
+    },
+    Scenario {
+        name: "json-256k",
+        title: "JSON 256 KiB, 16 connections",
+        load: &["--body-bytes", "262144", "--conc", "16"],
+        measures: &[CPU_REQUEST, RATE, RSS],
+    },
+];

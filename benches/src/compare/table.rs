@@ -1,0 +1,170 @@
+//! Medians and their spread, as Markdown.
+
+use std::fmt::Write as _;
+use std::fs;
+
+use super::gateways::Gateway;
+use super::rounds::Run;
+use super::scenarios::Scenario;
+
+/// More CPU than this used by others makes a run doubtful.
+const NOISY_CORES: f64 = 0.2;
+
+/// Values of one measure on one gateway over the rounds.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Series {
+    /// By round, only of runs that succeeded.
+    pub(super) values: Vec<(u32, f64)>,
+    pub(super) failed: usize,
+}
+
+impl Series {
+    pub(super) fn of(runs: &[Run], gateway: &str, scenario: &str, key: &str) -> Self {
+        let mut series = Self::default();
+        for run in runs.iter().filter(|run| run.gateway == gateway && run.scenario == scenario) {
+            match &run.outcome {
+                Ok(report) => series.values.extend(report[key].as_f64().map(|value| (run.round, value))),
+                Err(_) => series.failed += 1,
+            }
+        }
+        series
+    }
+
+    fn cell(&self) -> String {
+        let values: Vec<f64> = self.values.iter().map(|(_, value)| *value).collect();
+        let spread = Spread::of(&values).map_or_else(String::new, |spread| spread.to_string());
+        match (self.failed, values.len()) {
+            (0, 0) => "–".to_owned(),
+            (0, _) => spread,
+            (failed, 0) => format!("**failed ×{failed}**"),
+            (failed, _) => format!("{spread} **failed ×{failed}**"),
+        }
+    }
+}
+
+/// Median, smallest and largest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    pub(super) fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        };
+        Some(Self { median, min, max })
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let digits = match self.max {
+            max if max < 2.0 => 2,
+            max if max < 100.0 => 1,
+            _ => 0,
+        };
+        write!(f, "{:.digits$} ({:.digits$}–{:.digits$})", self.median, self.min, self.max)
+    }
+}
+
+pub(super) fn markdown(gateways: &[Gateway], scenarios: &[&Scenario], runs: &[Run]) -> String {
+    let rounds = runs.iter().map(|run| run.round + 1).max().unwrap_or(0);
+    let mut text = format!("Median (smallest–largest) of {rounds} interleaved rounds. {}\n\n", machine());
+    let mut line = |cells: Vec<String>| text.push_str(&format!("| {} |\n", cells.join(" | ")));
+    let header = ["load", "measure"].map(str::to_owned).into_iter();
+    line(header.chain(gateways.iter().map(|gateway| gateway.name.clone())).collect());
+    line(vec!["---".to_owned(); gateways.len() + 2]);
+    for scenario in scenarios {
+        for measure in scenario.measures {
+            let mut cells = vec![scenario.title.to_owned(), measure.title.to_owned()];
+            cells.extend(
+                gateways
+                    .iter()
+                    .map(|gateway| Series::of(runs, &gateway.name, scenario.name, measure.key).cell()),
+            );
+            line(cells);
+        }
+    }
+    text.push('\n');
+    for gateway in gateways {
+        // Writing into a String does not fail.
+        let _infallible = writeln!(text, "* {}: {}", gateway.name, gateway.version);
+    }
+    text.push_str(&failures(runs));
+    text.push_str(&noise(runs));
+    text
+}
+
+fn failures(runs: &[Run]) -> String {
+    let mut text = String::new();
+    for run in runs {
+        if let Err(failure) = &run.outcome {
+            let failure = failure.replace('\n', " ");
+            let _infallible = writeln!(
+                text,
+                "* FAILED: {}, {}, round {}: {failure}",
+                run.gateway,
+                run.scenario,
+                run.round + 1
+            );
+        }
+    }
+    text
+}
+
+fn noise(runs: &[Run]) -> String {
+    let reports = runs.iter().filter_map(|run| run.outcome.as_ref().ok());
+    let foreign: Vec<f64> = reports.filter_map(|report| report["foreign_cores"].as_f64()).collect();
+    let noisy = foreign.iter().filter(|cores| **cores > NOISY_CORES).count();
+    let Some(spread) = Spread::of(&foreign) else { return String::new() };
+    let verdict =
+        if noisy == 0 { "quiet" } else { "noisy: trust ratios within a round, not absolute values" };
+    format!(
+        "* Other processes and the host used {spread} cores meanwhile, more than {NOISY_CORES} in {noisy} of {} runs: {verdict}.\n",
+        foreign.len()
+    )
+}
+
+/// CPU and kernel in one sentence.
+pub(super) fn machine() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map(|(_, model)| model);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{} × {}, Linux {}.", cores, model.unwrap_or("unknown CPU").trim(), kernel.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn failed_rounds_are_shown_and_not_averaged() {
+        let run = |round, outcome| Run { round, gateway: "g".to_owned(), scenario: "s", outcome };
+        let mut runs = vec![
+            run(0, Ok(json!({"x": 10.0}))),
+            run(1, Ok(json!({"x": 30.0}))),
+            run(2, Ok(json!({"x": 14.0}))),
+        ];
+        assert_eq!(Series::of(&runs, "g", "s", "x").cell(), "14.0 (10.0–30.0)");
+        runs.push(run(3, Err("3 errors".to_owned())));
+        assert_eq!(Series::of(&runs, "g", "s", "x").cell(), "14.0 (10.0–30.0) **failed ×1**");
+        assert_eq!(Series::of(&runs[3..], "g", "s", "x").cell(), "**failed ×1**");
+        assert_eq!(Series::of(&runs, "other", "s", "x").cell(), "–");
+        assert!(failures(&runs).contains("round 4: 3 errors"));
+    }
+}

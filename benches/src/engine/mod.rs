@@ -1,0 +1,154 @@
+//! Mock engines: what a gateway sees of SGLang, for a few microseconds of CPU per request.
+
+pub(crate) mod answers;
+mod connection;
+mod request;
+pub(crate) mod stream;
+
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use answers::{Answers, Role};
+
+/// Most connections at once of one listener; more wait.
+const MAX_CONNECTIONS: usize = 8192;
+
+/// Options of `gateway-bench engine`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// An engine that prefills and decodes, on this port of 127.0.0.1; 0 takes any. Repeatable.
+    #[arg(long, value_name = "PORT")]
+    plain: Vec<u16>,
+
+    /// A prefill engine and its bootstrap server. Repeatable.
+    #[arg(long, value_name = "PORT,BOOTSTRAP_PORT", value_parser = parse_pair)]
+    prefill: Vec<(u16, u16)>,
+
+    /// A decode engine. Repeatable.
+    #[arg(long, value_name = "PORT")]
+    decode: Vec<u16>,
+
+    /// Time between two tokens of a stream; 0 sends as fast as it can. A request with the member
+    /// "user":"itl-ms-N" asks for its own.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    itl_ms: u32,
+
+    /// Ends by itself after this time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
+    max_seconds: u64,
+
+    /// Ends when its standard input is closed, so that it never outlives the command that started it.
+    #[arg(long)]
+    until_stdin_closes: bool,
+}
+
+/// One engine, or one bootstrap server.
+#[derive(Debug)]
+struct Engine {
+    answers: Answers,
+    itl: Duration,
+}
+
+pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+    let guard = options.until_stdin_closes.then(stdin_pipe).transpose()?;
+    let itl = Duration::from_millis(u64::from(options.itl_ms));
+    let mut servers = JoinSet::new();
+    let mut listing = serde_json::json!({"plain": [], "prefill": [], "decode": []});
+    let mut start = |listener: TcpListener, role: Role| {
+        servers.spawn(serve(listener, Arc::new(Engine { answers: Answers::new(role), itl })));
+    };
+    for port in options.plain {
+        let (listener, port) = bind(port).await?;
+        start(listener, Role::Plain);
+        append(&mut listing, "plain", port.into());
+    }
+    for (port, bootstrap_port) in options.prefill {
+        let (bootstrap, bootstrap_port) = bind(bootstrap_port).await?;
+        let (listener, port) = bind(port).await?;
+        start(bootstrap, Role::Bootstrap { prefill_port: port });
+        start(listener, Role::Prefill { bootstrap_port });
+        append(&mut listing, "prefill", serde_json::json!([port, bootstrap_port]));
+    }
+    for port in options.decode {
+        let (listener, port) = bind(port).await?;
+        start(listener, Role::Decode);
+        append(&mut listing, "decode", port.into());
+    }
+    if servers.is_empty() {
+        bail!("no engine is asked for; give --plain, --prefill or --decode");
+    }
+    writeln!(std::io::stdout(), "{listing}")?;
+    tokio::select! {
+        ended = servers.join_next() => match ended {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(error)) => Err(error.into()),
+            None => Ok(()),
+        },
+        () = tokio::time::sleep(Duration::from_secs(options.max_seconds)) => Ok(()),
+        () = async { if let Some(input) = guard { closed(input).await } }, if options.until_stdin_closes => Ok(()),
+        signal = tokio::signal::ctrl_c() => Ok(signal?),
+    }
+}
+
+fn parse_pair(text: &str) -> Result<(u16, u16), String> {
+    let pair = text
+        .split_once(',')
+        .and_then(|(port, bootstrap)| Some((port.parse().ok()?, bootstrap.parse().ok()?)));
+    pair.ok_or_else(|| format!("{text:?} is not two ports; write it as 9101,8998"))
+}
+
+fn append(listing: &mut serde_json::Value, role: &str, entry: serde_json::Value) {
+    if let Some(list) = listing[role].as_array_mut() {
+        list.push(entry);
+    }
+}
+
+async fn bind(port: u16) -> anyhow::Result<(TcpListener, u16)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+        .await
+        .with_context(|| format!("port {port} of 127.0.0.1"))?;
+    let port = listener.local_addr()?.port();
+    Ok((listener, port))
+}
+
+async fn closed(mut input: pipe::Receiver) {
+    let mut ignored = [0; 64];
+    while matches!(input.read(&mut ignored).await, Ok(1..)) {}
+}
+
+/// Standard input, which has to be a pipe.
+fn stdin_pipe() -> anyhow::Result<pipe::Receiver> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+    pipe::Receiver::from_owned_fd(input).context("--until-stdin-closes needs a pipe as standard input")
+}
+
+async fn serve(listener: TcpListener, engine: Arc<Engine>) -> anyhow::Result<()> {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => {
+                let (stream, _) = accepted?;
+                connections.spawn(connect(stream, engine.clone()));
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connect(stream: TcpStream, engine: Arc<Engine>) {
+    // A peer that goes away or sends nonsense loses its connection; its own side counts that.
+    let _ended = match stream.set_nodelay(true) {
+        Ok(()) => connection::serve(stream, &engine).await,
+        Err(error) => Err(error),
+    };
+}

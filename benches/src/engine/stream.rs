@@ -1,0 +1,116 @@
+//! A streamed answer: every event is an HTTP chunk and a write of its own, as engines send them.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::answers::MODEL;
+use crate::clock::now_ns;
+
+const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\nserver: uvicorn\r\n\
+    content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
+const DONE: &[u8] = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
+const PREFIX: &str = "data: {\"id\":\"0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\
+    \"created\":1700000000,\"model\":\"";
+
+/// Before the twenty digits of a token's time.
+pub(crate) const TIME_MARK: &[u8] = b"\"content\":\"T";
+/// Digits of a token's time: nanoseconds of `CLOCK_MONOTONIC`.
+pub(crate) const TIME_DIGITS: usize = 20;
+
+/// An answer about to be streamed.
+pub(super) struct Stream {
+    tokens: u32,
+    itl: Duration,
+}
+
+impl Stream {
+    pub(super) fn new(tokens: u32, itl: Duration) -> Self {
+        Self { tokens, itl }
+    }
+
+    pub(super) async fn send(&self, stream: &mut TcpStream) -> io::Result<()> {
+        stream.write_all(HEAD).await?;
+        let mut event = TokenEvent::new();
+        let begun = Instant::now();
+        for token in 0..self.tokens {
+            if self.itl.is_zero() {
+                // An engine's step makes one token for each of its streams; without this, one stream would run
+                // ahead, and its events would arrive at the gateway in one piece.
+                tokio::task::yield_now().await;
+            } else {
+                tokio::time::sleep_until(begun + self.itl * token).await;
+            }
+            stream.write_all(event.stamped()).await?;
+        }
+        stream.write_all(&usage_event(self.tokens)).await?;
+        stream.write_all(DONE).await
+    }
+}
+
+/// The event of one token, ready but for its time.
+struct TokenEvent {
+    chunk: Vec<u8>,
+    /// Where the digits of the time begin.
+    time: usize,
+}
+
+impl TokenEvent {
+    fn new() -> Self {
+        let before =
+            format!("{PREFIX}{MODEL}\",\"choices\":[{{\"index\":0,\"delta\":{{\"role\":null,\"content\":\"T");
+        let after = "\",\"reasoning_content\":null,\"tool_calls\":null},\"logprobs\":null,\"finish_reason\":null,\
+            \"matched_stop\":null}],\"usage\":null}\n\n";
+        let chunk = chunk(&format!("{before}{:020}{after}", 0));
+        let size_line = chunk.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        Self { chunk, time: size_line + before.len() }
+    }
+
+    fn stamped(&mut self) -> &[u8] {
+        let mut now = now_ns();
+        for digit in self.chunk[self.time..self.time + TIME_DIGITS].iter_mut().rev() {
+            *digit = b'0' + u8::try_from(now % 10).unwrap_or(0);
+            now /= 10;
+        }
+        &self.chunk
+    }
+}
+
+fn usage_event(tokens: u32) -> Vec<u8> {
+    let total = u64::from(tokens) + 64;
+    chunk(&format!(
+        "{PREFIX}{MODEL}\",\"choices\":[],\"usage\":{{\"prompt_tokens\":64,\"total_tokens\":{total},\
+         \"completion_tokens\":{tokens},\"prompt_tokens_details\":null}}}}\n\n"
+    ))
+}
+
+fn chunk(data: &str) -> Vec<u8> {
+    format!("{:x}\r\n{data}\r\n", data.len()).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Chunked;
+
+    #[test]
+    fn events_are_chunks_of_json() {
+        let mut event = TokenEvent::new();
+        let sent = [event.stamped(), &usage_event(3), DONE].concat();
+        let mut body = Vec::new();
+        assert_eq!(Chunked::default().feed(&sent, &mut body).unwrap(), (sent.len(), true));
+        let body = String::from_utf8(body).unwrap();
+        let events: Vec<_> =
+            body.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap()).collect();
+        let token: serde_json::Value = serde_json::from_str(events[0]).unwrap();
+        let time = token["choices"][0]["delta"]["content"].as_str().unwrap().strip_prefix('T').unwrap();
+        assert_eq!(time.len(), TIME_DIGITS);
+        assert!(now_ns() - time.parse::<u64>().unwrap() < 60_000_000_000);
+        let usage: serde_json::Value = serde_json::from_str(events[1]).unwrap();
+        assert_eq!(usage["usage"]["total_tokens"], 67);
+        assert_eq!(events[2..], ["[DONE]"]);
+    }
+}

@@ -1,0 +1,158 @@
+//! One client connection: a request, its answer, and when what arrived.
+
+use anyhow::{Context as _, bail, ensure};
+use memchr::memmem;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::clock::now_ns;
+use crate::engine::stream::{TIME_DIGITS, TIME_MARK};
+use crate::wire::{Chunked, Head, MAX_BODY, MAX_HEAD, parse_head, status};
+
+/// What was seen of one answer.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// When the first byte of the body arrived.
+    pub(super) first_byte_ns: u64,
+    /// Events of a stream.
+    pub(super) events: u64,
+    /// Time between the engine's writing and our reading of each token.
+    pub(super) delays_ns: Vec<u64>,
+}
+
+/// A connection, opened at the first request and again after it broke.
+#[derive(Debug)]
+pub(super) struct Client {
+    port: u16,
+    stream: Option<TcpStream>,
+    buffer: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl Client {
+    pub(super) fn new(port: u16) -> Self {
+        Self { port, stream: None, buffer: Vec::with_capacity(16 << 10), body: Vec::with_capacity(16 << 10) }
+    }
+
+    /// Sends `request` and reads the whole answer. `is_stream`: the body is events.
+    pub(super) async fn exchange(
+        &mut self,
+        request: &[u8],
+        is_stream: bool,
+        seen: &mut Seen,
+    ) -> anyhow::Result<()> {
+        self.buffer.clear();
+        self.body.clear();
+        let mut stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => {
+                let stream = TcpStream::connect(("127.0.0.1", self.port)).await.context("no connection")?;
+                stream.set_nodelay(true)?;
+                stream
+            }
+        };
+        stream.write_all(request).await.context("sending")?;
+        let head = self.read_head(&mut stream).await?;
+        let status = status(&self.buffer).context("the answer is not HTTP")?;
+        self.buffer.drain(..head.len);
+        self.read_body(&mut stream, &head, is_stream && status == 200, seen).await?;
+        if status != 200 {
+            let start = &self.body[..self.body.len().min(200)];
+            bail!("status {status}: {}", String::from_utf8_lossy(start));
+        }
+        ensure!(is_stream || memmem::find(&self.body, b"\"usage\"").is_some(), "the answer has no usage");
+        // An error leaves the connection closed, and so does this.
+        self.stream = (!head.close).then_some(stream);
+        Ok(())
+    }
+
+    async fn read_head(&mut self, stream: &mut TcpStream) -> anyhow::Result<Head> {
+        loop {
+            if let Some(head) = parse_head(&self.buffer) {
+                return Ok(head);
+            }
+            ensure!(self.buffer.len() < MAX_HEAD, "the head of the answer is endless");
+            self.more(stream).await?;
+        }
+    }
+
+    async fn read_body(
+        &mut self,
+        stream: &mut TcpStream,
+        head: &Head,
+        is_stream: bool,
+        seen: &mut Seen,
+    ) -> anyhow::Result<()> {
+        let mut chunked = Chunked::default();
+        ensure!(head.chunked || head.content_length.is_some(), "the answer has no framing");
+        let mut last = Vec::new();
+        loop {
+            let had = self.body.len();
+            let done = if head.chunked {
+                let (used, done) = chunked.feed(&self.buffer, &mut self.body)?;
+                self.buffer.drain(..used);
+                done
+            } else {
+                self.body.append(&mut self.buffer);
+                self.body.len() >= head.content_length.unwrap_or(0)
+            };
+            if had == 0 && !self.body.is_empty() && seen.first_byte_ns == 0 {
+                seen.first_byte_ns = now_ns();
+            }
+            if is_stream {
+                take_events(&mut self.body, seen, &mut last);
+            }
+            if done {
+                ensure!(!is_stream || last == b"data: [DONE]", "the stream ended without [DONE]");
+                return Ok(());
+            }
+            ensure!(self.body.len() < MAX_BODY, "the answer is endless");
+            self.more(stream).await?;
+        }
+    }
+
+    async fn more(&mut self, stream: &mut TcpStream) -> anyhow::Result<()> {
+        ensure!(
+            stream.read_buf(&mut self.buffer).await.context("reading")? > 0,
+            "closed before the answer was complete"
+        );
+        Ok(())
+    }
+}
+
+/// Counts the complete events at the start of `body` and removes them; the last one's text goes to `last`.
+fn take_events(body: &mut Vec<u8>, seen: &mut Seen, last: &mut Vec<u8>) {
+    let now = now_ns();
+    let mut used = 0;
+    while let Some(end) = memmem::find(&body[used..], b"\n\n") {
+        let event = &body[used..used + end];
+        if event.starts_with(b"data:") {
+            seen.events += 1;
+            seen.delays_ns.extend(time(event).map(|sent| now.saturating_sub(sent)));
+            last.clear();
+            last.extend_from_slice(&event[..event.len().min(32)]);
+        }
+        used += end + 2;
+    }
+    body.drain(..used);
+}
+
+fn time(event: &[u8]) -> Option<u64> {
+    let at = memmem::find(event, TIME_MARK)? + TIME_MARK.len();
+    std::str::from_utf8(event.get(at..at + TIME_DIGITS)?).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_complete_events_are_taken() {
+        let mut body =
+            b"data: {\"content\":\"T00000000000000000001\"}\n\n: comment\n\ndata: [DONE]\n\ndata: x".to_vec();
+        let (mut seen, mut last) = (Seen::default(), Vec::new());
+        take_events(&mut body, &mut seen, &mut last);
+        assert_eq!((seen.events, seen.delays_ns.len()), (2, 1));
+        assert_eq!((last.as_slice(), body.as_slice()), (b"data: [DONE]".as_slice(), b"data: x".as_slice()));
+    }
+}

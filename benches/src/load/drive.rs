@@ -1,0 +1,120 @@
+//! When requests are sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use super::client::{Client, Seen};
+use super::prompts::Prompts;
+use super::report::{Tally, Window};
+use crate::clock::now_ns;
+
+/// After this, a request counts as an error.
+const REQUEST_LIMIT: Duration = Duration::from_secs(20);
+/// Requests at once in the open loop; one more ends the run, because the gateway does not keep up at all.
+const MAX_IN_FLIGHT: usize = 4096;
+/// A request that fails at once would be repeated as fast as the machine can.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
+
+/// What all connections share.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) port: u16,
+    /// Events of a complete stream; `None` for JSON.
+    pub(super) events: Option<u64>,
+    pub(super) prompts: Prompts,
+    pub(super) window: Window,
+    pub(super) ramp: Duration,
+}
+
+impl Plan {
+    /// One request; whether it succeeded.
+    async fn once(
+        &self,
+        client: &mut Client,
+        rng: &mut fastrand::Rng,
+        request: &mut Vec<u8>,
+        tally: &mut Tally,
+    ) -> bool {
+        self.prompts.write(rng, request);
+        let mut seen = Seen::default();
+        let sent = now_ns();
+        let exchange = client.exchange(request, self.events.is_some(), &mut seen);
+        let outcome = match timeout(REQUEST_LIMIT, exchange).await {
+            Ok(Ok(())) if self.events.is_some_and(|events| events != seen.events) => {
+                Err(format!("{} events instead of {}", seen.events, self.events.unwrap_or(0)))
+            }
+            Ok(outcome) => outcome.map_err(|error| format!("{error:#}")),
+            Err(_) => Err(format!("no complete answer within {REQUEST_LIMIT:?}")),
+        };
+        tally.count(&self.window, sent, now_ns(), seen, outcome)
+    }
+}
+
+/// Each connection sends its next request when the last one is answered.
+pub(super) async fn closed_loop(plan: &Arc<Plan>, connections: u32) -> anyhow::Result<Tally> {
+    let mut workers = JoinSet::new();
+    for worker in 0..connections {
+        let plan = plan.clone();
+        workers.spawn(async move {
+            sleep(plan.ramp * worker / connections).await;
+            let mut client = Client::new(plan.port);
+            let mut rng = fastrand::Rng::with_seed(now_ns() ^ (u64::from(worker) << 48));
+            let (mut request, mut tally) = (Vec::new(), Tally::default());
+            while now_ns() < plan.window.end_ns {
+                if !plan.once(&mut client, &mut rng, &mut request, &mut tally).await {
+                    client = Client::new(plan.port);
+                    sleep(PAUSE_AFTER_ERROR).await;
+                }
+            }
+            tally
+        });
+    }
+    let mut all = Tally::default();
+    while let Some(tally) = workers.join_next().await {
+        all.add(tally.context("a connection's task failed")?);
+    }
+    Ok(all)
+}
+
+/// Requests at even distances, each on a connection that is free, or a new one.
+pub(super) async fn open_loop(plan: &Arc<Plan>, rps: u32) -> anyhow::Result<Tally> {
+    let free: Arc<Mutex<Vec<Client>>> = Arc::default();
+    let mut requests = JoinSet::new();
+    let mut all = Tally::default();
+    let mut tick = interval(Duration::from_secs(1) / rps);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut rng = fastrand::Rng::with_seed(now_ns());
+    while now_ns() < plan.window.end_ns {
+        tokio::select! {
+            _ = tick.tick() => {}
+            Some(tally) = requests.join_next() => {
+                all.add(tally.context("a request's task failed")?);
+                continue;
+            }
+        }
+        ensure!(
+            requests.len() < MAX_IN_FLIGHT,
+            "{MAX_IN_FLIGHT} requests are unanswered at {rps} requests per second"
+        );
+        let (plan, free, mut rng) = (plan.clone(), free.clone(), rng.fork());
+        requests.spawn(async move {
+            let idle = free.lock().pop();
+            let mut client = idle.unwrap_or_else(|| Client::new(plan.port));
+            let mut tally = Tally::default();
+            if plan.once(&mut client, &mut rng, &mut Vec::new(), &mut tally).await {
+                free.lock().push(client);
+            }
+            tally
+        });
+    }
+    let deadline = Instant::now() + REQUEST_LIMIT + Duration::from_secs(1);
+    while let Ok(Some(tally)) = tokio::time::timeout_at(deadline, requests.join_next()).await {
+        all.add(tally.context("a request's task failed")?);
+    }
+    Ok(all)
+}

@@ -1,0 +1,125 @@
+//! The load generator: closed loop (`--conc`) or open loop (`--rps`), answers as JSON or as a stream.
+
+mod client;
+mod drive;
+mod prompts;
+mod report;
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use tokio::time::{Instant, sleep_until};
+
+use crate::procfs;
+use drive::Plan;
+use prompts::Prompts;
+use report::{Spent, Window};
+
+/// Options of `gateway-bench load`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Port of 127.0.0.1 to send to.
+    #[arg(long, value_name = "PORT")]
+    port: u16,
+
+    /// Closed loop: connections, each with one request at a time.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    conc: u32,
+
+    /// Open loop: requests per second, sent whether or not earlier ones are answered. Replaces --conc.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rps: Option<u32>,
+
+    /// Ask for streams.
+    #[arg(long)]
+    stream: bool,
+
+    /// Tokens of an answer. Mock engines send as many events.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    max_tokens: u32,
+
+    /// Asks mock engines for this time between two tokens.
+    #[arg(long, value_name = "MS")]
+    itl_ms: Option<u32>,
+
+    /// Size of a request's body.
+    #[arg(long, value_name = "BYTES", default_value_t = 200)]
+    body_bytes: usize,
+
+    /// Time before measuring begins; closed-loop connections start evenly over its first half.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    warmup: f64,
+
+    /// Measured time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    duration: f64,
+
+    /// Process whose CPU time and memory are reported, with its descendants.
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+
+    /// Process of the mock engines: its CPU time, too, is not the machine's other load.
+    #[arg(long, value_name = "PID")]
+    engine_pid: Option<u32>,
+}
+
+pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+    let seconds = |seconds: f64, name: &str| {
+        ensure!((0.0..=3600.0).contains(&seconds), "--{name} {seconds} is not within 0 and 3600 seconds");
+        Ok(Duration::from_secs_f64(seconds))
+    };
+    let (warmup, duration) = (seconds(options.warmup, "warmup")?, seconds(options.duration, "duration")?);
+    ensure!(!duration.is_zero(), "--duration is 0: nothing would be measured");
+    let tail = prompts::tail(options.max_tokens, options.stream, options.itl_ms);
+    let plan = Arc::new(Plan {
+        port: options.port,
+        // A stream that is cut short has fewer events: tokens, usage and [DONE].
+        events: options.stream.then_some(u64::from(options.max_tokens) + 2),
+        prompts: Prompts::new(options.body_bytes, &tail)?,
+        window: Window::new(warmup, duration),
+        ramp: warmup / 2,
+    });
+    let rss_before = options.pid.map(procfs::rss_kib).transpose().context("--pid")?;
+    let began = Instant::now();
+    let watched = Watched { gateway: options.pid, engine: options.engine_pid };
+    let measured = async {
+        sleep_until(began + warmup).await;
+        let before = watched.read()?;
+        sleep_until(began + warmup + duration).await;
+        anyhow::Ok(watched.read()?.since(&before))
+    };
+    let (tally, spent) = tokio::join!(
+        async {
+            match options.rps {
+                Some(rps) => drive::open_loop(&plan, rps).await,
+                None => drive::closed_loop(&plan, options.conc).await,
+            }
+        },
+        measured
+    );
+    let rss_after = options.pid.map(procfs::rss_kib).transpose().context("--pid")?;
+    let report = report::report(tally?, &spent?, duration, (rss_before, rss_after));
+    writeln!(std::io::stdout(), "{report}")?;
+    Ok(())
+}
+
+/// Processes whose CPU time is read at both ends of the window.
+struct Watched {
+    gateway: Option<u32>,
+    engine: Option<u32>,
+}
+
+impl Watched {
+    fn read(&self) -> anyhow::Result<Spent> {
+        let cpu = |pid: Option<u32>| pid.map(procfs::cpu_ns).transpose();
+        Ok(Spent {
+            gateway_ns: cpu(self.gateway)?,
+            engine_ns: cpu(self.engine)?,
+            own_ns: procfs::cpu_ns(std::process::id())?,
+            machine_ns: procfs::machine_busy_ns()?,
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! Request bodies: prompts that share three quarters with others, as chats with a common history do.
+
+use anyhow::ensure;
+
+/// Prompts with a common beginning.
+const GROUPS: usize = 64;
+/// Text that unique ends are cut from.
+const POOL: usize = 1 << 20;
+const OPENING: &str = "{\"model\":\"mock\",\"messages\":[{\"role\":\"user\",\"content\":\"";
+/// Digits that make a prompt unique even where its end is cut from the same place.
+const SERIAL: usize = 8;
+
+/// Members after the messages.
+pub(super) fn tail(max_tokens: u32, stream: bool, itl_ms: Option<u32>) -> String {
+    let mut tail = format!("\"}}],\"max_tokens\":{max_tokens}");
+    if stream {
+        tail.push_str(",\"stream\":true,\"stream_options\":{\"include_usage\":true}");
+    }
+    if let Some(ms) = itl_ms {
+        tail.push_str(&format!(",\"user\":\"itl-ms-{ms}\""));
+    }
+    tail.push('}');
+    tail
+}
+
+/// Makes requests of one size.
+#[derive(Debug)]
+pub(super) struct Prompts {
+    /// Heads and shared beginnings.
+    beginnings: Vec<Vec<u8>>,
+    pool: Vec<u8>,
+    unique: usize,
+    tail: Vec<u8>,
+}
+
+impl Prompts {
+    pub(super) fn new(body_bytes: usize, tail: &str) -> anyhow::Result<Self> {
+        let least = OPENING.len() + tail.len() + 2 * SERIAL;
+        ensure!(
+            (least..=POOL).contains(&body_bytes),
+            "--body-bytes {body_bytes}: bodies of this kind have {least} to {POOL} bytes"
+        );
+        let prompt = body_bytes - OPENING.len() - tail.len();
+        let unique = (prompt / 4).max(SERIAL);
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n\
+             accept: */*\r\nuser-agent: gateway-bench\r\ncontent-length: {body_bytes}\r\n\r\n"
+        );
+        let beginnings = (0..GROUPS as u64)
+            .map(|group| {
+                let shared = text(prompt - unique, &mut fastrand::Rng::with_seed(group));
+                [head.as_bytes(), OPENING.as_bytes(), &shared].concat()
+            })
+            .collect();
+        let pool = text(POOL, &mut fastrand::Rng::with_seed(GROUPS as u64));
+        Ok(Self { beginnings, pool, unique, tail: tail.as_bytes().to_vec() })
+    }
+
+    /// Writes a whole request, head included, into `request`.
+    pub(super) fn write(&self, rng: &mut fastrand::Rng, request: &mut Vec<u8>) {
+        request.clear();
+        request.extend_from_slice(&self.beginnings[rng.usize(..GROUPS)]);
+        let serial = format!("{:0SERIAL$x}", rng.u32(..));
+        request.extend_from_slice(serial.as_bytes());
+        let rest = self.unique - SERIAL;
+        let from = rng.usize(..=POOL - rest);
+        request.extend_from_slice(&self.pool[from..from + rest]);
+        mend_end(request);
+        request.extend_from_slice(&self.tail);
+    }
+}
+
+/// Words and line ends, as the inside of a JSON string.
+fn text(bytes: usize, rng: &mut fastrand::Rng) -> Vec<u8> {
+    let mut text = Vec::with_capacity(bytes + 16);
+    let mut line = 0;
+    while text.len() < bytes {
+        let word = rng.usize(2..10);
+        text.extend((0..word).map(|_| rng.lowercase() as u8));
+        line += word + 1;
+        if line > 80 {
+            line = 0;
+            text.extend_from_slice(b"\\n");
+        } else {
+            text.push(b' ');
+        }
+    }
+    text.truncate(bytes);
+    mend_end(&mut text);
+    text
+}
+
+/// A cut between a backslash and what it escapes would escape the closing quote.
+fn mend_end(text: &mut [u8]) {
+    if let Some(last @ b'\\') = text.last_mut() {
+        *last = b' ';
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_json_of_the_size_asked_for() {
+        let tail = tail(64, true, Some(10));
+        for size in [200, 1000, 32 << 10] {
+            let prompts = Prompts::new(size, &tail).unwrap();
+            let mut rng = fastrand::Rng::with_seed(7);
+            let (mut request, mut last) = (Vec::new(), Vec::new());
+            for _ in 0..100 {
+                prompts.write(&mut rng, &mut request);
+                let body = crate::wire::parse_head(&request).unwrap().len;
+                assert_eq!(request.len() - body, size);
+                let parsed: serde_json::Value = serde_json::from_slice(&request[body..]).unwrap();
+                assert_eq!(parsed["user"], "itl-ms-10");
+                assert_ne!(request, last);
+                last.clone_from(&request);
+            }
+        }
+        assert!(Prompts::new(60, &tail).is_err());
+    }
+}

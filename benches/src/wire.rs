@@ -1,0 +1,168 @@
+//! As much of HTTP/1.1 as both sides of the benchmark need.
+
+use std::io;
+
+use anyhow::{Context as _, bail, ensure};
+use memchr::{memchr, memmem};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// Longest head of a message.
+pub(crate) const MAX_HEAD: usize = 64 << 10;
+/// Longest body of a message.
+pub(crate) const MAX_BODY: usize = 64 << 20;
+
+/// Framing of one message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// Bytes of the head, the empty line included.
+    pub(crate) len: usize,
+    pub(crate) content_length: Option<usize>,
+    pub(crate) chunked: bool,
+    pub(crate) close: bool,
+}
+
+/// Reads the head at the start of `buffer`; `None` while it is incomplete.
+pub(crate) fn parse_head(buffer: &[u8]) -> Option<Head> {
+    let len = memmem::find(buffer, b"\r\n\r\n")? + 4;
+    let mut head = Head { len, content_length: None, chunked: false, close: false };
+    let mut rest = &buffer[..len - 2];
+    while let Some(end) = memchr(b'\n', rest) {
+        let line = &rest[..end];
+        rest = &rest[end + 1..];
+        let Some(colon) = memchr(b':', line) else { continue };
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        match name.len() {
+            14 if name.eq_ignore_ascii_case(b"content-length") => {
+                head.content_length = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+            }
+            17 if name.eq_ignore_ascii_case(b"transfer-encoding") => {
+                head.chunked = value.eq_ignore_ascii_case(b"chunked");
+            }
+            10 if name.eq_ignore_ascii_case(b"connection") => {
+                head.close = value.eq_ignore_ascii_case(b"close");
+            }
+            _ => {}
+        }
+    }
+    Some(head)
+}
+
+/// Status of the answer at the start of `buffer`.
+pub(crate) fn status(buffer: &[u8]) -> Option<u16> {
+    std::str::from_utf8(buffer.get(9..12)?).ok()?.parse().ok()
+}
+
+/// Takes chunked framing off a body that arrives in pieces.
+#[derive(Debug, Default)]
+pub(crate) struct Chunked {
+    state: State,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+enum State {
+    #[default]
+    Size,
+    /// Bytes of data, and the line end after it, that are still to come.
+    Data(usize),
+    /// After the last chunk: lines up to an empty one.
+    Trailer,
+    End,
+}
+
+impl Chunked {
+    /// Appends the data in `input` to `out`. Returns how much of `input` is used up, and whether the body has ended.
+    pub(crate) fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> anyhow::Result<(usize, bool)> {
+        let mut used = 0;
+        loop {
+            let rest = &input[used..];
+            match self.state {
+                State::End => return Ok((used, true)),
+                State::Data(left) => {
+                    let take = left.min(rest.len());
+                    // The last two bytes are the line end.
+                    let data = take.min(left.saturating_sub(2));
+                    out.extend_from_slice(&rest[..data]);
+                    used += take;
+                    if take < left {
+                        self.state = State::Data(left - take);
+                        return Ok((used, false));
+                    }
+                    self.state = State::Size;
+                }
+                State::Size => {
+                    let Some(end) = memchr(b'\n', rest) else {
+                        ensure!(rest.len() < 64, "the size of a chunk is not hexadecimal");
+                        return Ok((used, false));
+                    };
+                    let size = std::str::from_utf8(rest[..end].trim_ascii())?;
+                    let size = usize::from_str_radix(size, 16)
+                        .with_context(|| format!("size of a chunk: {size:?}"))?;
+                    ensure!(size <= MAX_BODY, "a chunk of {size} bytes");
+                    used += end + 1;
+                    self.state = if size == 0 { State::Trailer } else { State::Data(size + 2) };
+                }
+                State::Trailer => {
+                    let Some(end) = memchr(b'\n', rest) else {
+                        ensure!(rest.len() < MAX_HEAD, "endless trailers");
+                        return Ok((used, false));
+                    };
+                    used += end + 1;
+                    if rest[..end].trim_ascii().is_empty() {
+                        self.state = State::End;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One small request on a connection of its own: status and raw body (framing included, if chunked).
+pub(crate) async fn ask_once(port: u16, request: &str) -> anyhow::Result<(u16, Vec<u8>)> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    stream.write_all(request.as_bytes()).await?;
+    let mut buffer = Vec::with_capacity(4096);
+    stream.take(MAX_HEAD as u64).read_to_end(&mut buffer).await?;
+    let head = parse_head(&buffer).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+    let Some(status) = status(&buffer) else { bail!("what came back is not HTTP") };
+    buffer.drain(..head.len);
+    Ok((status, buffer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_tell_their_framing() {
+        let text = b"POST / HTTP/1.1\r\nHost: a\r\ncontent-LENGTH:  12\r\nConnection: close\r\n\r\nbody";
+        let head = parse_head(text).unwrap();
+        let expected = Head { len: text.len() - 4, content_length: Some(12), chunked: false, close: true };
+        assert_eq!(head, expected);
+        assert_eq!(parse_head(&text[..40]), None);
+        let chunked = parse_head(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+        assert!(chunked.chunked && chunked.content_length.is_none());
+        assert_eq!(status(b"HTTP/1.1 503 x\r\n\r\n"), Some(503));
+    }
+
+    #[test]
+    fn chunks_are_joined_wherever_the_input_is_cut() {
+        let body = b"5\r\nhello\r\n1;x\r\n".as_slice();
+        assert!(Chunked::default().feed(body, &mut Vec::new()).is_err());
+        let body = b"5\r\nhello\r\n7\r\n, world\r\n0\r\nx: y\r\n\r\nNEXT";
+        for cut in 1..body.len() {
+            let (mut chunked, mut out, mut kept, mut done) =
+                (Chunked::default(), Vec::new(), Vec::new(), false);
+            for piece in body.chunks(cut) {
+                kept.extend_from_slice(piece);
+                if !done {
+                    let (used, ended) = chunked.feed(&kept, &mut out).unwrap();
+                    kept.drain(..used);
+                    done = ended;
+                }
+            }
+            assert!(done);
+            assert_eq!((out.as_slice(), kept.as_slice()), (b"hello, world".as_slice(), b"NEXT".as_slice()));
+        }
+    }
+}
