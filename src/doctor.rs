@@ -201,7 +201,7 @@ async fn check_discovery(
             }
             (Readiness::NotReady { reason }, None) => findings.fault(&name, reason),
             (Readiness::Ready, None) => {
-                findings.fault(&name, "it has not answered yet; look again in a moment")
+                findings.fault(&name, "it has not answered yet; look again in a moment");
             }
         }
     }

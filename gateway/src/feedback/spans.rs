@@ -15,8 +15,9 @@ use crate::relay::Usage;
 /// Span of a request, with the relay's below it once that has begun.
 #[derive(Debug)]
 pub(crate) struct RequestSpan {
-    root: SpanHandle,
+    /// Before the root: fields are dropped in order, and a child ends before its parent.
     relay: Option<SpanHandle>,
+    root: SpanHandle,
 }
 
 impl RequestSpan {

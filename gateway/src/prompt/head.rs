@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 
+use super::quick;
 use super::tally::{Kind, Measure, Tally};
 use crate::error::{ApiError, Code};
 
@@ -115,10 +116,7 @@ impl<'a> Head<'a> {
     /// # Errors
     /// [`Code::InvalidJson`] with the position, or [`Code::InvalidRequest`] with the member at fault.
     pub(crate) fn read(api: Api, body: &'a [u8]) -> Result<Head<'a>, ApiError> {
-        let mut deserializer = serde_json::Deserializer::from_slice(body);
-        let members =
-            Scan.deserialize(&mut deserializer).and_then(|members| deserializer.end().map(|()| members));
-        members.map_err(|error| not_json(body, &error))?.check(api)
+        members(body).map_err(|error| not_json(body, &error))?.check(api)
     }
 
     /// The same without the model's name, so that it no longer borrows from the body.
@@ -140,8 +138,19 @@ impl<'a> Head<'a> {
 /// Whether the gateway takes `body` as a JSON object: for fuzzing against `serde_json`.
 #[must_use]
 pub fn accepts(body: &[u8]) -> bool {
+    members(body).is_ok()
+}
+
+fn members(body: &[u8]) -> Result<Members<'_>, serde_json::Error> {
+    quick::members(body).map_or_else(|| strict_members(body), Ok)
+}
+
+/// The members as serde_json reads them: the judge of what [`quick::members`] may accept.
+pub(super) fn strict_members(body: &[u8]) -> Result<Members<'_>, serde_json::Error> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
-    Scan.deserialize(&mut deserializer).and_then(|_| deserializer.end()).is_ok()
+    let members = Scan.deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(members)
 }
 
 fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
@@ -159,9 +168,10 @@ fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
 }
 
 /// Known members as found, before any check.
-#[derive(Debug, Default)]
-struct Members<'a> {
-    model: Option<Cow<'a, str>>,
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Members<'a> {
+    /// Value of the last `model`, if it is a string.
+    pub(super) model: Option<Cow<'a, str>>,
     tallies: [Option<Tally>; Member::ALL.len()],
     present: u32,
     repeated: Option<Member>,
@@ -169,6 +179,18 @@ struct Members<'a> {
 }
 
 impl<'a> Members<'a> {
+    /// Counts a member of the body and keeps its tally if it is known.
+    pub(super) fn record(&mut self, key: Option<Member>, tally: Tally) {
+        self.count = self.count.saturating_add(1);
+        if let Some(member) = key {
+            if self.present & member.bit() != 0 {
+                self.repeated = Some(member);
+            }
+            self.present |= member.bit();
+            self.tallies[member as usize] = Some(tally);
+        }
+    }
+
     fn kind(&self, member: Member) -> Kind {
         self.tally(member).map_or(Kind::Null, |tally| tally.kind)
     }
@@ -406,7 +428,6 @@ impl<'de> Visitor<'de> for Scan {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
         let mut members = Members::default();
         while let Some(key) = map.next_key_seed(Key)? {
-            members.count = members.count.saturating_add(1);
             let tally = match key {
                 Some(Member::Model) => {
                     let (tally, model) = map.next_value_seed(Model)?;
@@ -415,13 +436,7 @@ impl<'de> Visitor<'de> for Scan {
                 }
                 _ => map.next_value_seed(Measure)?,
             };
-            if let Some(member) = key {
-                if members.present & member.bit() != 0 {
-                    members.repeated = Some(member);
-                }
-                members.present |= member.bit();
-                members.tallies[member as usize] = Some(tally);
-            }
+            members.record(key, tally);
         }
         Ok(members)
     }

@@ -2,6 +2,7 @@
 //! Everything else stays byte for byte as the client wrote it.
 
 mod head;
+mod quick;
 mod splice;
 mod tally;
 
@@ -9,5 +10,7 @@ mod tally;
 pub use head::accepts;
 pub(crate) use head::{Api, Head, Member};
 pub(crate) use splice::{Edit, Spliced};
+#[cfg(test)]
+mod quick_tests;
 #[cfg(test)]
 mod tests;

@@ -22,11 +22,36 @@ pub(crate) struct Tally {
     pub(crate) sampling: Option<Sampling>,
 }
 
+impl Tally {
+    /// Takes in the next member of the value itself, an array.
+    pub(crate) fn add_item(&mut self, kind: Kind) {
+        if self.items == 0 {
+            self.first_item = kind;
+        } else if self.odd_item.is_none() && !kind.same_type(self.first_item) {
+            self.odd_item = Some((self.items, kind));
+        }
+        self.items = self.items.saturating_add(1);
+    }
+}
+
 /// Members of SGLang's `sampling_params` that routing needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Sampling {
     pub(crate) n: Option<f64>,
     pub(crate) max_new_tokens: Option<f64>,
+}
+
+impl Sampling {
+    /// Takes in a member; only numbers count.
+    pub(crate) fn set(&mut self, key: SamplingKey, kind: Kind) {
+        if let Kind::Number(value) = kind {
+            match key {
+                SamplingKey::N => self.n = Some(value),
+                SamplingKey::MaxNewTokens => self.max_new_tokens = Some(value),
+                SamplingKey::Other => {}
+            }
+        }
+    }
 }
 
 /// JSON's types; `Null` stands for absent too.
@@ -132,13 +157,7 @@ impl<'de> Visitor<'de> for Walk<'_> {
             seq.next_element_seed(Walk { tally: &mut *self.tally, depth: self.depth + 1 })?
         {
             if top {
-                let tally = &mut *self.tally;
-                if tally.items == 0 {
-                    tally.first_item = kind;
-                } else if tally.odd_item.is_none() && !kind.same_type(tally.first_item) {
-                    tally.odd_item = Some((tally.items, kind));
-                }
-                tally.items = tally.items.saturating_add(1);
+                self.tally.add_item(kind);
             }
         }
         Ok(Kind::Array)
@@ -149,12 +168,8 @@ impl<'de> Visitor<'de> for Walk<'_> {
         let mut sampling = Sampling::default();
         while let Some(key) = map.next_key_seed(Key)? {
             let kind = map.next_value_seed(Walk { tally: &mut *self.tally, depth: self.depth + 1 })?;
-            if let (true, Kind::Number(value)) = (top, kind) {
-                match key {
-                    SamplingKey::N => sampling.n = Some(value),
-                    SamplingKey::MaxNewTokens => sampling.max_new_tokens = Some(value),
-                    SamplingKey::Other => {}
-                }
+            if top {
+                sampling.set(key, kind);
             }
         }
         if top {
@@ -164,11 +179,22 @@ impl<'de> Visitor<'de> for Walk<'_> {
     }
 }
 
-#[derive(Clone, Copy)]
-enum SamplingKey {
+/// Which member of [`Sampling`] a key names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SamplingKey {
     N,
     MaxNewTokens,
     Other,
+}
+
+impl SamplingKey {
+    pub(crate) fn from_key(key: &str) -> SamplingKey {
+        match key {
+            "n" => SamplingKey::N,
+            "max_new_tokens" => SamplingKey::MaxNewTokens,
+            _ => SamplingKey::Other,
+        }
+    }
 }
 
 struct Key;
@@ -189,10 +215,6 @@ impl Visitor<'_> for Key {
     }
 
     fn visit_str<E: Error>(self, key: &str) -> Result<SamplingKey, E> {
-        Ok(match key {
-            "n" => SamplingKey::N,
-            "max_new_tokens" => SamplingKey::MaxNewTokens,
-            _ => SamplingKey::Other,
-        })
+        Ok(SamplingKey::from_key(key))
     }
 }

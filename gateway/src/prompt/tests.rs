@@ -119,7 +119,7 @@ fn splices_without_touching_the_rest() {
     assert_eq!(splice(r#"{"strea\u006d":true}"#, &edits, ""), r#"{"strea\u006d":false}"#);
 }
 
-fn any_json() -> impl Strategy<Value = Value> {
+pub(super) fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),

@@ -47,9 +47,10 @@ enum State {
 
 /// The response body. Polled only when the client can take more, which is what slows the engine down.
 pub(crate) struct Relay {
-    parts: RelayParts,
-    /// `None` once the stream has failed: dropping the pair is what aborts the engines.
+    /// `None` once the stream has failed: dropping the pair is what aborts the engines. Before the parts, so that the legs' spans end
+    /// before the request's.
     pair: Option<Pair>,
+    parts: RelayParts,
     state: State,
 }
 

@@ -33,7 +33,7 @@ def connect(base: str, seconds: float = SECONDS) -> http.client.HTTPConnection:
 
 
 def get(base: str, path: str) -> Answer:
-    connection = connect(base, 10)
+    connection = connect(base, 60)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
