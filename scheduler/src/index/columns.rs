@@ -94,9 +94,11 @@ impl Columns {
         self.present.len()
     }
 
-    /// Words that a bit set needs.
+    /// Words that a bit set needs, with room for columns that are left: so sets get wider when engines are added, and
+    /// hardly ever when engines are cleared.
     pub(super) fn words(&self) -> usize {
-        self.columns.len().div_ceil(64).max(1)
+        let roomy = self.present.len() + self.present.len() / 4 + 8;
+        roomy.max(self.columns.len()).div_ceil(64)
     }
 
     pub(super) fn serving(&self) -> &[u64] {

@@ -116,39 +116,45 @@ impl PageIndex {
     /// Goes on to a page that is placed otherwise than the one before: engines without it drop out. Returns where the store
     /// has it.
     fn enter(&self, id: u32, at: u32, out: &mut Hits) -> Option<SharedPlace> {
-        let scan = &mut out.scan;
         if id == UNKNOWN {
-            scan.l1.fill(0);
-            scan.own.fill(0);
+            out.scan.l1.fill(0);
+            out.scan.own.fill(0);
         } else {
-            let (l1, l2) = self.placements.sets(id);
-            for (word, (&l1, &l2)) in l1.iter().zip(l2).enumerate().take(scan.l1.len()) {
-                scan.l1[word] = l1;
-                scan.own[word] = l1 | l2;
-            }
-            for alias in self.columns.aliases() {
-                let in_l1 = alias.counts[0] && has(l1, alias.from);
-                let in_l2 = alias.counts[1] && has(l2, alias.from);
-                if in_l1 {
-                    put(&mut scan.l1, alias.to, true);
-                }
-                if in_l1 || in_l2 {
-                    put(&mut scan.own, alias.to, true);
-                }
-            }
+            self.load(id, &mut out.scan);
         }
+        let Hits { engines, scan, .. } = out;
+        let mut any = 0;
         for word in 0..scan.in_own.len() {
-            self.drop_out(word, scan.in_l1[word] & !scan.l1[word], |engine| out.engines[engine.at()].l1 = at);
-            scan.in_l1[word] &= scan.l1[word];
-            self.drop_out(word, scan.in_own[word] & !scan.own[word], |engine| {
-                out.engines[engine.at()].own = at;
-            });
-            scan.in_own[word] &= scan.own[word];
+            let (l1, own) = (scan.l1[word], scan.own[word]);
+            self.drop_out(word, scan.in_l1[word] & !l1, |engine| engines[engine.at()].l1 = at);
+            self.drop_out(word, scan.in_own[word] & !own, |engine| engines[engine.at()].own = at);
+            scan.in_l1[word] &= l1;
+            scan.in_own[word] &= own;
+            any |= scan.in_own[word];
         }
-        if scan.longest.is_none() && scan.in_own.iter().all(|&word| word == 0) {
+        if any == 0 && scan.longest.is_none() {
             scan.longest = Some(at);
         }
         if id == UNKNOWN { None } else { self.store.current(self.placements.shared(id)).complete() }
+    }
+
+    /// Who has the page, as sets of present columns.
+    fn load(&self, id: u32, scan: &mut Scan) {
+        let (l1, l2) = self.placements.sets(id);
+        for ((l1, l2), (to_l1, to_own)) in l1.iter().zip(l2).zip(scan.l1.iter_mut().zip(&mut scan.own)) {
+            *to_l1 = *l1;
+            *to_own = l1 | l2;
+        }
+        for alias in self.columns.aliases() {
+            let in_l1 = alias.counts[0] && has(l1, alias.from);
+            let in_l2 = alias.counts[1] && has(l2, alias.from);
+            if in_l1 {
+                put(&mut scan.l1, alias.to, true);
+            }
+            if in_l1 || in_l2 {
+                put(&mut scan.own, alias.to, true);
+            }
+        }
     }
 
     fn drop_out(&self, word: usize, columns: u64, mut each: impl FnMut(EngineSlot)) {

@@ -29,6 +29,11 @@ impl Part {
     }
 }
 
+/// The bits of `of` parts.
+fn all_parts(of: u8) -> u64 {
+    u64::MAX.checked_shr(64 - u32::from(of.min(64))).unwrap_or(0)
+}
+
 /// What the store has of a page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SharedPage {
@@ -62,16 +67,16 @@ impl SharedPage {
     }
 
     /// The place of a page that can be loaded: all its parts exist.
+    #[inline]
     pub(super) fn complete(&self) -> Option<SharedPlace> {
-        let count = (self.parts | self.unconfirmed).count_ones();
         let medium = if self.nvme { Medium::Nvme } else { Medium::Dram };
         let place = SharedPlace { node: self.node, medium, spread: self.spread };
-        (count > 0 && count == u32::from(self.of)).then_some(place)
+        (self.of > 0 && self.parts | self.unconfirmed == all_parts(self.of)).then_some(place)
     }
 
     pub(super) fn add(&mut self, part: Part, node: StoreNode, medium: Medium) {
         let nvme = medium == Medium::Nvme;
-        let known = if part.of == 64 { u64::MAX } else { (1 << part.of) - 1 };
+        let known = all_parts(part.of);
         self.parts &= known;
         self.unconfirmed &= known & !part.bit();
         self.of = part.of;
