@@ -81,15 +81,15 @@ impl PageIndex {
             for (id, &key) in ids.iter_mut().zip(batch) {
                 *id = self.table.touch(key).unwrap_or(UNKNOWN);
             }
-            for &id in &ids[..batch.len()] {
-                if last != Some(id) {
-                    last = Some(id);
-                    place = self.enter(id, at, out);
+            for alike in ids[..batch.len()].chunk_by(PartialEq::eq) {
+                if last != Some(alike[0]) {
+                    last = Some(alike[0]);
+                    place = self.enter(alike[0], at, out);
                 }
-                if !out.scan.take(at, place, &mut out.shared) {
+                if !out.scan.take(at, alike.len() as u32, place, &mut out.shared) {
                     break 'pages;
                 }
-                at += 1;
+                at += alike.len() as u32;
             }
         }
         self.finish(at, out);
@@ -184,11 +184,11 @@ impl PageIndex {
 }
 
 impl Scan {
-    /// Adds a page to the runs of the store. Returns whether it extends anything.
-    fn take(&mut self, at: u32, place: Option<SharedPlace>, runs: &mut Vec<SharedRun>) -> bool {
+    /// Adds pages that are placed alike to the runs of the store. Returns whether they extend anything.
+    fn take(&mut self, at: u32, pages: u32, place: Option<SharedPlace>, runs: &mut Vec<SharedRun>) -> bool {
         let Some(place) = place else { return self.longest.is_none() };
         match runs.last_mut().filter(|run| run.end() == at) {
-            Some(run) if run.place == place => run.pages += 1,
+            Some(run) if run.place == place => run.pages += pages,
             before => {
                 if before.is_none() {
                     self.shared_since = at;
@@ -197,7 +197,7 @@ impl Scan {
                 if self.longest.is_some_and(|longest| self.shared_since > longest) {
                     return false;
                 }
-                runs.push(SharedRun { first: at, pages: 1, place });
+                runs.push(SharedRun { first: at, pages, place });
             }
         }
         true

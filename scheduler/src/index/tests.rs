@@ -298,7 +298,7 @@ impl Pair {
 
 proptest! {
     #[test]
-    fn answers_as_the_model_does(ops in prop::collection::vec(op(), 0..120)) {
+    fn answers_as_the_model_does(ops in prop::collection::vec(op(), 0..80)) {
         let mut pair = Pair::new(5_000);
         for op in &ops {
             pair.apply(op);
@@ -324,7 +324,7 @@ proptest! {
 
     /// A full index forgets pages, but never invents any.
     #[test]
-    fn displacing_never_invents(ops in prop::collection::vec(op(), 0..120)) {
+    fn displacing_never_invents(ops in prop::collection::vec(op(), 0..50)) {
         let mut pair = Pair::new(5);
         for op in &ops {
             pair.apply(op);
@@ -339,7 +339,7 @@ proptest! {
                 }
                 for run in &pair.hits.shared {
                     let pages = &pages[run.first as usize..][..run.pages as usize];
-                    prop_assert!(pages.iter().all(|&page| pair.model.complete(page).is_some() ));
+                    prop_assert!(pages.iter().all(|&page| pair.model.complete(page).is_some()));
                 }
             }
         }
