@@ -270,7 +270,7 @@ fn while_applying(filled: Filled, name: &str) {
                     break;
                 }
                 let mut index = index.write();
-                if number / batches.len() % 2 == 0 {
+                if (number / batches.len()).is_multiple_of(2) {
                     index.stored(*engine, Tier::L1, pages);
                 } else {
                     index.removed(*engine, Tier::L1, pages);
