@@ -62,8 +62,6 @@ struct Scan {
     ends: Vec<u32>,
     /// Where the longest prefix in an engine has ended.
     longest: Option<u32>,
-    /// First page of the contiguous ones in the store that the last run belongs to.
-    shared_since: u32,
 }
 
 impl PageIndex {
@@ -109,7 +107,6 @@ impl PageIndex {
             set.clear();
             set.resize(words, 0);
         }
-        scan.shared_since = 0;
         scan.longest = scan.in_own.iter().all(|&word| word == 0).then_some(0);
     }
 
@@ -185,20 +182,12 @@ impl PageIndex {
 
 impl Scan {
     /// Adds pages that are placed alike to the runs of the store. Returns whether they extend anything.
-    fn take(&mut self, at: u32, pages: u32, place: Option<SharedPlace>, runs: &mut Vec<SharedRun>) -> bool {
+    fn take(&self, at: u32, pages: u32, place: Option<SharedPlace>, runs: &mut Vec<SharedRun>) -> bool {
+        // Behind every engine's prefix, a page that the store lacks makes all further ones useless.
         let Some(place) = place else { return self.longest.is_none() };
-        match runs.last_mut().filter(|run| run.end() == at) {
-            Some(run) if run.place == place => run.pages += pages,
-            before => {
-                if before.is_none() {
-                    self.shared_since = at;
-                }
-                // A run that begins behind every engine's prefix is of use to nobody.
-                if self.longest.is_some_and(|longest| self.shared_since > longest) {
-                    return false;
-                }
-                runs.push(SharedRun { first: at, pages, place });
-            }
+        match runs.last_mut().filter(|run| run.end() == at && run.place == place) {
+            Some(run) => run.pages += pages,
+            None => runs.push(SharedRun { first: at, pages, place }),
         }
         true
     }
