@@ -143,12 +143,15 @@ fn at_size(criterion: &mut Criterion, pages: usize, name: &str) {
         grown as f64 / size.pages as f64,
         size.bytes as f64 / size.pages as f64,
     );
-    let prompts = [("prefixes of 64 engines", filled.prompt()), ("patchwork", filled.patchwork())];
+    let prompts = [
+        ("2048 pages, prefixes of 64 engines", filled.prompt()),
+        ("2048 pages, patchwork", filled.patchwork()),
+    ];
     let mut hits = Hits::default();
-    let mut group = criterion.benchmark_group(format!("lookup of 2048 pages, {name}"));
+    let mut group = criterion.benchmark_group(format!("lookup, {name}"));
     group.throughput(Throughput::Elements(PROMPT_PAGES as u64));
     for (kind, prompt) in prompts {
-        spread(&format!("{name}: lookup of 2048 pages, {kind}"), || {
+        spread(&format!("{name}: lookup of {kind}"), || {
             filled.index.lookup(black_box(&prompt), &mut hits);
         });
         group.bench_function(kind, |bencher| {
@@ -163,6 +166,7 @@ fn at_size(criterion: &mut Criterion, pages: usize, name: &str) {
         next = (next + 1) % all.len();
         filled.index.lookup(black_box(&all[next]), &mut hits);
     });
+    group.throughput(Throughput::Elements(CONVERSATION as u64));
     group.bench_function("512 pages of another conversation each time", |bencher| {
         bencher.iter(|| {
             next = (next + 1) % all.len();
