@@ -158,7 +158,7 @@ mod tests {
     fn texts_are_cut_behind_tokens() {
         let cuts = cuts(r#"{"added_tokens":[{"content":"<|a|>"},{"content":"[/b]"}]}"#);
         assert_eq!(all(&cuts, "x<|a|>>y[/b]<|a|>|>"), [17, 12, 6]);
-        assert_eq!(all(&cuts, "<|a|"), []);
+        assert!(all(&cuts, "<|a|").is_empty());
     }
 
     #[test]
