@@ -101,9 +101,10 @@ impl<S: Clone + Send + Sync + 'static> Conversations<S> {
     /// Keeps a prompt with what belongs to it.
     pub(crate) fn remember(&self, prompt: &Prompt<S>, slot: S) {
         let chunks = prompt.ids.chunks();
-        let edges: Vec<usize> = spread(prompt.closed - prompt.lead.min(prompt.closed))
-            .map(|back| prompt.closed - back)
-            .chain((prompt.found > prompt.lead).then_some(prompt.found))
+        // All edges of the new text: they are few already. Of the older ones some, so that they are not forgotten first.
+        let older = prompt.found.saturating_sub(prompt.lead);
+        let edges: Vec<usize> = (prompt.found.max(prompt.lead) + 1..=prompt.closed)
+            .chain(spread(older).map(|back| prompt.found - back))
             .collect();
         if edges.is_empty() {
             return;
@@ -176,7 +177,7 @@ fn marks(ids: &[u32]) -> Vec<Arc<Chunk>> {
     vec![Arc::new(Chunk { text: Box::default(), ids: ids.into() })]
 }
 
-/// Which of `count` cuts to keep, counted from the newest: 0, 1, 2, 3, then 5, 9, 17 and so on.
+/// Which of `count` cuts to keep, counted from the newest: 0, 1, 2, 3, then 5, 7, 11, 19 and so on.
 fn spread(count: usize) -> impl Iterator<Item = usize> {
     let older =
         std::iter::successors(Some(2), |distance| Some(distance * 2)).map(|distance| NEWEST - 1 + distance);
