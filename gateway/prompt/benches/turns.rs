@@ -1,7 +1,7 @@
 //! What the tokens of a turn cost: the first turn of a long conversation, and one that follows.
 //!
 //! Needs a real tokenizer: `MOONGATE_BENCH_TOKENIZER` names its folder (tests/exact/setup installs two).
-#![expect(clippy::unwrap_used, missing_docs, reason = "a benchmark ends by panicking")]
+#![expect(clippy::unwrap_used, reason = "a benchmark ends by panicking")]
 
 use std::hint::black_box;
 use std::path::PathBuf;

@@ -141,3 +141,55 @@ fn special_tokens(library: &Library) -> Result<(Vec<u32>, Vec<u32>), Unpredictab
     };
     Ok((whole[..start].to_vec(), whole[start + bare.len()..].to_vec()))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use std::sync::LazyLock;
+
+    use super::*;
+
+    fn small() -> ModelFiles {
+        ModelFiles::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/small")).unwrap()
+    }
+
+    #[test]
+    fn no_pool_of_threads_is_started() {
+        let tokenizer = Tokenizer::load(&small()).unwrap();
+        assert!(tokenizer.is_fast());
+        tokenizer.encode(&"Some words and\n".repeat(100_000)).unwrap();
+        if cfg!(target_os = "linux") {
+            assert_eq!(fastokens::fanout::threads(), 1);
+        }
+    }
+
+    #[test]
+    fn a_tokenizer_that_the_fast_library_refuses_works_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let words = r#"{"added_tokens":[],"pre_tokenizer":{"type":"Whitespace"},
+            "model":{"type":"WordLevel","vocab":{"a":0,"b":1,"?":2},"unk_token":"?"}}"#;
+        std::fs::write(folder.path().join("tokenizer.json"), words).unwrap();
+        std::fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
+        let tokenizer = Tokenizer::load(&ModelFiles::read(folder.path()).unwrap()).unwrap();
+        assert!(!tokenizer.is_fast());
+        assert_eq!(tokenizer.encode("b a x").unwrap(), [1, 0, 2]);
+        std::fs::write(folder.path().join("tokenizer.json"), r#"{"model":{"type":"Unheard"}}"#).unwrap();
+        let problem = Tokenizer::load(&ModelFiles::read(folder.path()).unwrap()).err().unwrap().to_string();
+        assert!(problem.contains("tokenizer.json"), "{problem}");
+    }
+
+    proptest! {
+        #[test]
+        fn both_libraries_agree(
+            text in any::<String>(),
+            words in "([ A-Za-z0-9'\n]{0,9}|<\\|im_end\\|>|<think>|é|\u{301}|世){0,40}",
+        ) {
+            static BOTH: LazyLock<(Tokenizer, Tokenizer)> =
+                LazyLock::new(|| (Tokenizer::load(&small()).unwrap(), Tokenizer::load_reference(&small())));
+            for text in [text, words] {
+                prop_assert_eq!(BOTH.0.encode(&text)?, BOTH.1.encode(&text)?);
+            }
+            prop_assert_eq!(BOTH.0.around_text(), BOTH.1.around_text());
+        }
+    }
+}
