@@ -17,7 +17,7 @@ use crate::tokenize::Tokenizer;
 /// What a model may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Steps of the template engine per prompt. Ten million take about half a second.
+    /// Steps of the template engine per prompt. A conversation of a thousand messages takes some hundred thousand.
     pub template_steps: u64,
     /// Bytes of a rendered prompt.
     pub prompt_bytes: usize,

@@ -85,6 +85,20 @@ fn dropped_reasoning_is_found_around() {
 }
 
 #[test]
+fn a_very_long_conversation_stays_exact() {
+    let model = load(Limits::default());
+    let mut messages = Vec::new();
+    for turn in 0..300 {
+        messages.push(message("user", &format!("{turn}?")));
+        let prompt = ask(&model, &messages, json!({}));
+        assert!(turn == 0 || prompt.common_with_cache() + 20 > prompt.ids().len());
+        assert!(prompt.ids().slices().count() < 600, "stretches are merged");
+        check(&model, &prompt, &ask(&FRESH, &messages, json!({})));
+        messages.push(message("assistant", "Yes."));
+    }
+}
+
+#[test]
 fn completions_have_the_tokenizers_own_tokens() {
     let model = load(Limits::default());
     let text = TextPrompt::Text("<|im_start|>a<|im_end|>".to_owned());

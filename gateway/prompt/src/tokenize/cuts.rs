@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
 use serde_json::Value;
 
 use crate::files::{AddedToken, TokenizerShape};
@@ -17,7 +18,7 @@ const MIN_BYTES: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Cuts {
     /// Cut tokens by their last bytes.
-    by_end: HashMap<[u8; 3], Vec<String>>,
+    by_end: HashMap<[u8; 3], Vec<String>, RandomState>,
     /// Their last bytes, each once.
     last_bytes: Vec<u8>,
 }
