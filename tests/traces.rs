@@ -94,7 +94,10 @@ async fn one_request_is_one_trace_with_a_span_for_each_step() {
     for name in ["decide", "prefill", "decode", "relay"] {
         let span = named(name);
         assert_eq!(span.parent_span_id, root.span_id, "{name} is a child of the request");
-        assert!(span.end_time_unix_nano <= root.end_time_unix_nano, "{name} ends before the request");
+        // A prefill whose decode has already answered is left to finish by itself.
+        let may_outlive = name == "prefill";
+        let in_time = span.end_time_unix_nano <= root.end_time_unix_nano;
+        assert!(in_time || may_outlive, "{name} ends before the request");
     }
     assert_eq!(parent_given_to(&engines.prefills[0]), hex(&named("prefill").span_id));
     assert_eq!(parent_given_to(&engines.decodes[0]), hex(&named("decode").span_id));

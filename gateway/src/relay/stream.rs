@@ -7,7 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
@@ -18,6 +18,10 @@ use crate::error::{ApiError, Code};
 use crate::feedback::Feedback;
 use crate::fleet::Booked;
 use crate::upstream::LegError;
+
+/// Events that have already arrived go to the client in one write of about this many bytes: a system call costs more than copying
+/// them.
+const WRITTEN_TOGETHER: usize = 16 << 10;
 
 /// What a relay is made of.
 pub(crate) struct RelayParts {
@@ -36,8 +40,8 @@ enum State {
     /// The first piece has not been passed on yet.
     First(Bytes),
     Flowing,
-    /// The last piece has been passed on; the body ends cleanly.
-    Ended,
+    /// What came before the failure has been passed on; next comes the failure.
+    Failing(ApiError),
     /// An error event has been passed on; next the connection is broken, so that nobody takes it for an end. One poll in between
     /// lets the server flush the event.
     Breaking {
@@ -47,7 +51,7 @@ enum State {
 
 /// The response body. Polled only when the client can take more, which is what slows the engine down.
 pub(crate) struct Relay {
-    /// `None` once the stream has failed: dropping the pair is what aborts the engines. Before the parts, so that the legs' spans end
+    /// `None` once the stream has ended or failed: dropping the pair is what aborts the engines. Before the parts, so that the legs' spans end
     /// before the request's.
     pair: Option<Pair>,
     parts: RelayParts,
@@ -104,6 +108,29 @@ impl Relay {
         ApiError::new(failure_code(side, error), message)
     }
 
+    /// The next piece that can be passed on; `None` after the last.
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
+        loop {
+            let Some(pair) = self.pair.as_mut() else { return Poll::Ready(None) };
+            let piece = match pair.poll_after_first_token(cx) {
+                Poll::Ready(PairEvent::Data(data)) => self.take(data),
+                Poll::Ready(PairEvent::End) => self.end(),
+                Poll::Ready(PairEvent::Failed(_, error)) => Err(self.leg_error(&error)),
+                Poll::Pending => {
+                    if self.parts.forced_end.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                    let text = "the gateway is shutting down and its time for open streams is over; the answer is incomplete";
+                    Err(ApiError::new(Code::ShuttingDown, text))
+                }
+            };
+            // Empty: a started event, whose end is still to come.
+            if !piece.as_ref().is_ok_and(Bytes::is_empty) {
+                return Poll::Ready(Some(piece));
+            }
+        }
+    }
+
     /// Ends the stream with an error that the client cannot miss.
     fn fail(&mut self, error: &ApiError) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         tracing::warn!(%error, "stream failed");
@@ -116,6 +143,33 @@ impl Relay {
             Some(_) => Poll::Ready(Some(Ok(Frame::data(error.event())))),
             None => Poll::Ready(Some(Err(Broken))),
         }
+    }
+}
+
+/// Pieces for one write.
+#[derive(Debug, Default)]
+struct Together {
+    /// Not copied as long as it is alone.
+    first: Bytes,
+    all: BytesMut,
+}
+
+impl Together {
+    fn len(&self) -> usize {
+        self.first.len() + self.all.len()
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        if self.len() == 0 {
+            self.first = piece;
+            return;
+        }
+        self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        self.all.extend_from_slice(&piece);
+    }
+
+    fn into_bytes(self) -> Bytes {
+        if self.all.is_empty() { self.first } else { self.all.freeze() }
     }
 }
 
@@ -152,48 +206,42 @@ impl Body for Relay {
                 self.count_piece();
                 return Poll::Ready(Some(Ok(Frame::data(first))));
             }
-            State::Ended => return Poll::Ready(None),
             State::Breaking { flushed: true } => return Poll::Ready(Some(Err(Broken))),
             State::Breaking { flushed } => {
                 *flushed = true;
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
+            State::Failing(_) => {
+                let State::Failing(error) = std::mem::replace(&mut self.state, State::Flowing) else {
+                    return Poll::Ready(None);
+                };
+                return self.fail(&error);
+            }
             State::Flowing => {}
         }
-        loop {
-            let Some(pair) = self.pair.as_mut() else { return Poll::Ready(None) };
-            let piece = match pair.poll_after_first_token(cx) {
-                Poll::Ready(PairEvent::Data(data)) => self.take(data),
-                Poll::Ready(PairEvent::End) => {
-                    let rest = self.end();
-                    if rest.is_ok() {
-                        self.state = State::Ended;
-                    }
-                    match rest {
-                        Ok(rest) if rest.is_empty() => return Poll::Ready(None),
-                        rest => rest,
-                    }
-                }
-                Poll::Ready(PairEvent::Failed(_, error)) => Err(self.leg_error(&error)),
-                Poll::Pending => {
-                    if self.parts.forced_end.as_mut().poll(cx).is_pending() {
-                        return Poll::Pending;
-                    }
-                    let text = "the gateway is shutting down and its time for open streams is over; the answer is incomplete";
-                    Err(ApiError::new(Code::ShuttingDown, text))
-                }
-            };
-            match piece {
-                // A started event: its end is still to come.
-                Ok(piece) if piece.is_empty() => {}
-                Ok(piece) => {
+        let mut together = Together::default();
+        while together.len() < WRITTEN_TOGETHER {
+            match self.poll_piece(cx) {
+                Poll::Ready(Some(Ok(piece))) => {
                     self.count_piece();
-                    return Poll::Ready(Some(Ok(Frame::data(piece))));
+                    together.push(piece);
+                    // Only events are small.
+                    if self.parts.gate.is_none() {
+                        break;
+                    }
                 }
-                Err(error) => return self.fail(&error),
+                Poll::Ready(Some(Err(error))) if together.len() == 0 => return self.fail(&error),
+                Poll::Ready(Some(Err(error))) => {
+                    self.state = State::Failing(error);
+                    break;
+                }
+                Poll::Ready(None) if together.len() == 0 => return Poll::Ready(None),
+                Poll::Pending if together.len() == 0 => return Poll::Pending,
+                Poll::Ready(None) | Poll::Pending => break,
             }
         }
+        Poll::Ready(Some(Ok(Frame::data(together.into_bytes()))))
     }
 }
 
