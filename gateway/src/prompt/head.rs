@@ -442,7 +442,8 @@ impl<'de> Visitor<'de> for Scan {
     }
 }
 
-struct Key;
+/// Reads a key of the body.
+pub(super) struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {
     type Value = Option<Member>;
