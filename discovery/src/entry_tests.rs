@@ -14,6 +14,10 @@ fn facts(version: &str) -> EngineFacts {
         page_size: None,
         context_length: None,
         transfer: None,
+        hashing: None,
+        events: Vec::new(),
+        host_cache: None,
+        store: None,
     }
 }
 
