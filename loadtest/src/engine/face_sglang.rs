@@ -259,7 +259,8 @@ fn server_info(engine: &Engine) -> Value {
         "enable_hierarchical_cache": config.host_tokens > 0 || engine.store().is_some(),
         "hicache_ratio": 2.0, "hicache_write_policy": "write_through",
         "hicache_storage_backend": engine.store().map(|_| "mooncake"),
-        "hicache_storage_prefetch_policy": "wait_complete",
+        "hicache_storage_prefetch_policy": "wait_complete", "hicache_storage_backend_extra_config": null,
+        "speculative_algorithm": null, "kv_events_config": null,
         "enable_cache_report": true, "enable_metrics": true, "version": VERSION, "kv_events": null,
     });
     if let Some(object) = info.as_object_mut() {

@@ -166,7 +166,14 @@ pub(crate) fn vllm(engine: &Engine) -> String {
     page.metric(
         "gauge",
         "vllm:cache_config_info",
-        &[(&format!("block_size=\"{}\",enable_prefix_caching=\"True\"", engine.config.page_size), 1.0)],
+        &[(
+            &format!(
+                "block_size=\"{}\",enable_prefix_caching=\"True\",hash_block_size=\"None\",kv_offloading_size=\"None\",\
+                 prefix_caching_hash_algo=\"sha256_cbor\"",
+                engine.config.page_size
+            ),
+            1.0,
+        )],
     );
     connector(&mut page, engine, &stats);
     page.text
