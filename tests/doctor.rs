@@ -73,7 +73,7 @@ async fn good_fleets_pass() {
 async fn caches_are_described_and_what_is_missing_is_no_fault() {
     for (fleet, hashes, flag) in [
         (Fleet::sglang(), "SGLang's hashes", "start SGLang with --kv-events-config"),
-        (Fleet::vllm(Connector::Store), "vLLM's hashes (Sha256Cbor)", "start vLLM with --kv-events-config"),
+        (Fleet::vllm(Connector::Store), "vLLM's hashes (sha256_cbor)", "start vLLM with --kv-events-config"),
     ] {
         let engines = fleet.prefill(2).decode(1).engines().await;
         let ended = doctor(&engines.flags()).await;

@@ -1,5 +1,7 @@
 //! What one engine says about its KV cache: enough to predict what it holds of a prompt.
 
+use std::fmt;
+
 /// How an engine names a KV page by its tokens and all tokens before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvHashing {
@@ -33,6 +35,15 @@ pub enum VllmHash {
     Sha256,
     /// SHA-256 over canonical CBOR.
     Sha256Cbor,
+}
+
+impl fmt::Display for VllmHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sha256 => "sha256",
+            Self::Sha256Cbor => "sha256_cbor",
+        })
+    }
 }
 
 /// Where one data-parallel rank publishes what enters and leaves its KV cache (ZeroMQ PUB).

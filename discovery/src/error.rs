@@ -55,7 +55,7 @@ pub enum InstanceError {
     )]
     HashWithoutVllm(String),
     /// A wrong value in the table `kv`.
-    #[error("instance `{id}`: `kv.{key}`: {problem}")]
+    #[error("instance `{id}`: `kv.{key}` {problem}")]
     Kv {
         /// The instance.
         id: String,

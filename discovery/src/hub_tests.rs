@@ -20,7 +20,7 @@ fn facts(models: &[&str], transfer: Option<KvTransfer>) -> EngineFacts {
         context_length: None,
         transfer,
         hashing: None,
-        events: Vec::new(),
+        events: None,
         host_cache: None,
         store: None,
     }

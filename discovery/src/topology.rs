@@ -189,8 +189,9 @@ pub struct EngineFacts {
     pub transfer: Option<KvTransfer>,
     /// How its KV pages are hashed; `None` if it keeps none for later requests, or does not say.
     pub hashing: Option<KvHashing>,
-    /// Where it publishes KV events, by rank; empty if it does not, or not over TCP.
-    pub events: Vec<KvEventSource>,
+    /// Where it publishes KV events, by rank; empty if it does not, or not over TCP. `None` until it could be asked: a later question that
+    /// goes unanswered leaves the earlier answer in force.
+    pub events: Option<Vec<KvEventSource>>,
     /// Whether pages that leave the device are kept in the host's memory; `None` if not told.
     pub host_cache: Option<bool>,
     /// How it keeps pages in a Mooncake store; `None` if it uses none.

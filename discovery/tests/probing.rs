@@ -117,7 +117,7 @@ async fn the_recorded_answer_of_an_older_path_makes_a_plain_worker() {
     assert_eq!((facts.reported_role, facts.page_size, &facts.transfer), (Some(Role::Plain), Some(32), &None));
     assert_eq!(facts.hashing, Some(KvHashing::Sglang { namespaced: Some(true), bigrams: false }));
     assert_eq!((facts.host_cache, &facts.store), (Some(false), &None));
-    assert!(facts.events.is_empty());
+    assert_eq!(facts.events, Some(Vec::new()));
 }
 
 /// The facts of an engine that is ready.
@@ -149,7 +149,7 @@ async fn sglang_tells_everything_about_its_cache_in_the_answer_that_is_read_anyw
     }
     server.on("/server_info", 200, info).on("/v1/models", 200, fake::models(&["tiny"]));
     let facts = facts_of(&StaticInstance::new(Role::Plain, server.url())).await;
-    assert_eq!(facts.events[0].endpoint, "tcp://127.0.0.1:5557");
+    assert_eq!(facts.events.unwrap()[0].endpoint, "tcp://127.0.0.1:5557");
     assert_eq!(facts.host_cache, Some(true));
     let store = facts.store.unwrap();
     assert_eq!(store.keys, StoreKeys::Sglang { prefix: Some("tiny".into()), mla: Some(false) });
@@ -167,7 +167,7 @@ async fn vllm_is_asked_once_more_for_its_event_sources_unless_they_are_declared(
     server.on("/v1/models", 200, card);
     let plain = StaticInstance::new(Role::Plain, server.url());
     let facts = facts_of(&plain).await;
-    assert!(facts.events.is_empty(), "404 is no trouble");
+    assert_eq!(facts.events, Some(Vec::new()), "404 is no trouble");
     assert_eq!(
         facts.hashing,
         Some(KvHashing::Vllm { algorithm: VllmHash::Sha256Cbor, seed: "vllm-none-hash".into() })
@@ -181,19 +181,17 @@ async fn vllm_is_asked_once_more_for_its_event_sources_unless_they_are_declared(
         json!({"0": {"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}}),
     );
     let facts = facts_of(&plain).await;
-    assert_eq!(
-        (facts.events[0].endpoint.as_str(), facts.events[0].topic.as_str()),
-        ("tcp://127.0.0.1:5557", "kv")
-    );
+    let events = facts.events.unwrap();
+    assert_eq!((events[0].endpoint.as_str(), events[0].topic.as_str()), ("tcp://127.0.0.1:5557", "kv"));
     assert_eq!(server.asked("/kv_event_sources"), 2, "once a probe");
 
     let kv = DeclaredKv { events: Some("tcp://*:9000".into()), ..DeclaredKv::default() };
     let facts = facts_of(&StaticInstance { kv, ..plain.clone() }).await;
-    assert_eq!(facts.events[0].endpoint, "tcp://127.0.0.1:9000");
+    assert_eq!(facts.events.unwrap()[0].endpoint, "tcp://127.0.0.1:9000");
     assert_eq!(server.asked("/kv_event_sources"), 2, "declared");
 
     server.on("/kv_event_sources", 500, "");
-    assert!(facts_of(&plain).await.events.is_empty(), "an engine without events serves");
+    assert_eq!(facts_of(&plain).await.events, None, "not told, and the engine serves");
 }
 
 #[tokio::test]

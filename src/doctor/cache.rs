@@ -11,10 +11,10 @@ pub(super) fn describe(facts: &EngineFacts) -> String {
         None => "no hashes".to_owned(),
         Some(KvHashing::Sglang { bigrams: false, .. }) => "SGLang's hashes".to_owned(),
         Some(KvHashing::Sglang { bigrams: true, .. }) => "SGLang's hashes of token pairs".to_owned(),
-        Some(KvHashing::Vllm { algorithm, .. }) => format!("vLLM's hashes ({algorithm:?})"),
+        Some(KvHashing::Vllm { algorithm, .. }) => format!("vLLM's hashes ({algorithm})"),
         Some(KvHashing::Opaque { name }) => format!("hashes that cannot be computed ({name})"),
     };
-    let events = match facts.events.as_slice() {
+    let events = match facts.events.as_deref().unwrap_or_default() {
         [] => "no KV events".to_owned(),
         [first, rest @ ..] => {
             let verb = if first.engine_binds { "at" } else { "sent to" };
@@ -57,11 +57,12 @@ fn lacks(facts: &EngineFacts) -> Vec<String> {
         Engine::Sglang => ("SGLang", ""),
         Engine::Vllm => ("vLLM", r#""enable_kv_cache_events":true,"#),
     };
-    if facts.events.is_empty() {
+    let events = facts.events.as_deref().unwrap_or_default();
+    if events.is_empty() {
         lacks.push(format!(
             r#"no KV events; start {engine} with --kv-events-config '{{{enable}"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}}'"#
         ));
-    } else if facts.events.iter().any(|source| source.replay.is_none()) {
+    } else if events.iter().any(|source| source.replay.is_none()) {
         lacks.push(r#"missed KV events are not replayed; add "replay_endpoint":"tcp://*:5657" to --kv-events-config"#.to_owned());
     }
     match (&facts.hashing, facts.engine) {
@@ -103,6 +104,16 @@ mod tests {
     use super::*;
     use moongate_discovery::{KvEventSource, VllmHash};
 
+    fn source(replay: Option<&str>) -> KvEventSource {
+        KvEventSource {
+            dp_rank: 0,
+            endpoint: "tcp://10.0.0.1:5557".into(),
+            engine_binds: true,
+            replay: replay.map(str::to_owned),
+            topic: String::new(),
+        }
+    }
+
     fn facts(engine: Engine) -> EngineFacts {
         EngineFacts {
             engine,
@@ -114,13 +125,7 @@ mod tests {
             context_length: None,
             transfer: None,
             hashing: Some(KvHashing::Vllm { algorithm: VllmHash::Sha256Cbor, seed: "0".into() }),
-            events: vec![KvEventSource {
-                dp_rank: 0,
-                endpoint: "tcp://10.0.0.1:5557".into(),
-                engine_binds: true,
-                replay: Some("tcp://10.0.0.1:5657".into()),
-                topic: String::new(),
-            }],
+            events: Some(vec![source(Some("tcp://10.0.0.1:5657"))]),
             host_cache: Some(true),
             store: None,
         }
@@ -140,7 +145,7 @@ mod tests {
         assert_eq!(advice([&complete].into_iter()), Vec::<String>::new());
         assert_eq!(
             describe(&complete),
-            "KV cache: pages of 64 tokens, vLLM's hashes (Sha256Cbor), KV events at tcp://10.0.0.1:5557, host memory, Mooncake store under tiny"
+            "KV cache: pages of 64 tokens, vLLM's hashes (sha256_cbor), KV events at tcp://10.0.0.1:5557, host memory, Mooncake store under tiny"
         );
     }
 
@@ -158,7 +163,7 @@ mod tests {
         });
         let mut vllm = facts(Engine::Vllm);
         vllm.hashing = Some(KvHashing::Opaque { name: "xxhash".into() });
-        vllm.events[0].replay = None;
+        vllm.events = Some(vec![source(None)]);
         let advice = advice([&sglang, &sglang, &vllm].into_iter());
         for (count, words) in [
             ("2 engines: ", "--disable-radix-cache"),

@@ -90,18 +90,22 @@ pub(super) fn sglang(info: &ServerInfo, host: &str) -> Vec<KvEventSource> {
         .collect()
 }
 
-/// vLLM's `/kv_event_sources`, asked only if nobody declared the answer. Older versions have no such path, and the engine serves without.
-pub(super) async fn vllm(talk: &mut Conversation<'_>, listed: &Listed) -> Vec<KvEventSource> {
+/// vLLM's `/kv_event_sources`, asked only if nobody declared the answer. Older versions have no such path, and an engine that does not
+/// answer it serves nevertheless; `None` then.
+pub(super) async fn vllm(talk: &mut Conversation<'_>, listed: &Listed) -> Option<Vec<KvEventSource>> {
     if listed.declared.kv.events.is_some() {
-        return Vec::new();
+        return None;
     }
-    let sources = match talk.get(format!("{}/kv_event_sources", listed.url)).await {
-        Ok(answer) if answer.status == 200 => sources(&answer.body, &listed.host),
-        Ok(_) | Err(_) => Vec::new(),
-    };
-    talk.concluded(match sources.len() {
-        0 => "no KV events".to_owned(),
-        ranks => format!("KV events of {ranks} data-parallel rank(s)"),
+    let answer = talk.get(format!("{}/kv_event_sources", listed.url)).await.ok();
+    let sources = answer.and_then(|answer| match answer.status {
+        200 => Some(sources(&answer.body, &listed.host)),
+        404 => Some(Vec::new()),
+        _ => None,
+    });
+    talk.concluded(match sources.as_ref().map(Vec::len) {
+        None => "tells nothing about KV events".to_owned(),
+        Some(0) => "no KV events".to_owned(),
+        Some(ranks) => format!("KV events of {ranks} data-parallel rank(s)"),
     });
     sources
 }
@@ -127,30 +131,25 @@ fn sources(body: &[u8], host: &str) -> Vec<KvEventSource> {
 pub(super) fn with_declared(
     listed: &Listed,
     dp_size: u32,
-    mut told: Vec<KvEventSource>,
-) -> Vec<KvEventSource> {
+    told: Option<Vec<KvEventSource>>,
+) -> Option<Vec<KvEventSource>> {
     let of_rank = |text: &Option<String>, rank: u32| {
         text.as_deref().and_then(TcpAddress::parse)?.of_rank(rank).map(|at| at.reached_at(&listed.host))
     };
     let declared = &listed.declared.kv;
-    if declared.events.is_some() {
-        told = (0..dp_size.min(MAX_RANKS))
-            .filter_map(|dp_rank| {
-                let endpoint = of_rank(&declared.events, dp_rank)?;
-                Some(KvEventSource {
-                    dp_rank,
-                    endpoint,
-                    engine_binds: true,
-                    replay: None,
-                    topic: String::new(),
-                })
-            })
-            .collect();
-    }
-    for source in &mut told {
+    let mut sources = if declared.events.is_some() {
+        let reached = |dp_rank| {
+            let endpoint = of_rank(&declared.events, dp_rank)?;
+            Some(KvEventSource { dp_rank, endpoint, engine_binds: true, replay: None, topic: String::new() })
+        };
+        (0..dp_size.min(MAX_RANKS)).filter_map(reached).collect()
+    } else {
+        told?
+    };
+    for source in &mut sources {
         source.replay = of_rank(&declared.replay, source.dp_rank).or(source.replay.take());
     }
-    told
+    Some(sources)
 }
 
 #[cfg(test)]

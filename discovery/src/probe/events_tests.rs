@@ -69,16 +69,21 @@ fn vllm_names_every_ranks_own_address() {
 fn what_a_person_declares_wins_and_counts_up_by_rank() {
     let mut listed = sample("a", Role::Plain);
     let engine = sources(br#"{"0":{"endpoint":"tcp://*:1","replay_endpoint":"tcp://*:2"}}"#, &listed.host);
-    assert_eq!(with_declared(&listed, 1, engine.clone()), engine);
+    assert_eq!(with_declared(&listed, 1, Some(engine.clone())), Some(engine.clone()));
+    assert_eq!(with_declared(&listed, 1, None), None);
 
     listed.declared.kv = DeclaredKv { replay: Some("tcp://r:9".into()), ..DeclaredKv::default() };
-    assert_eq!(with_declared(&listed, 1, engine.clone())[0].replay.as_deref(), Some("tcp://r:9"));
+    let replayed = with_declared(&listed, 1, Some(engine)).unwrap();
+    assert_eq!(
+        (replayed[0].endpoint.as_str(), replayed[0].replay.as_deref()),
+        ("tcp://a:1", Some("tcp://r:9"))
+    );
 
     listed.declared.kv.events = Some("tcp://10.0.0.1:5557".into());
-    let declared = with_declared(&listed, 2, engine);
+    let declared = with_declared(&listed, 2, None).unwrap();
     assert_eq!(declared[1].endpoint, "tcp://10.0.0.1:5558");
     assert_eq!((declared[1].engine_binds, declared[1].replay.as_deref()), (true, Some("tcp://r:10")));
-    assert_eq!(with_declared(&listed, 2, declared.clone()), declared);
+    assert_eq!(with_declared(&listed, 2, Some(replayed)), Some(declared));
 }
 
 proptest! {

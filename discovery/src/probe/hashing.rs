@@ -53,7 +53,7 @@ pub(super) fn vllm(metrics: &Metrics, version: &str, declared: &DeclaredKv) -> O
     let constant = release(version).is_some_and(|release| release >= VLLM_SEED_SINCE);
     Some(match declared.hash_seed.clone().or_else(|| constant.then(|| VLLM_SEED.to_owned())) {
         Some(seed) => KvHashing::Vllm { algorithm, seed },
-        None => opaque(format!("{algorithm:?} with an unknown seed")),
+        None => opaque(format!("{algorithm} with an unknown seed")),
     })
 }
 

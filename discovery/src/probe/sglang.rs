@@ -38,7 +38,7 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, mut info
         transfer: (listed.role != Role::Plain)
             .then(|| KvTransfer::SglangBootstrap { bootstrap: bootstrap.clone() }),
         hashing: hashing::sglang(&info),
-        events: events::with_declared(listed, dp_size, events::sglang(&info, &listed.host)),
+        events: events::with_declared(listed, dp_size, Some(events::sglang(&info, &listed.host))),
         host_cache: info.enable_hierarchical_cache,
         store: store::sglang(&info, &listed.declared.kv),
     };

@@ -42,7 +42,7 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, version:
         page_size: metrics.block_size,
         context_length: models.context_length,
         transfer: None,
-        events: Vec::new(),
+        events: None,
         host_cache: metrics.offloading,
         store: with_store.then(|| store::vllm(models.root.as_deref(), kv)),
     };
