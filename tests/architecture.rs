@@ -23,6 +23,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
     ("loadtest", "moongate-loadtest", &["moongate-scheduler", "moongate-runtime"]),
+    ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
     ("crates/telemetry", "moongate-telemetry", &[]),
     ("benches", "moongate-benches", &[]),
