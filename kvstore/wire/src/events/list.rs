@@ -110,7 +110,7 @@ impl<'a> TokenIds<'a> {
     /// `None`, and past the value, if it is anything but an array of 32-bit numbers. (Speculative decoding may have pairs.)
     pub(super) fn read(reader: &mut Reader<'a>) -> Result<Option<Self>, DecodeError> {
         let start = *reader;
-        let list = List::read(reader, |reader| Ok(token(reader.value()?).is_some()))?;
+        let list = List::read(reader, |reader| Ok(reader.small_uint()?.is_some()))?;
         if list.is_none() {
             *reader = start;
             reader.skip()?;
@@ -130,14 +130,7 @@ impl<'a> TokenIds<'a> {
 
     /// The tokens in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = u32> + use<'a> {
-        self.0.iter(|reader| reader.value().ok().and_then(token))
-    }
-}
-
-fn token(value: Value<'_>) -> Option<u32> {
-    match value {
-        Value::Uint(token) => u32::try_from(token).ok(),
-        _ => None,
+        self.0.iter(|reader| reader.small_uint().ok().flatten())
     }
 }
 

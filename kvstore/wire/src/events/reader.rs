@@ -72,12 +72,36 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// A number of at most 32 bits from 0 on, as tokens are; `None` for any other value, of which nothing or a part has been read.
+    #[inline]
+    pub(crate) fn small_uint(&mut self) -> Result<Option<u32>, DecodeError> {
+        let (number, rest) = match *self.rest {
+            [marker @ 0..=0x7f, ref rest @ ..] => (marker.into(), rest),
+            [0xcd, a, b, ref rest @ ..] => (u16::from_be_bytes([a, b]).into(), rest),
+            [0xce, a, b, c, d, ref rest @ ..] => (u32::from_be_bytes([a, b, c, d]), rest),
+            _ => {
+                return Ok(match self.value()? {
+                    Value::Uint(number) => u32::try_from(number).ok(),
+                    _ => None,
+                });
+            }
+        };
+        self.rest = rest;
+        Ok(Some(number))
+    }
+
     /// Passes over a whole value with all that is inside, and returns its bytes.
     pub(crate) fn skip(&mut self) -> Result<&'a [u8], DecodeError> {
         let start = *self;
         let mut open = 1_u64;
         while open > 0 {
             open -= 1;
+            let marker = *self.rest.first().ok_or(DecodeError::Truncated)?;
+            let width = WIDTHS[usize::from(marker)];
+            if width > 0 {
+                self.rest = self.rest.get(usize::from(width)..).ok_or(DecodeError::Truncated)?;
+                continue;
+            }
             match self.value()? {
                 Value::Array(length) => open += u64::from(length),
                 Value::Map(pairs) => open += 2 * u64::from(pairs),
@@ -128,6 +152,25 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 }
+
+/// Bytes of a value, by its marker. 0: more than the marker has to be looked at.
+const WIDTHS: [u8; 256] = {
+    let mut widths = [0; 256];
+    let mut marker = 0;
+    while marker < 256 {
+        widths[marker] = match marker {
+            0x00..=0x7f | 0xc0 | 0xc2 | 0xc3 | 0xe0..=0xff => 1,
+            0xa0..=0xbf => 1 + (marker & 0x1f) as u8,
+            0xcc | 0xd0 => 2,
+            0xcd | 0xd1 => 3,
+            0xca | 0xce | 0xd2 => 5,
+            0xcb | 0xcf | 0xd3 => 9,
+            _ => 0,
+        };
+        marker += 1;
+    }
+    widths
+};
 
 fn signed<'a>(number: i64) -> Value<'a> {
     u64::try_from(number).map_or(Value::Negative(number), Value::Uint)
@@ -184,8 +227,14 @@ mod tests {
             (&[0xc9, 0, 0, 0, 1, 5, 1], Value::Extension),
         ] {
             assert_eq!(one(bytes), Ok(value), "{bytes:x?}");
+            let token = if let Value::Uint(number) = value { u32::try_from(number).ok() } else { None };
+            assert_eq!(Reader::new(bytes).small_uint(), Ok(token), "{bytes:x?}");
+            if !matches!(value, Value::Array(_) | Value::Map(_)) {
+                assert_eq!(Reader::new(bytes).skip(), Ok(bytes));
+            }
             for end in 0..bytes.len() {
                 assert_eq!(one(&bytes[..end]), Err(DecodeError::Truncated), "{bytes:x?} up to {end}");
+                assert_eq!(Reader::new(&bytes[..end]).skip(), Err(DecodeError::Truncated));
             }
         }
         assert_eq!(one(&[0xc1]), Err(DecodeError::Malformed));
