@@ -22,10 +22,12 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("scheduler", "moongate-scheduler", &[]),
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
+    ("kvstore/wire", "mooncake-wire", &[]),
     ("loadtest", "moongate-loadtest", &["moongate-scheduler", "moongate-runtime"]),
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
     ("crates/telemetry", "moongate-telemetry", &[]),
+    ("crates/zmtp", "moongate-zmtp", &[]),
     ("benches", "moongate-benches", &[]),
 ];
 
