@@ -19,6 +19,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         "moongate-gateway",
         &["moongate-scheduler", "moongate-discovery", "moongate-runtime", "moongate-telemetry"],
     ),
+    ("gateway/prompt", "moongate-prompt", &[]),
     ("scheduler", "moongate-scheduler", &[]),
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
