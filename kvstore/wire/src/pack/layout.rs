@@ -110,7 +110,10 @@ macro_rules! wire_code {
         pub struct $name:ident($integer:ty) { $($(#[$code_meta:meta])* $code:ident = $value:literal),+ $(,)? }
     ) => {
         $(#[$meta])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+        )]
+        #[serde(transparent)]
         pub struct $name(pub $integer);
 
         impl $name {

@@ -122,3 +122,6 @@ where
     let reply = pack::decode(body, M::METHOD.reply_signature(dialect), dialect)?;
     Ok((reply, dialects))
 }
+
+#[cfg(test)]
+mod tests;
