@@ -23,6 +23,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("scheduler", "moongate-scheduler", &[]),
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
+    ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     ("kvstore/wire", "mooncake-wire", &[]),
     ("loadtest", "moongate-loadtest", &["moongate-scheduler", "moongate-runtime"]),
     ("crates/pages", "moongate-pages", &[]),
