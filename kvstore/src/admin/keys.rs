@@ -52,7 +52,7 @@ impl Keys {
         Ok(None)
     }
 
-    /// Keys that were dropped so far because they are too long: no engine makes such keys.
+    /// Keys that were dropped so far because they are too long to be held: no engine makes such keys.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.lines.dropped
