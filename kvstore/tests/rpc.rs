@@ -7,9 +7,6 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use futures_util::future::join_all;
-use moongate_kvstore::Retry;
-use moongate_kvstore::rpc::{Master, Options, RpcError};
-use moongate_runtime::Supervisor;
 use mooncake_wire::frame::{self, Fault, Frame, Parsed, RequestHeader};
 use mooncake_wire::rpc::{
     ExistKey, GetReplicaList, KeyArguments, Method, NoArguments, PutStart, PutStartArguments, Request,
@@ -17,6 +14,9 @@ use mooncake_wire::rpc::{
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ReplicateConfig, Uuid};
 use mooncake_wire::{Dialect, ErrorCode};
+use moongate_kvstore::Retry;
+use moongate_kvstore::rpc::{Master, Options, RpcError};
+use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -148,10 +148,7 @@ async fn the_dialect_of_the_master_is_found_and_followed() {
         let address = master_of(&supervisor, Arc::clone(&release)).await;
         let master = Master::new(&address, options(), &supervisor);
         assert_eq!(master.dialect(), Dialect::NEWEST);
-        assert_eq!(
-            master.call::<ServiceReady, &str>(&NoArguments).await.unwrap().as_deref(),
-            Ok("2.0.0")
-        );
+        assert_eq!(master.call::<ServiceReady, &str>(&NoArguments).await.unwrap().as_deref(), Ok("2.0.0"));
         for round in 0..2 {
             assert!(exists(&master, "17").await.unwrap(), "{dialect}, round {round}");
             let found = master.call::<GetReplicaList, &str>(&key("k")).await.unwrap();

@@ -133,7 +133,8 @@ impl Admin {
     /// Looks up where objects of the default tenant are, without leasing them or counting as use. `found` is told
     /// what the master knows of each key, in no order; a key twice among `keys` may be told once. Returns how many
     /// keys were left out because they cannot be asked for: those that are empty or have a comma, at which the
-    /// master would split them, and those longer than a URL may be.
+    /// master would split them, and those longer than a URL may be. Masters up to 0.3.11 do not find keys that have
+    /// other characters than ASCII letters, digits and `-._~/:@`, and tell them with those characters escaped.
     ///
     /// # Errors
     /// As [`Admin::health`]. Then `found` may have been told of some keys.

@@ -14,7 +14,7 @@ pub enum AdminError {
         reason: String,
     },
     /// No answer, or half of one.
-    #[error("GET {url}: {reason}")]
+    #[error("GET {url}: {reason}; check that the master runs, and the address of its admin server")]
     Failed {
         /// What was asked, shortened.
         url: String,

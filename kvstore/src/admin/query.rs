@@ -5,8 +5,16 @@ use std::collections::BTreeMap;
 use mooncake_wire::admin::{Data, KeyReplicas};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// All but what URLs leave alone.
-const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// What is escaped in a key. Releases up to 0.3.11 do not take escapes back, so as little as possible: engines' keys
+/// consist of letters, digits and what is let through here.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/')
+    .remove(b':')
+    .remove(b'@');
 
 /// One request for several keys.
 #[derive(Debug, PartialEq, Eq)]
@@ -67,7 +75,7 @@ mod tests {
     #[test]
     fn keys_are_escaped_and_some_cannot_be_asked() {
         let query = next(BASE, &["model@a/b c", "x,y", "", "é_k"], 1000);
-        assert_eq!(query.url, "http://m:9003/batch_query_keys?keys=model%40a%2Fb%20c,%C3%A9_k");
+        assert_eq!(query.url, "http://m:9003/batch_query_keys?keys=model@a/b%20c,%C3%A9_k");
         assert_eq!((query.taken, query.asked, query.left_out), (4, 2, 2));
         let nothing = next(BASE, &[",", "a key that is longer than the URL may be"], 45);
         assert_eq!((nothing.taken, nothing.asked, nothing.left_out), (2, 0, 2));
@@ -75,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_is_asked_once_or_left_out(keys in prop::collection::vec("[a-z,%@é]{0,30}", 0..60), max in 40_usize..200) {
+        fn every_key_is_asked_once_or_left_out(keys in prop::collection::vec("[a-z,%@+é]{0,30}", 0..60), max in 40_usize..200) {
             let (mut rest, mut asked, mut left_out) = (&keys[..], Vec::new(), 0);
             while !rest.is_empty() {
                 let query = next(BASE, rest, max);

@@ -58,7 +58,8 @@ pub enum NodeEvent {
     Lost(Node, Loss),
     /// The master does not tell its nodes. Those that were told stay, and are still noticed when they die.
     MasterLost(AdminError),
-    /// The master tells its nodes again.
+    /// The master tells its nodes again. It may be another process, which has lost all keys: nodes stay, and mount
+    /// their memory again so soon that they need not have been missing.
     MasterBack,
 }
 

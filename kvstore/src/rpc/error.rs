@@ -27,7 +27,9 @@ pub enum RpcError {
         reason: String,
     },
     /// No answer in time. The call may have been run.
-    #[error("{address} did not answer within {limit:?}")]
+    #[error(
+        "{address} did not answer within {limit:?}; if it never does, check that it is a master's RPC port"
+    )]
     TimedOut {
         /// The master.
         address: Arc<str>,
