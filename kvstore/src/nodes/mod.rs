@@ -11,7 +11,11 @@
 
 mod descriptor;
 mod line;
+#[cfg(test)]
+mod line_tests;
 mod watch;
+#[cfg(test)]
+mod watch_tests;
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ pub struct NodeWatch {
 }
 
 /// All that is known, and what has not been told yet.
-struct State {
+pub(super) struct State {
     lookup: Lookup,
     options: Options,
     nodes: BTreeMap<Node, Listed>,
@@ -26,7 +26,7 @@ struct State {
     /// Whether it has been logged that some node cannot be watched.
     told_useless: bool,
     told_too_many: bool,
-    events: VecDeque<NodeEvent>,
+    pub(super) events: VecDeque<NodeEvent>,
 }
 
 /// A node that the master lists.
@@ -39,22 +39,14 @@ impl NodeWatch {
     /// Watches the nodes of the master behind `admin`.
     #[must_use]
     pub fn new(admin: Admin, options: Options) -> Self {
-        let (lookup, pause) = (Lookup::new(options.metadata.clone(), admin.http()), options.poll);
+        let pause = options.poll;
+        let state = State::new(Lookup::new(options.metadata.clone(), admin.http()), options);
         let polls = stream::unfold((admin, false), move |(admin, again)| async move {
             if again {
                 tokio::time::sleep(pause).await;
             }
             Some((nodes_of(&admin).await, (admin, true)))
         });
-        let state = State {
-            lookup,
-            options,
-            nodes: BTreeMap::new(),
-            master_lost: false,
-            told_useless: false,
-            told_too_many: false,
-            events: VecDeque::new(),
-        };
         Self { polls: polls.boxed(), lines: SelectAll::new(), state }
     }
 
@@ -79,7 +71,7 @@ impl NodeWatch {
 
     /// The nodes that are there, as far as has been told.
     pub fn up(&self) -> impl Iterator<Item = &Node> {
-        self.state.nodes.iter().filter(|(_, listed)| !listed.lost).map(|(node, _)| node)
+        self.state.up()
     }
 }
 
@@ -106,8 +98,24 @@ async fn nodes_of(admin: &Admin) -> Result<Vec<Node>, AdminError> {
 }
 
 impl State {
+    pub(super) fn new(lookup: Lookup, options: Options) -> Self {
+        Self {
+            lookup,
+            options,
+            nodes: BTreeMap::new(),
+            master_lost: false,
+            told_useless: false,
+            told_too_many: false,
+            events: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn up(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|(_, listed)| !listed.lost).map(|(node, _)| node)
+    }
+
     /// The master has answered, or not. Returns the lines of new nodes.
-    fn polled(
+    pub(super) fn polled(
         &mut self,
         answer: Result<Vec<Node>, AdminError>,
     ) -> Vec<BoxStream<'static, (Node, LineEvent)>> {
@@ -156,7 +164,7 @@ impl State {
     }
 
     /// Something has happened on a node's line.
-    fn line_told(&mut self, node: &Node, event: LineEvent) {
+    pub(super) fn line_told(&mut self, node: &Node, event: LineEvent) {
         let Some(known) = self.nodes.get_mut(node) else { return };
         match event {
             LineEvent::Open if known.lost => {
