@@ -108,7 +108,7 @@ async fn look_up(
             break;
         }
         let query = admin.next_query(rest.get(..size).unwrap_or(rest));
-        let (asked_at, mut located) = (Instant::now(), 0);
+        let mut located = 0;
         let mut told = |key: &str, replicas: &KeyReplicas<'_>| {
             if replicas.ok
                 && let Some(page) = ObjectKey::parse(key)
@@ -117,8 +117,7 @@ async fn look_up(
                 found(&page, replicas);
             }
         };
-        admin.locate_part(&query, &mut told).await?;
-        let busy = asked_at.elapsed();
+        let busy = admin.locate_part(&query, &mut told).await?;
         summary.located += located;
         summary.gone += (query.asked as u64).saturating_sub(located);
         summary.left_out += query.left_out as u64;

@@ -1,7 +1,7 @@
 //! The HTTP client.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::admin::{Health, KeyReplicas, KvEventsStatus, SegmentsDetail};
@@ -63,7 +63,6 @@ impl Admin {
         }
         let http = reqwest::Client::builder()
             .connect_timeout(options.connect_limit)
-            .read_timeout(options.time_limit)
             .redirect(reqwest::redirect::Policy::none())
             // A machine's proxy is not for the master beside it.
             .no_proxy()
@@ -125,9 +124,11 @@ impl Admin {
     /// # Errors
     /// As [`Admin::health`].
     pub async fn keys(&self) -> Result<Keys, AdminError> {
-        let url = format!("{}/get_all_keys", self.base);
-        let response = self.send(&url).await?;
-        Ok(Keys::new(response, url, self.options.time_limit))
+        let (url, limit) = (format!("{}/get_all_keys", self.base), self.options.time_limit);
+        match tokio::time::timeout(limit, self.send(&url)).await {
+            Ok(response) => Ok(Keys::new(response?, url, limit)),
+            Err(_) => Err(AdminError::TimedOut { url, limit }),
+        }
     }
 
     /// Looks up where objects of the default tenant are, without leasing them or counting as use. `found` is told
@@ -163,16 +164,20 @@ impl Admin {
         query::next(&self.base, keys, self.options.max_url)
     }
 
+    /// Sends one request and tells its answer. Returns for how long the master was at it, seen from here.
     pub(crate) async fn locate_part(
         &self,
         query: &Query,
         found: &mut impl FnMut(&str, &KeyReplicas<'_>),
-    ) -> Result<(), AdminError> {
+    ) -> Result<Duration, AdminError> {
         if query.asked == 0 {
-            return Ok(());
+            return Ok(Duration::ZERO);
         }
+        let asked_at = Instant::now();
         let body = self.fetch(&query.url).await?;
-        query::read(&body, found).map_err(|error| malformed(&query.url, error))
+        let busy = asked_at.elapsed();
+        query::read(&body, found).map_err(|error| malformed(&query.url, error))?;
+        Ok(busy)
     }
 
     async fn get(&self, path: &str) -> Result<(String, Bytes), AdminError> {

@@ -34,7 +34,12 @@ impl Keys {
     /// When the answer breaks off. Then there are no more keys.
     pub async fn next(&mut self) -> Result<Option<KeysPage>, AdminError> {
         while let Some(response) = &mut self.response {
-            let page = match response.chunk().await {
+            // Counted from now: the time before is the caller's.
+            let part = match tokio::time::timeout(self.time_limit, response.chunk()).await {
+                Ok(part) => part.map_err(|error| failed(&self.url, &error, self.time_limit)),
+                Err(_) => Err(AdminError::TimedOut { url: self.url.clone(), limit: self.time_limit }),
+            };
+            let page = match part {
                 Ok(Some(part)) => self.lines.push(&part),
                 Ok(None) => {
                     self.response = None;
@@ -42,7 +47,7 @@ impl Keys {
                 }
                 Err(error) => {
                     self.response = None;
-                    return Err(failed(&self.url, &error, self.time_limit));
+                    return Err(error);
                 }
             };
             if !page.is_empty() {
