@@ -22,6 +22,13 @@ impl Chain {
         Self { scheme, pages: 0, last: None }
     }
 
+    /// The state after `pages`, the first pages of a prompt under the same scheme.
+    #[must_use]
+    pub fn after(scheme: Scheme, pages: &[Page]) -> Self {
+        let count = u32::try_from(pages.len()).unwrap_or(u32::MAX);
+        Self { scheme, pages: count, last: pages.last().map(|page| page.digest) }
+    }
+
     /// Full pages hashed so far.
     #[must_use]
     pub fn pages(&self) -> u32 {

@@ -1,0 +1,130 @@
+//! How the pages of one engine are named.
+
+use std::borrow::Cow;
+
+use moongate_discovery::{Instance, KvHashing, StoreKeys, VllmHash};
+use moongate_pages::{Scheme, SglangNamespace, VllmExtra};
+use moongate_scheduler::index::Namespace;
+use serde::Deserialize;
+
+/// The rules by which an engine names pages. Engines with equal keyspaces name equal prompts alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Keyspace {
+    hashing: KvHashing,
+    page_tokens: u32,
+    namespace: Namespace,
+}
+
+/// Members of a request that change its pages' names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Extras<'a> {
+    #[serde(borrow)]
+    cache_salt: Option<Cow<'a, str>>,
+    /// A text, or one per prompt of a batch.
+    extra_key: Option<serde_json::Value>,
+    /// SGLang's adapter of a request.
+    lora_path: Option<serde_json::Value>,
+}
+
+impl<'a> Extras<'a> {
+    /// Reads them from a body that is known to be a JSON object. Bodies rarely have any, so the text is searched first.
+    pub(crate) fn read(body: &'a [u8]) -> Self {
+        const NAMES: [&[u8]; 3] = [b"\"cache_salt\"", b"\"extra_key\"", b"\"lora_path\""];
+        if NAMES.iter().all(|name| memchr::memmem::find(body, name).is_none()) {
+            return Self::default();
+        }
+        // What cannot be read is the engine's to refuse.
+        serde_json::from_slice(body).unwrap_or_default()
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Keyspace {
+    /// The keyspace of an engine; `None` if its names cannot be computed or it does not tell enough.
+    pub(crate) fn of(instance: &Instance) -> Option<Self> {
+        let facts = instance.facts.as_ref()?;
+        let hashing = facts.hashing.clone()?;
+        let page_tokens = facts.page_size?;
+        let family = match hashing {
+            KvHashing::Sglang { .. } => SGLANG,
+            KvHashing::Vllm { .. } => VLLM,
+            KvHashing::Opaque { .. } => return None,
+        };
+        // Equal tokens have equal hashes in every model, so the model is part of the name. The store's keys carry a name of
+        // their own for it.
+        let stored_as = match facts.store.as_ref().map(|store| &store.keys) {
+            Some(StoreKeys::Sglang { prefix, .. }) => prefix.as_deref(),
+            Some(StoreKeys::Vllm { model, .. }) => model.as_deref(),
+            Some(StoreKeys::Opaque { .. }) | None => None,
+        };
+        let model = stored_as.or(facts.models.first().map(String::as_str))?;
+        Some(Self { hashing, page_tokens, namespace: Namespace::new(&[family, model]) })
+    }
+
+    /// Tokens of a page.
+    pub(crate) fn page_tokens(&self) -> u32 {
+        self.page_tokens
+    }
+
+    /// Keeps pages of different models apart.
+    pub(crate) fn namespace(&self) -> Namespace {
+        self.namespace
+    }
+
+    /// How a request's pages are hashed; `None` if it carries something whose effect is not known.
+    pub(crate) fn scheme(&self, extras: &Extras<'_>) -> Option<Scheme> {
+        if extras.lora_path.is_some() {
+            return None;
+        }
+        let salt = extras.cache_salt.as_deref();
+        let scheme = match &self.hashing {
+            KvHashing::Sglang { namespaced, bigrams } => {
+                let extra_key = match &extras.extra_key {
+                    None => None,
+                    Some(serde_json::Value::String(key)) => Some(key.as_str()),
+                    Some(_) => return None,
+                };
+                let namespace = match namespaced {
+                    Some(true) => SglangNamespace { extra_key, cache_salt: salt },
+                    Some(false) => SglangNamespace::default(),
+                    None if extras.is_empty() => SglangNamespace::default(),
+                    None => return None,
+                };
+                let make = if *bigrams { Scheme::sglang_bigrams } else { Scheme::sglang };
+                make(self.page_tokens, namespace)
+            }
+            KvHashing::Vllm { algorithm, seed } => {
+                let extra = VllmExtra { adapter: None, cache_salt: salt };
+                let make = match algorithm {
+                    VllmHash::Sha256 => Scheme::vllm_sha256,
+                    VllmHash::Sha256Cbor => Scheme::vllm_sha256_cbor,
+                };
+                make(self.page_tokens, seed, extra)
+            }
+            KvHashing::Opaque { .. } => return None,
+        };
+        scheme.ok()
+    }
+}
+
+/// Name of SGLang's hashes in namespaces.
+pub(crate) const SGLANG: &str = "sglang";
+/// Name of vLLM's hashes in namespaces.
+pub(crate) const VLLM: &str = "vllm";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extras_are_found_anywhere_and_rarely_looked_for() {
+        assert!(Extras::read(br#"{"messages":[]}"#).is_empty());
+        let extras = Extras::read(br#"{"a":{"cache_salt":"inner"},"cache_salt":"t\n1","x":1}"#);
+        assert_eq!(extras.cache_salt.as_deref(), Some("t\n1"));
+        assert_eq!(Extras::read(br#"{"cache_salt":7}"#), Extras::default(), "the engine refuses it");
+        assert!(!Extras::read(br#"{"lora_path":"x"}"#).is_empty());
+    }
+}

@@ -1,0 +1,15 @@
+//! What the gateway knows of KV caches, and what that means for a request.
+//!
+//! Engines' events fill one index ([`KvIndex`]); a request's tokens become page keys ([`PageKeys`]), and a lookup says how much of the
+//! prompt each engine has. All of it is a hint: whatever is missing or wrong here costs time on an engine, never a wrong answer.
+
+mod feeds;
+mod index;
+mod keyspace;
+mod predictor;
+mod tokens;
+
+pub(crate) use feeds::follow_feeds;
+pub(crate) use index::{EngineEntry, KvIndex};
+pub(crate) use keyspace::Keyspace;
+pub(crate) use predictor::{Predicted, Predictor};
