@@ -51,7 +51,7 @@ pub enum Change<'a> {
 pub struct Object<'a> {
     /// The object's key.
     pub key: &'a str,
-    /// The group that it was stored in.
+    /// The group that it was stored in. An empty name is none.
     pub group: Option<&'a str>,
     /// [`Medium::StoreMemory`] or [`Medium::StoreDisk`].
     pub medium: Medium<'a>,
@@ -103,7 +103,7 @@ impl<'a> Event<'a> {
                 b"event_type" => kind = optional(reader, "event_type")?,
                 b"tenant_id" => tenant = optional(reader, "tenant_id")?,
                 b"backend_id" => backend = optional(reader, "backend_id")?,
-                b"group_id" => group = optional(reader, "group_id")?,
+                b"group_id" => group = optional(reader, "group_id")?.filter(|group| !group.is_empty()),
                 b"medium" => medium = optional(reader, "medium")?,
                 b"object_key" => key = optional(reader, "object_key")?,
                 _ => {
