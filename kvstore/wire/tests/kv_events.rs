@@ -8,7 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use mooncake_wire::events::mooncake::{self, Change, Object};
-use mooncake_wire::events::{Batch, BlockHash, DecodeError, Event, ExtraKey, Lora, Medium};
+use mooncake_wire::events::{
+    Batch, BlockHash, DecodeError, Event, ExtraKey, Lora, Medium, NewBlocks, NewEvent, Sender,
+    encode_engine_batch,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -175,6 +178,67 @@ fn recorded_events_say_what_they_said() {
         assert!(media.contains(&medium.to_string()), "{medium} was recorded");
     }
     assert!(salted > 0 && digests > 0 && cleared > 0, "{salted} {digests} {cleared}");
+}
+
+/// Members of an event that the encoder takes as slices.
+struct Copied<'a> {
+    hashes: Vec<BlockHash<'a>>,
+    tokens: Vec<u32>,
+    extra_keys: Option<Vec<Option<&'a str>>>,
+}
+
+impl<'a> Copied<'a> {
+    fn of(event: &Event<'a>) -> Self {
+        let text = |key| match key {
+            ExtraKey::Text(text) => text,
+            ExtraKey::Opaque => panic!("texts only were recorded"),
+        };
+        match event {
+            Event::Stored(stored) => Self {
+                hashes: stored.hashes.iter().collect(),
+                tokens: stored.tokens.unwrap().iter().collect(),
+                extra_keys: stored
+                    .extra_keys
+                    .map(|blocks| blocks.iter().map(|mut keys| keys.next().map(text)).collect()),
+            },
+            Event::Removed(removed) => {
+                Self { hashes: removed.hashes.iter().collect(), tokens: Vec::new(), extra_keys: None }
+            }
+            Event::Cleared(_) => Self { hashes: Vec::new(), tokens: Vec::new(), extra_keys: None },
+        }
+    }
+}
+
+#[test]
+fn recorded_payloads_are_written_again_byte_for_byte() {
+    for (payload, expected) in recorded() {
+        let batch = Batch::decode(&payload).unwrap();
+        let events: Vec<Event<'_>> = batch.events().map(Result::unwrap).collect();
+        let copies: Vec<Copied<'_>> = events.iter().map(Copied::of).collect();
+        let written: Vec<NewEvent<'_>> = events
+            .iter()
+            .zip(&copies)
+            .map(|(event, copy)| match event {
+                Event::Stored(stored) => NewEvent::Stored(NewBlocks {
+                    hashes: &copy.hashes,
+                    parent: stored.parent,
+                    tokens: &copy.tokens,
+                    block_size: stored.block_size,
+                    medium: stored.medium.unwrap(),
+                    cache_salt: stored.cache_salt,
+                    extra_keys: copy.extra_keys.as_deref(),
+                }),
+                Event::Removed(removed) => {
+                    NewEvent::Removed { hashes: &copy.hashes, medium: removed.medium.unwrap() }
+                }
+                Event::Cleared(_) => NewEvent::Cleared,
+            })
+            .collect();
+        let sender = if expected.to_string().contains("group_idx") { Sender::Vllm } else { Sender::Sglang };
+        let mut out = Vec::new();
+        encode_engine_batch(sender, batch.timestamp, &written, batch.dp_rank.unwrap(), &mut out);
+        assert_eq!(out, payload, "{expected}");
+    }
 }
 
 /// vLLM publishes the end of a digest where it publishes integers: the same run was recorded both ways.

@@ -4,10 +4,13 @@
 //! Engines (vLLM, SGLang) describe blocks by hash and tokens: [`Batch`]. The Mooncake master describes objects by key:
 //! [`mooncake::Batch`]. Who subscribes knows which of the two it hears.
 //!
+//! [`encode_engine_batch`] writes what engines write; a gateway has no use for it, but simulated engines have.
+//!
 //! Decoding borrows from the payload and allocates nothing. A payload that is not MessagePack is refused as a whole; an event that is
 //! not understood is refused alone, and the others of its batch are still read.
 
 mod batch;
+mod encode;
 mod engine;
 mod error;
 mod frames;
@@ -18,6 +21,7 @@ mod reader;
 mod writer;
 
 pub use batch::Batch;
+pub use encode::{NewBlocks, NewEvent, Sender, encode_engine_batch};
 pub use engine::{Event, Lora, Removed, Stored};
 pub use error::DecodeError;
 pub use frames::Frames;

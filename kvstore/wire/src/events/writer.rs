@@ -1,4 +1,4 @@
-//! MessagePack as msgpack-c packs it: every number and length in its shortest form.
+//! MessagePack as msgpack-c and msgspec pack it: every number and length in its shortest form.
 
 /// Appends values.
 pub(crate) struct Writer<'o> {
@@ -33,6 +33,20 @@ impl<'o> Writer<'o> {
             -0x8000_0000..-0x8000 => self.put(0xd2, (number as i32).to_be_bytes()),
             _ => self.put(0xd3, number.to_be_bytes()),
         }
+    }
+
+    /// A double: there is no shorter form that both libraries choose.
+    pub(crate) fn float(&mut self, number: f64) {
+        self.put(0xcb, number.to_be_bytes());
+    }
+
+    pub(crate) fn binary(&mut self, bytes: &[u8]) {
+        match bytes.len() {
+            length @ 0..=0xff => self.put(0xc4, [length as u8]),
+            length @ 0x100..=0xffff => self.put(0xc5, (length as u16).to_be_bytes()),
+            length => self.put(0xc6, (length as u32).to_be_bytes()),
+        }
+        self.out.extend_from_slice(bytes);
     }
 
     pub(crate) fn text(&mut self, text: &str) {
@@ -81,13 +95,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_can_be_read(number: i64, shift in 0_u32..64, text in ".{0,400}") {
+        fn what_is_written_can_be_read(number: i64, shift in 0_u32..64, text in ".{0,400}", float in -1e12..1e12) {
             let number = number >> shift;
             let bytes = written(|writer| writer.int(number));
             let expected = u64::try_from(number).map_or(Value::Negative(number), Value::Uint);
             prop_assert_eq!(Reader::new(&bytes).value(), Ok(expected));
             let bytes = written(|writer| writer.text(&text));
             prop_assert_eq!(Reader::new(&bytes).value(), Ok(Value::Text(text.as_bytes())));
+            let bytes = written(|writer| writer.binary(text.as_bytes()));
+            prop_assert_eq!(Reader::new(&bytes).value(), Ok(Value::Binary(text.as_bytes())));
+            let bytes = written(|writer| writer.float(float));
+            prop_assert_eq!(Reader::new(&bytes).value(), Ok(Value::Float(float)));
         }
     }
 
