@@ -24,7 +24,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
     ("kvstore/wire", "mooncake-wire", &[]),
-    ("loadtest", "moongate-loadtest", &["moongate-scheduler", "moongate-runtime"]),
+    (
+        "loadtest",
+        "moongate-loadtest",
+        &["moongate-scheduler", "moongate-pages", "moongate-runtime", "moongate-zmtp", "mooncake-wire"],
+    ),
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
     ("crates/telemetry", "moongate-telemetry", &[]),
