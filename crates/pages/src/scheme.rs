@@ -15,6 +15,7 @@ pub const LMCACHE_CHUNK_TOKENS: u32 = 256;
 /// What vLLM seeds its chains with where `PYTHONHASHSEED` is not set.
 pub const DEFAULT_VLLM_SEED: &str = "vllm-none-hash";
 const SGLANG_NAMESPACE: &[u8] = b"sglang-cache-namespace-v1";
+const SGLANG_EVENT_SALT: &[u8] = b"sglang-cache-salt-v1\0";
 
 /// How an engine names pages: algorithm, page size and namespace. Cheap to clone.
 ///
@@ -102,6 +103,17 @@ impl Scheme {
             }
             hasher.finalize().into()
         });
+        Self::new(page_tokens, Algorithm::Sglang { root, bigrams: false })
+    }
+
+    /// How SGLang 0.5.23 names pages in its KV events. Without a namespace the names are those of [`Scheme::sglang`]. With one they
+    /// are not: events know the request's `cache_salt` only, so that pages which differ in their `extra_key` have one name.
+    ///
+    /// # Errors
+    /// The page size is out of bounds.
+    pub fn sglang_events(page_tokens: u32, cache_salt: Option<&str>) -> Result<Self, SchemeError> {
+        let root = cache_salt
+            .map(|salt| Sha256::new_with_prefix(SGLANG_EVENT_SALT).chain_update(salt).finalize().into());
         Self::new(page_tokens, Algorithm::Sglang { root, bigrams: false })
     }
 
