@@ -1,6 +1,6 @@
 //! What separates caches of equal tokens.
 
-use moongate_pages::{DEFAULT_VLLM_SEED, Scheme, SchemeError, SglangNamespace, VllmExtra};
+use moongate_pages::{DEFAULT_VLLM_SEED, Scheme, SchemeError, VllmExtra};
 use serde_json::{Map, Value};
 
 use super::Face;
@@ -40,11 +40,11 @@ impl Namespace {
         super::tokens::mix(part(&self.cache_salt), part(&self.extra_key))
     }
 
-    /// How the engine names pages of this namespace.
+    /// How the engine names pages of this namespace in its events. SGLang leaves its `extra_key` out of that.
     pub(crate) fn scheme(&self, face: Face, page_tokens: u32) -> Result<Scheme, SchemeError> {
-        let (extra_key, cache_salt) = (self.extra_key.as_deref(), self.cache_salt.as_deref());
+        let cache_salt = self.cache_salt();
         match face {
-            Face::Sglang => Scheme::sglang(page_tokens, SglangNamespace { extra_key, cache_salt }),
+            Face::Sglang => Scheme::sglang_events(page_tokens, cache_salt),
             Face::Vllm => Scheme::vllm_sha256_cbor(
                 page_tokens,
                 DEFAULT_VLLM_SEED,

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use mooncake_wire::events::{Batch, BlockHash, Event, Frames, Medium};
 use moongate_loadtest::engine::{Face, Fault, KvEvents, Role, SimConfig, SimEngine, tokens};
-use moongate_pages::{Chain, DEFAULT_VLLM_SEED, Page, Scheme, SglangNamespace, VllmExtra};
+use moongate_pages::{Chain, DEFAULT_VLLM_SEED, Page, Scheme, VllmExtra};
 use moongate_zmtp::{Endpoint, Event as Heard, Options, Subscriber, request};
 use serde_json::{Value, json};
 
@@ -96,9 +96,9 @@ impl Index {
 
 /// Names of a prompt's pages under the namespace of a request.
 fn names(face: Face, prompt: &[u32], namespace: &Value) -> Vec<Page> {
-    let (cache_salt, extra_key) = (namespace["cache_salt"].as_str(), namespace["extra_key"].as_str());
+    let cache_salt = namespace["cache_salt"].as_str();
     let scheme = match face {
-        Face::Sglang => Scheme::sglang(PAGE as u32, SglangNamespace { extra_key, cache_salt }),
+        Face::Sglang => Scheme::sglang_events(PAGE as u32, cache_salt),
         Face::Vllm => {
             Scheme::vllm_sha256_cbor(PAGE as u32, DEFAULT_VLLM_SEED, VllmExtra { adapter: None, cache_salt })
         }
@@ -128,12 +128,11 @@ async fn events_foretell_every_hit() {
         let engine = SimEngine::start(config).await.expect("an engine");
         let (_, replay) = engine.kv_event_addrs(0).expect("events");
         let host = if face == Face::Sglang { Medium::CpuPinned } else { Medium::Cpu };
-        let namespaces = [
-            json!({}),
-            json!({"cache_salt": "tenant"}),
-            json!({"extra_key": "lane"}),
-            json!({"cache_salt": "tenant", "extra_key": "lane"}),
-        ];
+        let mut namespaces = vec![json!({}), json!({"cache_salt": "tenant"})];
+        if face == Face::Vllm {
+            // It knows no such member.
+            namespaces.push(json!({"cache_salt": "tenant", "extra_key": "lane"}));
+        }
         let mut random = fastrand::Rng::with_seed(7);
         let mut conversations: Vec<Vec<u32>> = (0..6).map(|at| vec![at; 40]).collect();
         let mut index = Index::default();
@@ -167,6 +166,83 @@ async fn events_foretell_every_hit() {
         client().post(format!("{}{path}", engine.url())).send().await.expect("an answer");
         index.catch_up(replay, 0).await;
         assert_eq!((index.cleared, index.pages.len()), (begun + 1, 0));
+    }
+}
+
+/// SGLang keeps prompts with different extra keys apart, but its events give them one name.
+#[tokio::test]
+async fn sglang_does_not_tell_extra_keys() {
+    let engine = SimEngine::start(publishing(Face::Sglang)).await.expect("an engine");
+    let (_, replay) = engine.kv_event_addrs(0).expect("events");
+    for (number, namespace) in [(1, json!({})), (2, json!({"extra_key": "lane"}))] {
+        let more = with(&namespace, json!({"max_tokens": 1}));
+        assert_eq!(complete(&engine, &[5; 33], &more).await.0, 0);
+        assert_eq!(complete(&engine, &[5; 33], &more).await.0, 32);
+        let payload = replayed(replay, number).await;
+        let events: Vec<_> = Batch::decode(&payload).expect("a batch").events().collect();
+        let [Ok(Event::Stored(stored))] = events[..] else { panic!("{events:?}") };
+        let told: Vec<u64> = stored.hashes.iter().map(BlockHash::low64).collect();
+        let expected: Vec<u64> =
+            names(Face::Sglang, &[5; 32], &json!({})).iter().map(|page| page.key).collect();
+        assert_eq!(told, expected);
+    }
+}
+
+/// Payloads of real engines, from the tests of whoever decodes them.
+fn recorded(name: &str) -> Vec<(Value, Vec<u8>)> {
+    let path = format!("{}/../kvstore/wire/tests/vectors/events/{name}.jsonl", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).expect("a recording");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    lines
+        .map(|line| {
+            let hex = line["payload_hex"].as_str().expect("hex");
+            let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex");
+            (line["batch"][1].clone(), (0..hex.len()).step_by(2).map(byte).collect())
+        })
+        .collect()
+}
+
+/// The first payload from a number on.
+async fn replayed(replay: SocketAddr, number: u64) -> Vec<u8> {
+    let (endpoint, options) = (Endpoint::from(replay), Options::default());
+    let body = [Bytes::copy_from_slice(&number.to_be_bytes())].into();
+    let mut replies = request(&endpoint, body, &options).await.expect("a socket");
+    let reply = tokio::time::timeout(LONG, replies.recv()).await.expect("in time").expect("a reply");
+    let frames = Frames::parse(reply.parts()).expect("three frames");
+    assert_eq!(frames.sequence, number);
+    frames.payload.to_vec()
+}
+
+/// A prompt that a real engine was given has the same pages here, in the same bytes.
+#[tokio::test]
+async fn recorded_prompts_give_the_recorded_payloads() {
+    // Head of the array and timestamp.
+    const BEFORE_EVENTS: usize = 10;
+    for (face, name) in [(Face::Sglang, "sglang-0.5.23"), (Face::Vllm, "vllm-0.32-mooncake-store")] {
+        let mut config = publishing(face);
+        config.page_size = 32;
+        config.host_tokens = if face == Face::Sglang { 100_000 } else { 0 };
+        let (mut compared, mut salted) = (0, 0);
+        for (events, payload) in recorded(name) {
+            let own = ["GPU", "CPU_PINNED"].iter().position(|medium| events[0]["medium"] == **medium);
+            let ([event], Some(message)) = (events.as_array().expect("events").as_slice(), own) else {
+                continue;
+            };
+            if event["type"] != "BlockStored" || !event["parent_block_hash"].is_null() {
+                continue;
+            }
+            let salt = if face == Face::Sglang { &event["cache_salt"] } else { &event["extra_keys"][0][0] };
+            let mut prompt: Vec<u32> = serde_json::from_value(event["token_ids"].clone()).expect("tokens");
+            prompt.push(7);
+            let engine = SimEngine::start(config.clone()).await.expect("an engine");
+            complete(&engine, &prompt, &json!({"cache_salt": salt, "max_tokens": 1})).await;
+            let (_, replay) = engine.kv_event_addrs(0).expect("events");
+            let number = message as u64 + u64::from(face == Face::Sglang);
+            let ours = replayed(replay, number).await;
+            assert!(ours[BEFORE_EVENTS..] == payload[BEFORE_EVENTS..], "{name}: {event}");
+            (compared, salted) = (compared + 1, salted + usize::from(!salt.is_null()));
+        }
+        assert!(compared > 5 && salted > 0, "{name}: {compared}, {salted} salted");
     }
 }
 
