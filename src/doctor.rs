@@ -1,5 +1,7 @@
 //! `moongate doctor`: looks at what a gateway with these settings would meet, and says how to mend it.
 
+mod cache;
+
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -77,6 +79,7 @@ pub(crate) async fn run(command: DoctorCommand, supervisor: Supervisor) -> anyho
         engines.extend(check_discovery(&mut findings, &command.options, &supervisor).await);
     }
     check_fleet(&mut findings, &engines);
+    advise_on_cache(&mut findings, &engines);
     let faults = findings.faults;
     findings.section(&match faults {
         0 => "Nothing is wrong.".to_owned(),
@@ -149,10 +152,12 @@ async fn check_engine(
     match report.verdict {
         Verdict::Ready(facts) => {
             findings.good(&describe(&facts));
+            findings.note(&cache::describe(&facts));
             Some(Usable { role: instance.role, facts })
         }
         Verdict::NoConnector { facts, reason } => {
             findings.note(&reason);
+            findings.note(&cache::describe(&facts));
             Some(Usable { role: instance.role, facts })
         }
         Verdict::NotReady { reason, .. } => {
@@ -197,6 +202,7 @@ async fn check_discovery(
         match (&instance.readiness, instance.usable()) {
             (_, Some(facts)) => {
                 findings.good(&format!("{name}: {}", describe(facts)));
+                findings.note(&cache::describe(facts));
                 usable.push(Usable { role: instance.role, facts: facts.clone() });
             }
             (Readiness::NotReady { reason }, None) => findings.fault(&name, reason),
@@ -252,6 +258,19 @@ fn check_fleet(findings: &mut Findings, engines: &[Usable]) {
     }
     if engines.is_empty() {
         findings.fault("no engine can be used", "mend the engines above");
+    }
+}
+
+/// Decode engines are left out: what they hold of a prompt comes from a prefill.
+fn advise_on_cache(findings: &mut Findings, engines: &[Usable]) {
+    let computing = engines.iter().filter(|engine| engine.role != Role::Decode);
+    let advice = cache::advice(computing.map(|engine| &engine.facts));
+    if advice.is_empty() {
+        return;
+    }
+    findings.section("To predict cache hits (requests are served without)");
+    for text in advice {
+        findings.note(&text);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use moongate_gateway::{GatewayOptions, RunningGateway};
-use moongate_loadtest::engine::{Face, Role, SimConfig, SimEngine, SimFleet};
+use moongate_loadtest::engine::{Face, KvEvents, Role, SimConfig, SimEngine, SimFleet};
 use moongate_runtime::{Supervisor, config, terminated};
 use moongate_telemetry::{LogOptions, Traces};
 
@@ -58,6 +58,7 @@ pub(crate) async fn run(command: UpCommand, supervisor: Supervisor) -> anyhow::R
             let mut engine = SimConfig::new(role, command.face);
             engine.model.clone_from(&command.model);
             engine.time_scale = command.time_scale;
+            engine.kv_events = Some(KvEvents::default());
             engines
                 .push(SimEngine::start_in(engine, &fleet).await.context("a simulated engine did not start")?);
         }

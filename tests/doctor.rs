@@ -70,6 +70,24 @@ async fn good_fleets_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn caches_are_described_and_what_is_missing_is_no_fault() {
+    for (fleet, hashes, flag) in [
+        (Fleet::sglang(), "SGLang's hashes", "start SGLang with --kv-events-config"),
+        (Fleet::vllm(Connector::Store), "vLLM's hashes (sha256_cbor)", "start vLLM with --kv-events-config"),
+    ] {
+        let engines = fleet.prefill(2).decode(1).engines().await;
+        let ended = doctor(&engines.flags()).await;
+        assert_eq!(ended.status.code(), Some(0), "{}{}", ended.stdout, ended.stderr);
+        let described = ended.stdout.lines().filter(|line| line.contains("KV cache: pages of "));
+        let described: Vec<&str> = described.filter(|line| line.contains(hashes)).collect();
+        assert_eq!(described.len(), 3, "{}", ended.stdout);
+        let advice: Vec<&str> = ended.stdout.lines().filter(|line| line.contains(flag)).collect();
+        assert_eq!(advice.len(), 1, "{}", ended.stdout);
+        assert!(advice[0].contains("2 engines: no KV events"), "decodes are not counted: {}", advice[0]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_port_is_found() {
     let engines = Fleet::sglang().pairs(1).engines().await;
     let closed = closed_port();

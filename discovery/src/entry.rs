@@ -127,13 +127,13 @@ impl Entry {
             Verdict::Ready(facts) => {
                 self.failures = 0;
                 self.belief = Belief::Ready;
-                self.facts = Some(facts);
+                self.learn(facts);
                 options.refresh.mul_f64(0.9 + 0.2 * jitter)
             }
             Verdict::NoConnector { facts, reason } => {
                 self.failures = 0;
                 self.belief = Belief::NoConnector(reason);
-                self.facts = Some(facts);
+                self.learn(facts);
                 // Serving, only not classified: its metrics may name the connector later.
                 options.backoff_max.mul_f64(0.9 + 0.2 * jitter)
             }
@@ -142,11 +142,19 @@ impl Entry {
                 let trusted = matches!(self.belief, Belief::Ready | Belief::NoConnector(_));
                 if !(timed_out && trusted && self.failures < options.timeouts_to_unready) {
                     self.belief = Belief::NotReady(reason);
-                    self.facts = facts.or_else(|| self.facts.take());
+                    if let Some(facts) = facts {
+                        self.learn(facts);
+                    }
                 }
                 backoff(self.failures, options).mul_f64(0.5 + 0.5 * jitter)
             }
         }
+    }
+
+    /// Where events are published stays known while the engine is too busy to say it again: whoever follows them must not lose what he has.
+    fn learn(&mut self, mut facts: EngineFacts) {
+        facts.events = facts.events.or_else(|| self.facts.take()?.events);
+        self.facts = Some(facts);
     }
 
     /// What the gateway sees. `adopted` is a transfer taken from the prefills of the same model.

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::cache::KvEventSource;
 use crate::listing::sample;
 use crate::topology::{Engine, Role};
 
@@ -14,6 +15,10 @@ fn facts(version: &str) -> EngineFacts {
         page_size: None,
         context_length: None,
         transfer: None,
+        hashing: None,
+        events: None,
+        host_cache: None,
+        store: None,
     }
 }
 
@@ -28,6 +33,28 @@ fn is_ready(entry: &Entry) -> bool {
 fn finish(entry: &mut Entry, verdict: Verdict, now: Instant) -> bool {
     entry.start(1, now);
     entry.finish(1, verdict, now, 1.0, &ProbeOptions::default())
+}
+
+#[test]
+fn an_unanswered_question_about_events_leaves_the_earlier_answer() {
+    let now = Instant::now();
+    let mut entry = Entry::new(sample("a", Role::Plain), now);
+    let told = |events| Verdict::Ready(EngineFacts { events, ..facts("1") });
+    let events = |entry: &Entry| entry.instance(None).facts.as_ref().unwrap().events.clone();
+    finish(&mut entry, told(None), now);
+    assert_eq!(events(&entry), None);
+    let source = KvEventSource {
+        dp_rank: 0,
+        endpoint: "tcp://a:5557".into(),
+        engine_binds: true,
+        replay: None,
+        topic: String::new(),
+    };
+    finish(&mut entry, told(Some(vec![source.clone()])), now);
+    assert!(!finish(&mut entry, told(None), now), "nothing has changed");
+    assert_eq!(events(&entry), Some(vec![source]));
+    finish(&mut entry, told(Some(Vec::new())), now);
+    assert_eq!(events(&entry), Some(Vec::new()), "turned off");
 }
 
 #[test]

@@ -49,6 +49,21 @@ pub enum InstanceError {
     /// A connector of another engine.
     #[error("instance `{0}`: `connector` is for vLLM, but `engine` says sglang; remove one of the two")]
     ConnectorWithoutVllm(String),
+    /// A hash of another engine.
+    #[error(
+        "instance `{0}`: `kv.hash_algorithm` and `kv.hash_seed` are for vLLM, but `engine` says sglang; remove one of the two"
+    )]
+    HashWithoutVllm(String),
+    /// A wrong value in the table `kv`.
+    #[error("instance `{id}`: `kv.{key}` {problem}")]
+    Kv {
+        /// The instance.
+        id: String,
+        /// Which key of the table.
+        key: &'static str,
+        /// What is wrong, and what to write.
+        problem: &'static str,
+    },
 }
 
 /// Why a topology file could not be taken.

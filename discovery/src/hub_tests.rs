@@ -19,6 +19,10 @@ fn facts(models: &[&str], transfer: Option<KvTransfer>) -> EngineFacts {
         page_size: None,
         context_length: None,
         transfer,
+        hashing: None,
+        events: None,
+        host_cache: None,
+        store: None,
     }
 }
 

@@ -6,6 +6,7 @@
 //! A source that cannot be read keeps what it listed last; an engine that does not answer stays in the snapshot as
 //! [`Readiness::NotReady`] with the reason in words.
 
+mod cache;
 mod endpoint;
 mod entry;
 mod error;
@@ -20,8 +21,10 @@ mod reader;
 mod roles;
 mod start;
 mod static_file;
+mod tcp_address;
 mod topology;
 
+pub use cache::{DeclaredKv, KvEventSource, KvHashing, KvStore, PrefetchPolicy, StoreKeys, VllmHash};
 pub use error::{DiscoveryError, FileError, InstanceError};
 pub use kubernetes::KubernetesOptions;
 pub use kubernetes::pod::annotation;

@@ -7,10 +7,14 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::cache::DeclaredKv;
 use crate::endpoint::Endpoint;
 use crate::error::{FileError, InstanceError};
 use crate::file_watch::FileWatch;
 use crate::listing::{Listed, MAX_INSTANCES, Update};
+use crate::probe::answers::MAX_RANKS;
+use crate::probe::store::MAX_TEXT;
+use crate::tcp_address::TcpAddress;
 use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source};
 
 /// One engine as a person names it. In the file: one `[[instance]]` table.
@@ -39,6 +43,9 @@ pub struct StaticInstance {
     /// Where it runs.
     #[serde(default)]
     pub place: Place,
+    /// What its KV cache is like; default: asked.
+    #[serde(default)]
+    pub kv: DeclaredKv,
 }
 
 impl StaticInstance {
@@ -54,6 +61,7 @@ impl StaticInstance {
             connector: None,
             models: Vec::new(),
             place: Place::default(),
+            kv: DeclaredKv::default(),
         }
     }
 
@@ -63,6 +71,14 @@ impl StaticInstance {
         if self.engine == Some(Engine::Sglang) && self.connector.is_some() {
             return Err(InstanceError::ConnectorWithoutVllm(id));
         }
+        let hash = self.kv.hash_algorithm.is_some() || self.kv.hash_seed.is_some();
+        if self.engine == Some(Engine::Sglang) && hash {
+            return Err(InstanceError::HashWithoutVllm(id));
+        }
+        if let Some((key, problem)) = wrong_kv(&self.kv) {
+            return Err(InstanceError::Kv { id, key, problem });
+        }
+        let is_vllm = self.connector.is_some() || hash;
         Ok(Listed {
             id: id.as_str().into(),
             role: self.role,
@@ -71,15 +87,40 @@ impl StaticInstance {
             source: Source::Static,
             place: self.place.clone(),
             declared: Declared {
-                // A connector is vLLM's, so naming one says the engine too.
-                engine: self.engine.or_else(|| self.connector.map(|_| Engine::Vllm)),
+                // A connector or a hash is vLLM's, so naming one says the engine too.
+                engine: self.engine.or(is_vllm.then_some(Engine::Vllm)),
                 connector: self.connector,
                 bootstrap_port: self.bootstrap_port,
                 models: self.models.clone(),
+                kv: self.kv.clone(),
             },
             held: None,
         })
     }
+}
+
+/// The first wrong key of the table `kv`, and what is wrong with it.
+fn wrong_kv(kv: &DeclaredKv) -> Option<(&'static str, &'static str)> {
+    for (key, address) in [("events", &kv.events), ("replay", &kv.replay)] {
+        if address.as_deref().is_some_and(|text| TcpAddress::parse(text).is_none()) {
+            return Some((
+                key,
+                "is no ZeroMQ address over TCP; write tcp://HOST:PORT, the port that of rank 0",
+            ));
+        }
+    }
+    if kv.tp_size.is_some_and(|size| !(1..=MAX_RANKS).contains(&size)) {
+        return Some(("tp_size", "is not between 1 and 4096; write the engine's tensor-parallel size"));
+    }
+    for (key, text) in [("hash_seed", &kv.hash_seed), ("store_key_prefix", &kv.store_key_prefix)] {
+        if text.as_deref().is_some_and(|text| text.len() > MAX_TEXT || text.chars().any(char::is_control)) {
+            return Some((
+                key,
+                "is longer than 255 bytes or has a control character; write what the engine uses",
+            ));
+        }
+    }
+    None
 }
 
 #[derive(Deserialize)]
@@ -143,6 +184,7 @@ pub(crate) fn log_refused(path: &Path, error: &FileError) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::VllmHash;
     use proptest::prelude::*;
 
     #[test]
@@ -158,6 +200,15 @@ mod tests {
             id = "p0"
             place = { zone = "z1", rack = "r1", node = "n1", nvlink_domain = "d1" }
 
+            [instance.kv]
+            hash_algorithm = "sha256_cbor"
+            hash_seed = "0"
+            events = "tcp://10.0.0.1:5557"
+            replay = "tcp://*:5657"
+            tp_size = 2
+            store_key_prefix = ""
+            prefetch_threshold = 0
+
             [[instance]]
             url = "http://10.0.0.2:8000"
             role = "decode"
@@ -167,7 +218,42 @@ mod tests {
         assert_eq!(listed[0].id, "p0".into());
         assert_eq!(listed[0].declared.engine, Some(Engine::Vllm), "implied by the connector");
         assert_eq!(listed[0].place.nvlink_domain.as_deref(), Some("d1"));
+        let kv = &listed[0].declared.kv;
+        assert_eq!(kv.hash_algorithm, Some(VllmHash::Sha256Cbor));
+        assert_eq!((kv.tp_size, kv.prefetch_threshold), (Some(2), Some(0)));
+        assert_eq!(kv.store_key_prefix.as_deref(), Some(""), "said to be none");
         assert_eq!(listed[1].id, "http://10.0.0.2:8000".into());
+        assert_eq!(listed[1].declared.kv, DeclaredKv::default());
+    }
+
+    #[test]
+    fn a_wrong_kv_table_is_named_with_instance_and_key() {
+        let error = |kv: &str| {
+            let text = format!(
+                "[[instance]]\nid = \"e7\"\nurl = \"http://a:1\"\nrole = \"plain\"\nkv = {{ {kv} }}\n"
+            );
+            parse(&text).unwrap_err().to_string()
+        };
+        for (kv, key) in [
+            (r#"events = "10.0.0.1:5557""#, "kv.events"),
+            (r#"events = "ipc:///tmp/kv""#, "kv.events"),
+            (r#"replay = "tcp://*""#, "kv.replay"),
+            ("tp_size = 0", "kv.tp_size"),
+            ("tp_size = 4097", "kv.tp_size"),
+            (r#"store_key_prefix = "a\tb""#, "kv.store_key_prefix"),
+        ] {
+            let message = error(kv);
+            assert!(
+                message.contains(key) && message.contains("`e7`") && message.contains("write"),
+                "{message}"
+            );
+        }
+        let unknown = error(r#"hash_algorithm = "xxhash""#);
+        assert!(unknown.contains("line 5") && unknown.contains("sha256_cbor"), "{unknown}");
+        let sglang = "[[instance]]\nurl=\"a:1\"\nrole=\"plain\"\nengine=\"sglang\"\nkv={hash_seed=\"0\"}\n";
+        assert!(matches!(parse(sglang), Err(FileError::Instance(InstanceError::HashWithoutVllm(_)))));
+        let implied = parse("[[instance]]\nurl=\"a:1\"\nrole=\"plain\"\nkv={hash_seed=\"0\"}\n").unwrap();
+        assert_eq!(implied[0].declared.engine, Some(Engine::Vllm));
     }
 
     #[test]

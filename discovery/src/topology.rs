@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::cache::{DeclaredKv, KvEventSource, KvHashing, KvStore};
+
 /// Everything discovery knows at one moment. Immutable: a change is a new snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology {
@@ -128,6 +130,8 @@ pub struct Declared {
     pub bootstrap_port: Option<u16>,
     /// Served model names.
     pub models: Vec<String>,
+    /// What the engine's KV cache is like.
+    pub kv: DeclaredKv,
 }
 
 /// Whether an instance may be sent traffic, and if not, why in words for a person.
@@ -183,6 +187,15 @@ pub struct EngineFacts {
     pub context_length: Option<u32>,
     /// How KV reaches or leaves this engine; `None` for plain workers.
     pub transfer: Option<KvTransfer>,
+    /// How its KV pages are hashed; `None` if it keeps none for later requests, or does not say.
+    pub hashing: Option<KvHashing>,
+    /// Where it publishes KV events, by rank; empty if it does not, or not over TCP. `None` until it could be asked: a later question that
+    /// goes unanswered leaves the earlier answer in force.
+    pub events: Option<Vec<KvEventSource>>,
+    /// Whether pages that leave the device are kept in the host's memory; `None` if not told.
+    pub host_cache: Option<bool>,
+    /// How it keeps pages in a Mooncake store; `None` if it uses none.
+    pub store: Option<KvStore>,
 }
 
 /// Hand-off facts of one engine.

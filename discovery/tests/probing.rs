@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use fake::Server;
 use moongate_discovery::{
-    Bootstrap, CheckOutcome, DiscoveryOptions, Engine, Instance, KvConnector, KvTransfer, ProbeOptions,
-    Readiness, Role, StaticInstance, Topology, TopologyReader, Verdict, probe_once, start,
+    Bootstrap, CheckOutcome, DeclaredKv, DiscoveryOptions, Engine, EngineFacts, Instance, KvConnector,
+    KvHashing, KvTransfer, ProbeOptions, Readiness, Role, StaticInstance, StoreKeys, Topology,
+    TopologyReader, Verdict, VllmHash, probe_once, start,
 };
 use moongate_runtime::Supervisor;
+use serde_json::json;
 
 const NIXL_METRICS: &str = include_str!("data/vllm-0.32-nixl-decode-metrics.txt");
+const STORE_METRICS: &str = include_str!("data/vllm-0.32-store-decode-metrics.txt");
+const SGLANG_INFO: &str = include_str!("data/sglang-0.5.23-server_info.json");
 
 /// As the defaults, only faster.
 fn quick() -> ProbeOptions {
@@ -104,13 +108,90 @@ async fn an_sglang_pair_is_ready_once_the_prefills_ranks_are_registered() {
 async fn the_recorded_answer_of_an_older_path_makes_a_plain_worker() {
     let supervisor = Supervisor::new();
     let server = Server::start(&supervisor).await;
-    server.on("/get_server_info", 200, include_str!("data/sglang-0.5.23-server_info.json"));
+    server.on("/get_server_info", 200, SGLANG_INFO);
     let mut reader =
         discover(vec![StaticInstance::new(Role::Plain, server.url())], quick(), &supervisor).await;
     let topology = until(&mut reader, all_ready).await;
     let facts = topology.instances[0].usable().unwrap();
     assert_eq!(facts.models, ["tiny"], "from the server's answer, as /v1/models is not there");
     assert_eq!((facts.reported_role, facts.page_size, &facts.transfer), (Some(Role::Plain), Some(32), &None));
+    assert_eq!(facts.hashing, Some(KvHashing::Sglang { namespaced: Some(true), bigrams: false }));
+    assert_eq!((facts.host_cache, &facts.store), (Some(false), &None));
+    assert_eq!(facts.events, Some(Vec::new()));
+}
+
+/// The facts of an engine that is ready.
+async fn facts_of(instance: &StaticInstance) -> EngineFacts {
+    match probe_once(instance, &quick()).await.unwrap().verdict {
+        Verdict::Ready(facts) => facts,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn sglang_tells_everything_about_its_cache_in_the_answer_that_is_read_anyway() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    let mut info: serde_json::Value = serde_json::from_str(SGLANG_INFO).unwrap();
+    for (key, value) in [
+        ("enable_hierarchical_cache", json!(true)),
+        ("hicache_storage_backend", json!("mooncake")),
+        (
+            "kv_events",
+            json!({"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "dp_size": 1}),
+        ),
+        (
+            "hicache_object_layout",
+            json!({"hicache_object_layout": {"key_prefix": "tiny", "is_mla_backend": false}}),
+        ),
+    ] {
+        info[key] = value;
+    }
+    server.on("/server_info", 200, info).on("/v1/models", 200, fake::models(&["tiny"]));
+    let facts = facts_of(&StaticInstance::new(Role::Plain, server.url())).await;
+    assert_eq!(facts.events.unwrap()[0].endpoint, "tcp://127.0.0.1:5557");
+    assert_eq!(facts.host_cache, Some(true));
+    let store = facts.store.unwrap();
+    assert_eq!(store.keys, StoreKeys::Sglang { prefix: Some("tiny".into()), mla: Some(false) });
+    assert_eq!((store.tp_size, store.prefetch_threshold), (Some(1), Some(256)));
+    assert_eq!((server.asked("/server_info"), server.asked("/v1/models")), (1, 1));
+    assert_eq!((server.asked("/kv_event_sources"), server.asked("/metrics")), (0, 0));
+}
+
+#[tokio::test]
+async fn vllm_is_asked_once_more_for_its_event_sources_unless_they_are_declared() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    fake::vllm(&server, STORE_METRICS);
+    let card = json!({"data": [{"id": "tiny", "root": "/models/tiny-qwen3"}]});
+    server.on("/v1/models", 200, card);
+    let plain = StaticInstance::new(Role::Plain, server.url());
+    let facts = facts_of(&plain).await;
+    assert_eq!(facts.events, Some(Vec::new()), "404 is no trouble");
+    assert_eq!(
+        facts.hashing,
+        Some(KvHashing::Vllm { algorithm: VllmHash::Sha256Cbor, seed: "vllm-none-hash".into() })
+    );
+    let keys = StoreKeys::Vllm { prefix: String::new(), model: Some("tiny-qwen3".into()) };
+    assert_eq!(facts.store.unwrap().keys, keys);
+
+    server.on(
+        "/kv_event_sources",
+        200,
+        json!({"0": {"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}}),
+    );
+    let facts = facts_of(&plain).await;
+    let events = facts.events.unwrap();
+    assert_eq!((events[0].endpoint.as_str(), events[0].topic.as_str()), ("tcp://127.0.0.1:5557", "kv"));
+    assert_eq!(server.asked("/kv_event_sources"), 2, "once a probe");
+
+    let kv = DeclaredKv { events: Some("tcp://*:9000".into()), ..DeclaredKv::default() };
+    let facts = facts_of(&StaticInstance { kv, ..plain.clone() }).await;
+    assert_eq!(facts.events.unwrap()[0].endpoint, "tcp://127.0.0.1:9000");
+    assert_eq!(server.asked("/kv_event_sources"), 2, "declared");
+
+    server.on("/kv_event_sources", 500, "");
+    assert_eq!(facts_of(&plain).await.events, None, "not told, and the engine serves");
 }
 
 #[tokio::test]
@@ -149,6 +230,7 @@ async fn a_nixl_pair_is_known_by_its_metrics() {
         let facts = instance.usable().unwrap();
         assert_eq!((facts.engine, &facts.transfer), (Engine::Vllm, &Some(KvTransfer::VllmNixl)));
         assert_eq!((facts.page_size, facts.context_length), (Some(32), Some(4096)));
+        assert_eq!((facts.host_cache, &facts.store), (Some(false), &None));
     }
 }
 

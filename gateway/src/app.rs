@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::{DiscoveryError, TopologyReader};
+use moongate_kvstore::admin::{Admin, AdminError, Options as AdminOptions};
 use moongate_runtime::{BindError, Serving, Supervisor};
 use moongate_telemetry::Traces;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +15,7 @@ use crate::dispatch::{Aborter, Decider, Dispatcher};
 use crate::feedback::Metrics;
 use crate::fleet::{FleetReader, check_health, follow};
 use crate::ingress::{Gateway, admin_router, public_router};
+use crate::predict::{Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
 
 /// Time for streams to take in their final error event before their connections are cut.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -30,6 +32,9 @@ pub enum StartError {
     /// The client for health checks cannot be made.
     #[error("health checks: {0}")]
     Health(#[from] reqwest::Error),
+    /// The address of the store's master is none.
+    #[error("--mooncake-admin: {0}")]
+    Store(#[from] AdminError),
     /// An address is unknown after binding.
     #[error("listener: {0}")]
     Listener(#[from] std::io::Error),
@@ -70,14 +75,32 @@ pub async fn start(
     let topology = moongate_discovery::start(options.discovery_options(), supervisor).await?;
     let limits = options.endpoint_limits();
     let fleet = FleetReader::default();
-    fleet.refresh(&topology, limits);
-    supervisor.spawn("follow topology", follow(fleet.clone(), topology.clone(), limits, supervisor.token()));
+    let index = KvIndex::new(options.index_pages);
+    fleet.refresh(&topology, limits, &index);
+    let following = follow(fleet.clone(), topology.clone(), limits, index.clone(), supervisor.token());
+    supervisor.spawn("follow topology", following);
     if let Some(health) = options.health_limits() {
         let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build()?;
         supervisor.spawn("health checks", check_health(fleet.clone(), client, health, supervisor.token()));
     }
 
     let metrics = Arc::new(Metrics::new());
+    let models = Arc::new(Models::new(options.model.clone()));
+    let store = match &options.mooncake_admin {
+        Some(address) => {
+            let admin = Admin::new(address, AdminOptions::default())?;
+            Some(StoreView::new(admin, index.clone(), metrics.store.clone()))
+        }
+        None => None,
+    };
+    if let Some(store) = &store {
+        supervisor.spawn("watch store nodes", store.clone().watch_nodes(supervisor.token()));
+        supervisor.spawn("read the store's keys", store.clone().keep_read(fleet.clone(), supervisor.token()));
+    }
+    let feeds =
+        Feeds { models: models.clone(), metrics: metrics.feeds.clone(), supervisor: supervisor.clone() };
+    supervisor.spawn("feed the index", follow_feeds(feeds, fleet.clone(), supervisor.token()));
+    supervisor.spawn("sweep the index", index.clone().keep_swept(supervisor.token()));
     let dispatcher = Dispatcher {
         fleet,
         topology: topology.clone(),
@@ -88,6 +111,8 @@ pub async fn start(
     };
     let state = Arc::new(Gateway {
         dispatcher,
+        predictor: Predictor::new(index.clone(), models, store),
+        index,
         metrics,
         traces,
         body_limits: options.body_limits(),

@@ -117,6 +117,21 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "least_load")]
     pub policy: PolicyName,
 
+    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Prompts of models without one
+    /// are routed without knowing what is cached, unless they come as token ids. Repeatable.
+    #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
+    pub model: Vec<moongate_prompt::Source>,
+
+    /// The admin server of the Mooncake master whose store the engines use, as host:port; 9003 is the master's default. Without it,
+    /// pages in the store are not predicted.
+    #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_MOONCAKE_ADMIN")]
+    pub mooncake_admin: Option<String>,
+
+    /// Pages that the index of KV caches holds at most, 24 bytes each. Default 8 million, at most 192 MB: 512 million tokens in pages
+    /// of 64.
+    #[arg(long, value_name = "N", env = "MOONGATE_INDEX_PAGES", default_value_t = 8_000_000)]
+    pub index_pages: usize,
+
     /// Attempts per request, each on another pair, while no byte has reached the client.
     #[arg(long, value_name = "N", env = "MOONGATE_ATTEMPTS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10))]
     pub attempts: u32,

@@ -1,6 +1,7 @@
 //! HTTP in and out around the pure scheduler.
 //!
-//! A request flows one way: `ingress` reads and checks it, `prompt` takes from its body what routing needs, `dispatch` decides
+//! A request flows one way: `ingress` reads and checks it, `prompt` takes from its body what routing needs, `predict` says how much of it each
+//! engine has in a cache, `dispatch` decides
 //! and drives the engines' protocols over `upstream` connections, `relay` brings the answer back, `feedback` learns from
 //! it. `fleet` is the current set of engines.
 
@@ -11,6 +12,7 @@ mod error;
 mod feedback;
 mod fleet;
 mod ingress;
+mod predict;
 mod prompt;
 mod relay;
 mod upstream;

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use moongate_runtime::Supervisor;
 use url::Url;
 
-use crate::engine::{Connector, Face, Fault, FaultPlan, Role, SimConfig, SimEngine, SimFleet};
+use crate::engine::{Connector, Face, Fault, FaultPlan, KvEvents, Role, SimConfig, SimEngine, SimFleet};
 use crate::generate::{self, Arrivals, Limits, Report, Target, TargetApi};
 
 /// Simulated engines and load.
@@ -80,6 +80,10 @@ pub struct EngineArgs {
     /// How long after its start the engine is not ready, in seconds.
     #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_READY_AFTER")]
     pub ready_after: f64,
+    /// Publish KV events on this address, such as 127.0.0.1:5557: one port for each data-parallel rank, behind them as many for
+    /// replays. Port 0 takes free ones. Without: no events.
+    #[arg(long, value_name = "ADDR", env = "MOONGATE_LOADTEST_KV_EVENTS")]
+    pub kv_events: Option<SocketAddr>,
     /// A fault to begin with, as JSON, such as {"fault":"die_mid_stream","tokens":3,"times":1}.
     #[arg(long, env = "MOONGATE_LOADTEST_FAULT")]
     pub fault: Option<String>,
@@ -176,6 +180,7 @@ impl EngineArgs {
         config.bootstrap_timeout =
             self.bootstrap_timeout.map(|timeout| seconds(timeout, "--bootstrap-timeout")).transpose()?;
         config.ready_after = seconds(self.ready_after, "--ready-after")?;
+        config.kv_events = self.kv_events.map(|listen| KvEvents { listen, ..KvEvents::default() });
         Ok(config)
     }
 }

@@ -6,6 +6,7 @@
 
 mod cluster;
 mod decision;
+pub mod index;
 mod policy;
 mod prediction;
 mod request;

@@ -7,7 +7,7 @@ use crate::cluster::{InstanceIx, Place};
 pub struct Prediction {
     /// One entry per instance, or none at all.
     pub per_instance: Vec<TierHits>,
-    /// Contiguous runs of the prompt's prefix in the shared store, in prompt order.
+    /// Runs of the prompt's pages in the shared store, in prompt order; there may be gaps between them.
     pub shared: Vec<L3Run>,
 }
 
@@ -50,6 +50,8 @@ pub enum Medium {
 /// A run of consecutive pages on one store node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct L3Run {
+    /// Tokens of the prompt before the run.
+    pub first_token: u32,
     /// Tokens covered.
     pub tokens: u32,
     /// Where the store node runs.

@@ -62,6 +62,7 @@ pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
             connector,
             bootstrap_port: bootstrap(pod).filter(|_| role == Role::Prefill),
             models: models(pod),
+            ..Declared::default()
         },
         held: held(pod, status),
     })

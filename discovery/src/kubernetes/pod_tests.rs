@@ -95,6 +95,7 @@ fn annotations_say_what_ports_do_not() {
             connector: Some(KvConnector::Mooncake),
             bootstrap_port: Some(9998),
             models: vec!["a".into(), "b".into()],
+            ..Declared::default()
         }
     );
     assert_eq!(listed.place.rack.as_deref(), Some("r7"));

@@ -3,13 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
+use crate::cache::PrefetchPolicy;
 use crate::topology::{KvConnector, Role};
 
 /// Most model names taken from one engine.
 const MAX_MODELS: usize = 1024;
 /// Most data-parallel ranks taken from one engine.
-const MAX_RANKS: usize = 4096;
+pub(crate) const MAX_RANKS: u32 = 4096;
+/// Longest name of a hash algorithm that is taken.
+const MAX_ALGORITHM: usize = 64;
 
 /// SGLang's `/server_info`: its server arguments and state; `/model_info` has the first half of these members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -31,10 +36,57 @@ pub(crate) struct ServerInfo {
     pub(crate) page_size: Option<u32>,
     #[serde(default)]
     pub(crate) context_length: Option<u32>,
+    // What follows is about the KV cache. An engine serves without it, so a member of another form is only not understood.
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) disable_radix_cache: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) speculative_algorithm: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) dcp_size: Option<u32>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) tp_size: Option<u32>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) pp_size: Option<u32>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) attn_cp_size: Option<u32>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) enable_dp_attention: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) enable_hierarchical_cache: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) hicache_storage_backend: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) hicache_storage_key_scheme: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) hicache_storage_prefetch_policy: Option<PrefetchPolicy>,
+    #[serde(default)]
+    pub(crate) hicache_storage_backend_extra_config: Option<Value>,
+    #[serde(default)]
+    pub(crate) hicache_object_layout: Option<Value>,
+    #[serde(default)]
+    pub(crate) kv_events: Option<Value>,
+    #[serde(default)]
+    pub(crate) kv_events_config: Option<Value>,
 }
 
-fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<String>>, D::Error> {
+pub(super) fn present<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<String>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
+}
+
+fn lenient<'de, T: DeserializeOwned, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    Value::deserialize(deserializer).map(|value| T::deserialize(value).ok())
+}
+
+/// Reads a member that is an object, or JSON in a text as it was given on the command line.
+pub(super) fn embedded<T: DeserializeOwned>(member: Option<&Value>) -> Option<T> {
+    match member? {
+        Value::String(text) => serde_json::from_str(text).ok(),
+        value => T::deserialize(value).ok(),
+    }
 }
 
 impl ServerInfo {
@@ -61,6 +113,8 @@ pub(crate) struct Models {
     pub(crate) names: Vec<String>,
     /// The smallest `max_model_len`, if any is told.
     pub(crate) context_length: Option<u32>,
+    /// What the first model is loaded from: a path or a repository name.
+    pub(crate) root: Option<String>,
 }
 
 impl Models {
@@ -74,10 +128,13 @@ impl Models {
             id: String,
             #[serde(default)]
             max_model_len: Option<u32>,
+            #[serde(default, deserialize_with = "lenient")]
+            root: Option<String>,
         }
         let list: List = serde_json::from_slice(body).ok()?;
         Some(Self {
             context_length: list.data.iter().filter_map(|card| card.max_model_len).min(),
+            root: list.data.first().and_then(|card| card.root.clone()),
             names: distinct(list.data.into_iter().map(|card| card.id)),
         })
     }
@@ -105,7 +162,7 @@ pub(crate) fn engine_ids(body: &[u8]) -> Option<BTreeMap<u32, String>> {
         engine_id: String,
     }
     let ranks: BTreeMap<u32, Rank> = serde_json::from_slice(body).ok()?;
-    Some(ranks.into_iter().take(MAX_RANKS).map(|(rank, entry)| (rank, entry.engine_id)).collect())
+    Some(ranks.into_iter().take(MAX_RANKS as usize).map(|(rank, entry)| (rank, entry.engine_id)).collect())
 }
 
 /// What vLLM's `/metrics` tells besides numbers: a connector registers its families when it is made.
@@ -113,8 +170,15 @@ pub(crate) fn engine_ids(body: &[u8]) -> Option<BTreeMap<u32, String>> {
 pub(crate) struct Metrics {
     nixl: bool,
     mooncake: bool,
-    store: bool,
+    /// Whether there is a store's connector, alone or beside another.
+    pub(crate) store: bool,
     pub(crate) block_size: Option<u32>,
+    /// Tokens per hashed block, where that is set apart from `block_size`.
+    pub(crate) hash_block_size: Option<u32>,
+    pub(crate) hash_algorithm: Option<String>,
+    pub(crate) prefix_caching: Option<bool>,
+    /// Whether blocks are kept in the host's memory too.
+    pub(crate) offloading: Option<bool>,
     /// Data-parallel ranks behind this server, by the `engine` label.
     pub(crate) ranks: Option<u32>,
 }
@@ -130,14 +194,27 @@ impl Metrics {
             metrics.store |= name.starts_with("mooncake_store_");
             metrics.mooncake |= name.starts_with("mooncake_") && !name.starts_with("mooncake_store_");
             if name.starts_with("cache_config_info{") {
-                metrics.block_size = metrics.block_size.or_else(|| label(name, "block_size")?.parse().ok());
+                metrics.read_cache_config(name);
             }
-            if name.starts_with("num_requests_running{") && engines.len() < MAX_RANKS {
+            if name.starts_with("num_requests_running{") && engines.len() < MAX_RANKS as usize {
                 engines.extend(label(name, "engine").map(str::to_owned));
             }
         }
         metrics.ranks = u32::try_from(engines.len()).ok().filter(|ranks| *ranks > 0);
         metrics
+    }
+
+    /// The labels are the members of vLLM's cache configuration, written as Python does.
+    fn read_cache_config(&mut self, sample: &str) {
+        let told = |name: &str| label(sample, name).filter(|value| *value != "None");
+        self.block_size = self.block_size.or_else(|| told("block_size")?.parse().ok());
+        self.hash_block_size = self.hash_block_size.or_else(|| told("hash_block_size")?.parse().ok());
+        self.prefix_caching =
+            told("enable_prefix_caching").map(|value| value == "True").or(self.prefix_caching);
+        self.offloading = label(sample, "kv_offloading_size").map(|size| size != "None").or(self.offloading);
+        if let Some(name) = told("prefix_caching_hash_algo").filter(|name| name.len() <= MAX_ALGORITHM) {
+            self.hash_algorithm = Some(name.to_owned());
+        }
     }
 
     /// The connector that decides the order of the legs: a store beside another connector decides nothing.

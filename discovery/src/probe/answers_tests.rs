@@ -14,6 +14,20 @@ fn recorded_sglang_server_info() {
     assert_eq!((info.page_size, info.context_length, info.dp_size), (Some(32), Some(8192), Some(1)));
     assert_eq!(info.disaggregation_bootstrap_port, Some(8998));
     assert_eq!(info.role(), Some(Role::Plain), "recorded with \"null\"");
+    assert_eq!((info.tp_size, info.pp_size, info.dcp_size), (Some(1), Some(1), Some(1)));
+    assert_eq!((info.enable_hierarchical_cache, info.disable_radix_cache), (Some(false), Some(false)));
+    assert_eq!(info.hicache_storage_prefetch_policy, Some(PrefetchPolicy::Timeout));
+}
+
+#[test]
+fn a_cache_member_of_another_form_leaves_an_engine_recognised() {
+    let info = ServerInfo::parse(
+        br#"{"model_path":"m","page_size":64,"tp_size":"4","disable_radix_cache":0,"speculative_algorithm":{},"kv_events":[1],
+             "hicache_storage_prefetch_policy":"new","hicache_object_layout":7}"#,
+    )
+    .unwrap();
+    assert_eq!((info.page_size, info.tp_size, info.disable_radix_cache), (Some(64), None, None));
+    assert_eq!((info.speculative_algorithm, info.hicache_storage_prefetch_policy), (None, None));
 }
 
 #[test]
@@ -31,6 +45,9 @@ fn recorded_metrics_name_the_connector() {
     let nixl = Metrics::parse(RECORDED_NIXL_DECODE);
     assert_eq!(nixl.connector(), Some(KvConnector::Nixl));
     assert_eq!((nixl.block_size, nixl.ranks), (Some(32), Some(1)));
+    assert_eq!((nixl.hash_algorithm.as_deref(), nixl.hash_block_size), (Some("sha256_cbor"), None));
+    assert_eq!((nixl.prefix_caching, nixl.offloading, nixl.store), (Some(true), Some(false), false));
+    assert!(Metrics::parse(RECORDED_STORE_DECODE).store);
     assert_eq!(Metrics::parse(RECORDED_STORE_DECODE).connector(), Some(KvConnector::Store));
     let both =
         b"# TYPE vllm:mooncake_store_operation_total counter\nvllm:mooncake_xfer_time_seconds_count 0\n";
@@ -41,11 +58,11 @@ fn recorded_metrics_name_the_connector() {
 #[test]
 fn duplicate_models_are_removed_in_order() {
     let models = Models::parse(
-        br#"{"object":"list","data":[{"id":"b","max_model_len":8192},{"id":"a"},{"id":"b","max_model_len":4096},{"id":""}]}"#,
+        br#"{"object":"list","data":[{"id":"b","max_model_len":8192,"root":"/m/b"},{"id":"a"},{"id":"b","max_model_len":4096},{"id":""}]}"#,
     )
     .unwrap();
     assert_eq!(models.names, ["b", "a"]);
-    assert_eq!(models.context_length, Some(4096));
+    assert_eq!((models.context_length, models.root.as_deref()), (Some(4096), Some("/m/b")));
 }
 
 #[test]

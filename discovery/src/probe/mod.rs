@@ -1,9 +1,13 @@
 //! Asks an engine what it is and whether it can take part.
 
-mod answers;
+pub(crate) mod answers;
+mod events;
+mod hashing;
 mod http;
 pub(crate) mod report;
 mod sglang;
+pub(crate) mod store;
+mod version;
 mod vllm;
 
 use crate::endpoint::bracketed;

@@ -3,7 +3,7 @@
 use super::answers::ServerInfo;
 use super::http::{Conversation, Trouble};
 use super::report::Verdict;
-use super::{bootstrap, bootstrap_url, models, not_ready, role_mismatch};
+use super::{bootstrap, bootstrap_url, events, hashing, models, not_ready, role_mismatch, store};
 use crate::listing::Listed;
 use crate::topology::{Bootstrap, Engine, EngineFacts, KvTransfer, Role};
 
@@ -26,16 +26,21 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, mut info
     };
     let bootstrap =
         (listed.role == Role::Prefill).then(|| bootstrap(listed, info.disaggregation_bootstrap_port));
+    let dp_size = info.dp_size.unwrap_or(1).max(1);
     let facts = EngineFacts {
         engine: Engine::Sglang,
         version: info.version.clone().unwrap_or_default(),
         models: models.names,
         reported_role: info.role(),
-        dp_size: info.dp_size.unwrap_or(1).max(1),
+        dp_size,
         page_size: info.page_size,
         context_length: info.context_length.or(models.context_length),
         transfer: (listed.role != Role::Plain)
             .then(|| KvTransfer::SglangBootstrap { bootstrap: bootstrap.clone() }),
+        hashing: hashing::sglang(&info),
+        events: events::with_declared(listed, dp_size, Some(events::sglang(&info, &listed.host))),
+        host_cache: info.enable_hierarchical_cache,
+        store: store::sglang(&info, &listed.declared.kv),
     };
     if let Some((concluded, mend)) = role_mismatch(listed.role, facts.reported_role) {
         let reason = format!("{}: {}", listed.url, talk.mend(concluded, mend));

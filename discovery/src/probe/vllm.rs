@@ -1,11 +1,11 @@
-//! What vLLM says about itself (0.32/0.33: `/version`, `/v1/models`, `/metrics`, the Mooncake bootstrap's `/query`).
+//! What vLLM says about itself (0.32/0.33: `/version`, `/v1/models`, `/kv_event_sources`, `/metrics`, the Mooncake bootstrap's `/query`).
 
 use std::collections::BTreeMap;
 
 use super::answers::{self, Metrics};
 use super::http::{Conversation, Trouble};
 use super::report::Verdict;
-use super::{bootstrap, bootstrap_url, models, not_ready, usable};
+use super::{bootstrap, bootstrap_url, events, hashing, models, not_ready, store, usable};
 use crate::listing::Listed;
 use crate::topology::{Bootstrap, Engine, EngineFacts, KvConnector, KvTransfer, Role};
 
@@ -28,9 +28,13 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, version:
         Ok(models) => models,
         Err(trouble) => return not_ready(trouble, None),
     };
+    let sources = events::vllm(talk, listed).await;
     let metrics = metrics(talk, listed).await;
+    let with_store = metrics.store || listed.declared.connector == Some(KvConnector::Store);
+    let kv = &listed.declared.kv;
     let mut facts = EngineFacts {
         engine: Engine::Vllm,
+        hashing: hashing::vllm(&metrics, &version, kv),
         version,
         models: models.names,
         reported_role: None,
@@ -38,7 +42,11 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, version:
         page_size: metrics.block_size,
         context_length: models.context_length,
         transfer: None,
+        events: None,
+        host_cache: metrics.offloading,
+        store: with_store.then(|| store::vllm(models.root.as_deref(), kv)),
     };
+    facts.events = events::with_declared(listed, facts.dp_size, sources);
     if listed.role == Role::Plain {
         return Verdict::Ready(facts);
     }
@@ -48,6 +56,7 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, version:
                 && let Ok(ranks) = u32::try_from(engine_ids.len())
             {
                 facts.dp_size = facts.dp_size.max(ranks);
+                facts.events = events::with_declared(listed, facts.dp_size, facts.events);
             }
             facts.transfer = Some(transfer);
             Verdict::Ready(facts)

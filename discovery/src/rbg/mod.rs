@@ -148,7 +148,7 @@ impl Member {
                 engine: options.engine.or_else(|| options.connector.map(|_| Engine::Vllm)),
                 connector: options.connector,
                 bootstrap_port: self.bootstrap_port.filter(|_| self.role == Role::Prefill),
-                models: Vec::new(),
+                ..Declared::default()
             },
             held: None,
         })

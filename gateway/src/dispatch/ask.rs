@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use moongate_scheduler::Request;
 
 use crate::fleet::Endpoint;
+use crate::predict::Predicted;
 use crate::prompt::{Api, Head, Spliced};
 use crate::upstream::PreparedRequest;
 
@@ -24,6 +25,8 @@ pub(crate) struct Ask {
     pub(crate) head: Head<'static>,
     /// What the scheduler is told; `None` on paths that are only passed through and name no model.
     pub(crate) request: Option<Request>,
+    /// How much of the prompt each engine has, if that can be told.
+    pub(crate) predicted: Option<Predicted>,
     /// For logs and metrics.
     pub(crate) model: Option<Arc<str>>,
 }

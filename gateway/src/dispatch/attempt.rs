@@ -14,7 +14,7 @@ use super::decide::{Chosen, Exit};
 use super::pair::{Pair, PairEvent, Running, Side, is_event_stream};
 use super::protocol::Protocol;
 use super::{sglang, vllm};
-use crate::feedback::RequestSpan;
+use crate::feedback::{Expected, RequestSpan};
 use crate::fleet::{Booked, Endpoint, Member};
 use crate::prompt::{Api, Spliced};
 use crate::relay::{SseFault, SseGate, Usage};
@@ -39,6 +39,8 @@ pub(crate) struct Started {
     pub(crate) head: Response<()>,
     pub(crate) answer: Answer,
     pub(crate) booked: Booked,
+    /// What was predicted for the engine that computes the prompt.
+    pub(crate) expected: Option<Expected>,
     /// What the prefill said of its cache, if it has ended already.
     pub(crate) prefill_usage: Option<Usage>,
 }
@@ -267,7 +269,13 @@ async fn first_bytes(
                 pair.leave_prefill_to_finish();
                 let prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
                 let head = take_head(&pair);
-                return Ok(Started { head, answer: Answer::Whole(whole), booked, prefill_usage });
+                return Ok(Started {
+                    head,
+                    answer: Answer::Whole(whole),
+                    booked,
+                    expected: None,
+                    prefill_usage,
+                });
             }
         }
     }
@@ -276,7 +284,7 @@ async fn first_bytes(
 fn begun(pair: Pair, first: Bytes, gate: Option<SseGate>, booked: Booked) -> Started {
     let head = take_head(&pair);
     let prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
-    Started { head, answer: Answer::Begun { pair, first, gate }, booked, prefill_usage }
+    Started { head, answer: Answer::Begun { pair, first, gate }, booked, expected: None, prefill_usage }
 }
 
 fn take_head(pair: &Pair) -> Response<()> {

@@ -75,7 +75,8 @@ impl Decider {
         tried: &[Arc<Endpoint>],
     ) -> Result<Chosen, Refusal> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let prediction = Prediction::default();
+        let prediction =
+            ask.predicted.as_ref().map_or_else(Prediction::default, |predicted| predicted.for_fleet(fleet));
         let mut refusal = Refusal::UnknownModel;
         for pickiness in [Pickiness::Sound, Pickiness::Healthy, Pickiness::Untried] {
             let loads = loads(fleet, ask, tried, pickiness);

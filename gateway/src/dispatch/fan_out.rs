@@ -66,6 +66,7 @@ fn one(ask: &Ask, sample: u32) -> Result<Ask, ApiError> {
         body,
         head,
         request,
+        predicted: ask.predicted.clone(),
         model: ask.model.clone(),
     })
 }
@@ -101,7 +102,7 @@ mod tests {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let head = Head::read(api, &body).unwrap().without_model();
         let (method, uri, headers) = (Method::POST, Uri::from_static("/"), HeaderMap::new());
-        let ask = Ask { api, method, uri, headers, body, head, request: None, model: None };
+        let ask = Ask { api, method, uri, headers, body, head, request: None, predicted: None, model: None };
         split(&ask).unwrap().iter().map(|part| serde_json::from_slice(&part.body).unwrap()).collect()
     }
 

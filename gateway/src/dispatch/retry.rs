@@ -74,8 +74,9 @@ impl Dispatcher {
                 (Err(_), Some(failure)) => return Err(explain(failure, number - 1)),
                 (Err(refusal), None) => return Err(Refused::Error(refused(&refusal, ask))),
             };
+            let expected = ask.predicted.as_ref().map(|predicted| predicted.expected_of(&chosen.entry));
             match attempt(ask, chosen, self.limits.attempt, &self.aborter, span).await {
-                Ok(started) => return Ok(started),
+                Ok(started) => return Ok(Started { expected, ..started }),
                 Err(failure) => {
                     self.note(&failure);
                     if !may_retry(&failure.error) || number >= self.limits.attempts {

@@ -130,6 +130,7 @@ mod tests {
             body,
             head,
             request: None,
+            predicted: None,
             model: None,
         }
     }

@@ -1,6 +1,7 @@
 //! Prometheus metrics. All names start with `moongate_`; `docs/metrics.md` lists them.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
@@ -11,8 +12,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::cache::{FeedMetrics, PredictionMetrics, StoreMetrics};
 use crate::dispatch::Side;
 use crate::fleet::Fleet;
+use crate::predict::KvIndex;
 use crate::prompt::Api;
 use crate::upstream::LegError;
 
@@ -24,8 +27,8 @@ const ITL_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.
 /// Seconds; whole requests.
 const DURATION_BUCKETS: [f64; 13] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0];
-/// Seconds; the scheduler.
-const DECIDE_BUCKETS: [f64; 8] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 1e-3, 1e-2];
+/// Seconds; the scheduler, and what it is told.
+const DECIDE_BUCKETS: [f64; 9] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 1e-3, 1e-2, 1e-1];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
@@ -78,6 +81,12 @@ pub(crate) struct Metrics {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     completion_tokens: Counter,
+    pub(crate) predictions: PredictionMetrics,
+    pub(crate) feeds: Arc<FeedMetrics>,
+    pub(crate) store: Arc<StoreMetrics>,
+    predict: Histogram,
+    index_pages: Gauge,
+    index_bytes: Gauge,
     engines: EngineGauges,
 }
 
@@ -126,6 +135,21 @@ impl Metrics {
             registry.register(name, help, counter.clone());
             counter
         });
+        let predictions = PredictionMetrics::register(&mut registry);
+        let feeds = Arc::new(FeedMetrics::default());
+        feeds.register(&mut registry);
+        let store = Arc::new(StoreMetrics::default());
+        store.register(&mut registry);
+        let predict = seconds(&mut registry, "predict", "Time to predict cache hits", &DECIDE_BUCKETS);
+        let [index_pages, index_bytes] = [
+            ("index_pages", "Pages in the index of KV caches"),
+            ("index_bytes", "Memory of the index of KV caches"),
+        ]
+        .map(|(name, help)| {
+            let gauge = Gauge::default();
+            registry.register(name, help, gauge.clone());
+            gauge
+        });
         let engines = EngineGauges::register(&mut registry);
         Self {
             registry,
@@ -141,6 +165,12 @@ impl Metrics {
             prompt_tokens,
             cached_tokens,
             completion_tokens,
+            predictions,
+            feeds,
+            store,
+            predict,
+            index_pages,
+            index_bytes,
             engines,
         }
     }
@@ -166,6 +196,10 @@ impl Metrics {
 
     pub(crate) fn decided(&self, took: Duration) {
         self.decide.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn predicted(&self, took: Duration) {
+        self.predict.observe(took.as_secs_f64());
     }
 
     pub(crate) fn tokens(&self, prompt: u64, cached: u64, completion: u64) {
@@ -197,8 +231,11 @@ impl Metrics {
     }
 
     /// The text that Prometheus scrapes.
-    pub(crate) fn scrape(&self, fleet: &Fleet) -> String {
+    pub(crate) fn scrape(&self, fleet: &Fleet, index: &KvIndex) -> String {
         self.engines.set(fleet);
+        let size = index.size();
+        self.index_pages.set(i64::try_from(size.pages).unwrap_or(i64::MAX));
+        self.index_bytes.set(i64::try_from(size.bytes).unwrap_or(i64::MAX));
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &self.registry) {
             let _infallible = writeln!(text, "# encoding failed: {error}");

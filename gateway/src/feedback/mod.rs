@@ -1,9 +1,11 @@
 //! What is learned from each request: metrics and spans.
 
+mod cache;
 mod metrics;
 mod request;
 mod spans;
 
+pub(crate) use cache::{Expected, FeedMetrics, StoreMetrics};
 pub(crate) use metrics::Metrics;
 pub(crate) use request::Feedback;
 pub(crate) use spans::RequestSpan;

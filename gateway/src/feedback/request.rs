@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::cache::Expected;
 use super::metrics::Metrics;
 use super::spans::RequestSpan;
 use crate::error::ApiError;
@@ -18,18 +19,26 @@ pub(crate) struct Feedback {
     api: Api,
     start: Instant,
     last_piece: Option<Instant>,
+    /// What was predicted for the engine that computes the prompt, and the model's name.
+    expected: Option<(Expected, Arc<str>)>,
     ended: bool,
 }
 
 impl Feedback {
     pub(crate) fn new(metrics: Arc<Metrics>, span: RequestSpan, api: Api) -> Self {
         metrics.request_started();
-        Self { metrics, span, api, start: Instant::now(), last_piece: None, ended: false }
+        Self { metrics, span, api, start: Instant::now(), last_piece: None, expected: None, ended: false }
     }
 
     /// The request's span.
     pub(crate) fn span(&mut self) -> &mut RequestSpan {
         &mut self.span
+    }
+
+    /// A route was taken for which cache hits were predicted.
+    pub(crate) fn expect(&mut self, expected: Expected, model: Arc<str>) {
+        self.span.expected(expected);
+        self.expected = Some((expected, model));
     }
 
     /// A piece of the answer goes to the client.
@@ -57,6 +66,9 @@ impl Feedback {
                 usage.completion_tokens,
             );
             self.span.usage(usage);
+            if let (Some((expected, model)), Some(found)) = (&self.expected, usage.cached_tokens) {
+                self.metrics.predictions.compare(model, *expected, found);
+            }
         }
         self.end("ok");
     }

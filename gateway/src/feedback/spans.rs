@@ -7,6 +7,7 @@ use http::Request;
 use moongate_scheduler::Refusal;
 use moongate_telemetry::{SpanHandle, SpanKind, Traces, names};
 
+use super::Expected;
 use crate::dispatch::{Ask, Chosen, Side};
 use crate::error::ApiError;
 use crate::prompt::Api;
@@ -74,6 +75,14 @@ impl RequestSpan {
             span.set(names::SERVER_ADDRESS, engine.to_owned());
         }
         span
+    }
+
+    /// What was predicted for the engine that computes the prompt.
+    pub(crate) fn expected(&mut self, expected: Expected) {
+        let hits = expected.hits;
+        self.root.set("moongate.predicted.l1_tokens", i64::from(hits.l1_tokens));
+        self.root.set("moongate.predicted.l2_tokens", i64::from(hits.l2_tokens));
+        self.root.set("moongate.predicted.l3_tokens", i64::from(hits.l3_tokens));
     }
 
     /// The first piece of the answer goes to the client.

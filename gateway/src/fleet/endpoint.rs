@@ -7,6 +7,7 @@ use moongate_discovery::InstanceId;
 
 use super::book::Book;
 use super::breaker::{Breaker, BreakerLimits};
+use crate::predict::{EngineEntry, KvIndex};
 use crate::upstream::{LegError, Pool, PoolLimits};
 
 /// Settings of every endpoint.
@@ -23,16 +24,24 @@ pub(crate) struct Endpoint {
     pub(crate) pool: Arc<Pool>,
     pub(crate) book: Book,
     pub(crate) breaker: Breaker,
+    /// Its pages in the index.
+    pub(crate) entry: EngineEntry,
     healthy: AtomicBool,
 }
 
 impl Endpoint {
-    pub(crate) fn new(id: InstanceId, authority: String, limits: EndpointLimits) -> Self {
+    pub(crate) fn new(
+        id: InstanceId,
+        authority: String,
+        limits: EndpointLimits,
+        index: Arc<KvIndex>,
+    ) -> Self {
         Self {
             id,
             pool: Arc::new(Pool::new(authority, limits.pool)),
             book: Book::default(),
             breaker: Breaker::new(limits.breaker),
+            entry: EngineEntry::new(index),
             healthy: AtomicBool::new(true),
         }
     }

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::endpoint::EndpointLimits;
 use super::snapshot::Fleet;
+use crate::predict::KvIndex;
 
 /// The current fleet. Cheap to clone; reading never waits.
 #[derive(Debug, Clone)]
@@ -37,9 +38,9 @@ impl FleetReader {
     }
 
     /// Builds and publishes the fleet of the topology's current snapshot.
-    pub(crate) fn refresh(&self, topology: &TopologyReader, limits: EndpointLimits) {
+    pub(crate) fn refresh(&self, topology: &TopologyReader, limits: EndpointLimits, index: &Arc<KvIndex>) {
         let previous = self.current.load();
-        let fleet = Fleet::build(&topology.current(), &previous, limits);
+        let fleet = Fleet::build(&topology.current(), &previous, limits, index);
         tracing::info!(
             generation = fleet.generation,
             usable = fleet.members.len(),
@@ -66,6 +67,7 @@ pub(crate) async fn follow(
     reader: FleetReader,
     mut topology: TopologyReader,
     limits: EndpointLimits,
+    index: Arc<KvIndex>,
     stop: CancellationToken,
 ) {
     let mut sweep = interval(SWEEP_EVERY);
@@ -74,7 +76,7 @@ pub(crate) async fn follow(
         tokio::select! {
             () = stop.cancelled() => break,
             changed = topology.changed() => match changed {
-                Some(_) => reader.refresh(&topology, limits),
+                Some(_) => reader.refresh(&topology, limits, &index),
                 None => break,
             },
             _ = sweep.tick() => reader.current().members.iter().for_each(|member| member.endpoint.pool.sweep()),

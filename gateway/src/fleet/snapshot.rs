@@ -8,6 +8,7 @@ use moongate_scheduler as scheduler;
 use scheduler::{Cluster, InstanceIx, ModelIx, PairingDomain};
 
 use super::endpoint::{Endpoint, EndpointLimits};
+use crate::predict::{Keyspace, KvIndex, StoredAs};
 
 /// The reason that discovery gives before it has asked an engine.
 const NOT_PROBED: &str = "not probed yet";
@@ -17,6 +18,10 @@ const NOT_PROBED: &str = "not probed yet";
 pub(crate) struct Member {
     pub(crate) instance: Arc<Instance>,
     pub(crate) endpoint: Arc<Endpoint>,
+    /// How its pages are named; `None` if that is not known.
+    pub(crate) keyspace: Option<Keyspace>,
+    /// How its pages are named in the store; `None` if it uses none, or that is not known.
+    pub(crate) stored: Option<StoredAs>,
 }
 
 impl Member {
@@ -56,7 +61,12 @@ pub(crate) struct Waiting {
 
 impl Fleet {
     /// Builds the view of `topology`, keeping the endpoints of `previous` whose id and address are the same.
-    pub(crate) fn build(topology: &Topology, previous: &Fleet, limits: EndpointLimits) -> Self {
+    pub(crate) fn build(
+        topology: &Topology,
+        previous: &Fleet,
+        limits: EndpointLimits,
+        index: &Arc<KvIndex>,
+    ) -> Self {
         let mut fleet = Fleet { generation: topology.generation, ..Fleet::default() };
         let mut places = Interner::default();
         let mut instances = Vec::with_capacity(topology.instances.len());
@@ -64,7 +74,8 @@ impl Fleet {
             let authority = authority(&instance.url);
             let kept = previous.endpoints.get(&instance.id).filter(|kept| kept.pool.authority() == authority);
             let endpoint = kept.cloned().unwrap_or_else(|| {
-                Arc::new(Endpoint::new(instance.id.clone(), authority.to_owned(), limits))
+                let id = instance.id.clone();
+                Arc::new(Endpoint::new(id, authority.to_owned(), limits, index.clone()))
             });
             fleet.endpoints.insert(instance.id.clone(), endpoint.clone());
             let Some(facts) = instance.usable() else {
@@ -84,10 +95,28 @@ impl Fleet {
                 dp_size: facts.dp_size.max(1),
                 place: places.place(&instance.place),
             });
-            fleet.members.push(Member { instance: instance.clone(), endpoint });
+            let keyspace = Keyspace::of(instance);
+            let stored = keyspace.as_ref().and_then(|keyspace| keyspace.stored_as(facts));
+            fleet.members.push(Member { instance: instance.clone(), endpoint, keyspace, stored });
         }
         fleet.cluster = Cluster::new(instances);
         fleet
+    }
+
+    /// Whether the topology still has this endpoint, usable or not.
+    pub(crate) fn has_endpoint(&self, endpoint: &Arc<Endpoint>) -> bool {
+        self.endpoints.get(&endpoint.id).is_some_and(|known| Arc::ptr_eq(known, endpoint))
+    }
+
+    /// How engines' pages are named in the store, each form once.
+    pub(crate) fn stored_as(&self) -> Vec<StoredAs> {
+        let mut all: Vec<StoredAs> = Vec::new();
+        for stored in self.members.iter().filter_map(|member| member.stored.as_ref()) {
+            if !all.contains(stored) {
+                all.push(stored.clone());
+            }
+        }
+        all
     }
 
     fn intern(&mut self, model: &str) -> ModelIx {

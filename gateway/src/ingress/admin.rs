@@ -5,11 +5,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::routing::get;
+use axum::routing::{get, post};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response};
 
 use super::handler::Gateway;
+use super::predict;
 use super::router::{health, ready};
 
 /// The exposition format's own content type.
@@ -22,11 +23,14 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
         .route("/metrics", get(metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
+        .route("/debug/predict/v1/chat/completions", post(predict::chat))
+        .route("/debug/predict/v1/completions", post(predict::completions))
+        .route("/debug/predict/generate", post(predict::generate))
         .with_state(gateway)
 }
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
-    let text = gateway.metrics.scrape(&gateway.dispatcher.fleet.current());
+    let text = gateway.metrics.scrape(&gateway.dispatcher.fleet.current(), &gateway.index);
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(CONTENT_TYPE, OPENMETRICS);
     response

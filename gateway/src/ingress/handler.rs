@@ -10,6 +10,7 @@ use http::{HeaderMap, Request, Response};
 use moongate_runtime::Supervisor;
 use moongate_scheduler as scheduler;
 use moongate_telemetry::Traces;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body::{BodyLimits, collect};
@@ -19,6 +20,7 @@ use crate::dispatch::{Answer, Ask, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
 use crate::feedback::{Feedback, Metrics, RequestSpan};
 use crate::fleet::{Booked, Fleet};
+use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
 use crate::prompt::{Api, Head};
 use crate::relay::{Relay, RelayParts, Sample, SseGate, Usage, merge_stream, merge_whole};
 
@@ -32,6 +34,8 @@ const DEFAULT_OUTPUT_TOKENS: u32 = 512;
 #[derive(Debug)]
 pub(crate) struct Gateway {
     pub(crate) dispatcher: Dispatcher,
+    pub(crate) predictor: Predictor,
+    pub(crate) index: Arc<KvIndex>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Traces,
     pub(crate) body_limits: BodyLimits,
@@ -85,7 +89,8 @@ async fn serve(
     request: Request<Body>,
     feedback: &mut Feedback,
 ) -> Result<(Ask, Served), Refused> {
-    let ask = read(gateway, api, request).await.map_err(Refused::Error)?;
+    let mut ask = read(gateway, api, request).await.map_err(Refused::Error)?;
+    predict(gateway, &mut ask).await;
     feedback.span().asked(&ask);
     let (dispatcher, span) = (&gateway.dispatcher, &*feedback.span());
     if !fan_out::is_needed(&dispatcher.fleet.current(), &ask) {
@@ -112,7 +117,7 @@ enum Served {
     Merged(Response<()>, Bytes),
 }
 
-async fn read(gateway: &Gateway, api: Api, request: Request<Body>) -> Result<Ask, ApiError> {
+pub(super) async fn read(gateway: &Gateway, api: Api, request: Request<Body>) -> Result<Ask, ApiError> {
     let (parts, body) = request.into_parts();
     let body = collect(&parts.headers, body, gateway.body_limits, &gateway.supervisor).await?;
     let fleet = gateway.dispatcher.fleet.current();
@@ -128,7 +133,45 @@ async fn read(gateway: &Gateway, api: Api, request: Request<Body>) -> Result<Ask
     // Engines only need the path: the authority of an absolute-form request is ours.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
     let uri = uri.map_err(|_| ApiError::new(Code::NotFound, "the path cannot be read"))?;
-    Ok(Ask { api, method: parts.method, uri, headers: to_engine(&parts.headers), body, head, request, model })
+    Ok(Ask {
+        api,
+        method: parts.method,
+        uri,
+        headers: to_engine(&parts.headers),
+        body,
+        head,
+        request,
+        predicted: None,
+        model,
+    })
+}
+
+/// Asks how much of the prompt each engine has in a cache, and counts its tokens on the way.
+async fn predict(gateway: &Gateway, ask: &mut Ask) {
+    if ask.request.is_none() || ask.api == Api::Other {
+        return;
+    }
+    let start = Instant::now();
+    match find(gateway, ask).await {
+        Ok(predicted) => {
+            if let Some(request) = &mut ask.request {
+                request.input_tokens = predicted.input_tokens.max(1);
+            }
+            ask.predicted = Some(predicted);
+            gateway.metrics.predicted(start.elapsed());
+        }
+        Err(unknown) => {
+            tracing::debug!(%unknown, "cache hits are not predicted");
+            gateway.metrics.predictions.none(unknown.name());
+        }
+    }
+}
+
+/// How much of the prompt each engine has in a cache.
+pub(super) async fn find(gateway: &Gateway, ask: &Ask) -> Result<Predicted, Unknown> {
+    let request = ask.request.as_ref().ok_or(Unknown::Batch)?;
+    let fleet = gateway.dispatcher.fleet.current();
+    gateway.predictor.predict(&fleet, ask.api, request.model, &ask.body).await
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -182,7 +225,10 @@ fn describe(model: scheduler::ModelIx, head: &Head<'_>) -> scheduler::Request {
 }
 
 fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedback) -> Response<Body> {
-    let Started { mut head, answer, booked, prefill_usage } = started;
+    let Started { mut head, answer, booked, expected, prefill_usage } = started;
+    if let (Some(expected), Some(model)) = (expected, &ask.model) {
+        feedback.expect(expected, model.clone());
+    }
     to_client(head.headers_mut());
     let body = match answer {
         Answer::Whole(body) => {

@@ -5,6 +5,7 @@ mod body;
 mod engine_error;
 mod handler;
 mod headers;
+mod predict;
 mod router;
 
 pub(crate) use admin::admin_router;

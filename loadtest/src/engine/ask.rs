@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::reply::Refusal;
-use super::tokens::{hash_bytes, push_generation_prompt, push_message, tokens_of_text};
+use super::tokens::{push_generation_prompt, push_message, tokens_of_text};
 use super::tools::ToolPlan;
 
 /// Most answers per prompt.
@@ -44,7 +44,6 @@ pub(crate) struct Ask {
     pub(crate) logprobs_from: Option<usize>,
     pub(crate) return_token_ids: bool,
     pub(crate) tool: Option<ToolPlan>,
-    pub(crate) salt: u64,
     pub(crate) rids: Vec<String>,
     pub(crate) body: Map<String, Value>,
 }
@@ -108,7 +107,6 @@ impl Ask {
                 .and_then(|start| usize::try_from(start).ok()),
             return_token_ids: flag("return_token_ids"),
             tool,
-            salt: salt(&body),
             rids: strings(body.get("rid")),
             body,
         })
@@ -136,11 +134,6 @@ fn strings(value: Option<&Value>) -> Vec<String> {
         Some(Value::Array(many)) => many.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         _ => Vec::new(),
     }
-}
-
-fn salt(body: &Map<String, Value>) -> u64 {
-    let parts = ["cache_salt", "extra_key"].map(|name| strings(body.get(name)).join("\u{1f}"));
-    if parts.iter().all(String::is_empty) { 0 } else { hash_bytes(parts.join("\u{1e}").as_bytes()) }
 }
 
 fn choices(sampling: &Map<String, Value>) -> Result<u32, Refusal> {

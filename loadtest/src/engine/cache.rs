@@ -7,6 +7,13 @@ use serde::{Deserialize, Serialize};
 
 const NONE: u32 = u32::MAX;
 
+/// What an insertion did to a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Added(u128),
+    Evicted(u128),
+}
+
 /// A bounded set of pages in order of use.
 #[derive(Debug, Default)]
 pub(crate) struct PageLru {
@@ -59,14 +66,19 @@ impl PageLru {
     /// Makes every page of a prefix the most recently used, adding what is missing. The first page is touched
     /// last, so a prefix loses its end first.
     pub(crate) fn put_prefix(&mut self, pages: &[u128], page_tokens: usize) {
+        self.put_prefix_telling(pages, page_tokens, |_| {});
+    }
+
+    /// [`PageLru::put_prefix`], telling what it changes, in that order.
+    fn put_prefix_telling(&mut self, pages: &[u128], page_tokens: usize, mut tell: impl FnMut(Change)) {
         // Pages beyond the capacity would only push each other out.
         let fitting = self.capacity.checked_div(page_tokens).unwrap_or(0).min(pages.len());
         for page in pages[..fitting].iter().rev() {
-            self.put(*page, page_tokens);
+            self.put(*page, page_tokens, &mut tell);
         }
     }
 
-    fn put(&mut self, page: u128, tokens: usize) {
+    fn put(&mut self, page: u128, tokens: usize, tell: &mut impl FnMut(Change)) {
         if tokens > self.capacity {
             return;
         }
@@ -76,9 +88,8 @@ impl PageLru {
             return;
         }
         while self.used + tokens > self.capacity {
-            if !self.evict_oldest() {
-                return;
-            }
+            let Some(evicted) = self.evict_oldest() else { return };
+            tell(Change::Evicted(evicted));
         }
         let node = Node { page, tokens, newer: NONE, older: NONE };
         let slot = if let Some(slot) = self.free.pop() {
@@ -90,21 +101,22 @@ impl PageLru {
             slot
         };
         self.slots.insert(page, slot);
+        tell(Change::Added(page));
         self.used += tokens;
         self.link_newest(slot);
     }
 
-    fn evict_oldest(&mut self) -> bool {
+    fn evict_oldest(&mut self) -> Option<u128> {
         let slot = self.oldest;
         if slot == NONE {
-            return false;
+            return None;
         }
         self.unlink(slot);
         let Node { page, tokens, .. } = self.nodes[slot as usize];
         self.slots.remove(&page);
         self.used -= tokens;
         self.free.push(slot);
-        true
+        Some(page)
     }
 
     fn unlink(&mut self, slot: u32) {
@@ -153,6 +165,13 @@ impl CachedTokens {
 /// The store that all engines of a fleet share.
 pub(crate) type SharedStore = Mutex<PageLru>;
 
+/// Which of an engine's own levels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    Device,
+    Host,
+}
+
 /// One engine rank's own two levels.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
@@ -200,10 +219,15 @@ impl PrefixCache {
         }
     }
 
-    /// Keeps a prefix in both levels (the host level holds what the device level holds).
-    pub(crate) fn insert(&mut self, pages: &[u128]) {
-        self.device.put_prefix(pages, self.page_size);
-        self.host.put_prefix(pages, self.page_size);
+    /// Keeps a prefix in both levels (the host level holds what the device level holds), telling what it changes.
+    pub(crate) fn insert(&mut self, pages: &[u128], mut tell: impl FnMut(Level, Change)) {
+        self.device.put_prefix_telling(pages, self.page_size, |change| tell(Level::Device, change));
+        self.host.put_prefix_telling(pages, self.page_size, |change| tell(Level::Host, change));
+    }
+
+    /// Whether some level holds a page.
+    pub(crate) fn holds(&self, page: u128) -> bool {
+        self.device.contains(page) || self.host.contains(page)
     }
 
     pub(crate) fn clear(&mut self) {
@@ -249,7 +273,7 @@ mod tests {
     #[test]
     fn levels_are_read_in_order_and_one_token_is_always_computed() {
         let mut cache = PrefixCache::new(32, 64, 16);
-        cache.insert(&[1, 2, 3, 4]);
+        cache.insert(&[1, 2, 3, 4], |_, _| {});
         let store = Mutex::new(PageLru::new(1_000));
         store.lock().put_prefix(&[1, 2, 3, 4, 5, 6], 16);
         let hit = cache.lookup(&[1, 2, 3, 4, 5, 6], 97, Some((&store, 0)));
@@ -272,8 +296,14 @@ mod tests {
         fn the_capacity_is_never_exceeded(capacity in 0_usize..200, page in 1_usize..40,
             prefixes in prop::collection::vec(prop::collection::vec(0_u128..30, 0..20), 0..40)) {
             let mut lru = PageLru::new(capacity);
+            // What the changes amount to is what is held.
+            let mut told = std::collections::BTreeSet::new();
             for pages in prefixes {
-                lru.put_prefix(&pages, page);
+                lru.put_prefix_telling(&pages, page, |change| assert!(match change {
+                    Change::Added(page) => told.insert(page),
+                    Change::Evicted(page) => told.remove(&page),
+                }));
+                prop_assert!(told.iter().all(|page| lru.contains(*page)) && told.len() == lru.slots.len());
                 prop_assert!(lru.used() <= capacity);
                 prop_assert_eq!(lru.slots.len() * page, lru.used());
                 prop_assert!(lru.nodes.len() * page <= capacity);

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::cache::{PageLru, SharedStore};
+use super::events::KvEvents;
 
 /// What an engine does of a request's two phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -139,6 +140,8 @@ pub struct SimConfig {
     pub handshake_timeout: Duration,
     /// How long after its start a prefill engine's bootstrap server answers 503.
     pub ready_after: Duration,
+    /// How the engine publishes KV events; `None` is not at all. Then no page is hashed.
+    pub kv_events: Option<KvEvents>,
 }
 
 impl SimConfig {
@@ -165,6 +168,7 @@ impl SimConfig {
             bootstrap_timeout: None,
             handshake_timeout: Duration::from_secs(14),
             ready_after: Duration::ZERO,
+            kv_events: None,
         }
     }
 
@@ -205,6 +209,9 @@ impl SimConfig {
         if !(self.time_scale.is_finite() && self.time_scale > 0.0) {
             return invalid("time-scale must be a number above 0; 10 means ten times faster");
         }
+        if self.kv_events.is_some() && self.page_size > moongate_pages::MAX_PAGE_TOKENS as usize {
+            return invalid("page-size must be at most 8192 where KV events are published");
+        }
         if self.service.chunk_tokens == 0 {
             return invalid("chunk-tokens must be at least 1");
         }
@@ -225,6 +232,14 @@ pub enum SimError {
         address: SocketAddr,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// An event socket could not be opened.
+    #[error("cannot publish KV events on {address}: {source}; is another process using it?")]
+    Events {
+        /// The first rank's address, as configured.
+        address: SocketAddr,
+        /// What went wrong.
+        source: moongate_zmtp::Error,
     },
     /// The HTTP client for key-value transfers could not be made.
     #[error("cannot make the transfer client: {0}")]

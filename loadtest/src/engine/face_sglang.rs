@@ -12,7 +12,7 @@ use super::reply::{self, Refusal, Reply};
 use super::serve::Plan;
 use super::speech::{Handover, Take};
 use super::stats::unix_s;
-use super::{Engine, Role, metrics};
+use super::{Engine, Role, events, metrics, tokenize};
 
 /// Version that is reported.
 const VERSION: &str = "0.5.23";
@@ -203,6 +203,7 @@ pub(crate) fn route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Reply 
                 "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n",
             )
         }
+        "/tokenize" | "/v1/tokenize" if parts.method == Method::POST => tokenize::answer(engine, body),
         "/v1/embeddings" if parts.method == Method::POST => embeddings(engine, body),
         _ => reply::not_found(engine.config.face),
     }
@@ -260,13 +261,20 @@ fn server_info(engine: &Engine) -> Value {
         "hicache_ratio": 2.0, "hicache_write_policy": "write_through",
         "hicache_storage_backend": engine.store().map(|_| "mooncake"),
         "hicache_storage_prefetch_policy": "wait_complete",
-        "enable_cache_report": true, "enable_metrics": true, "version": VERSION, "kv_events": null,
+        "speculative_algorithm": null,
+        "enable_cache_report": true, "enable_metrics": true, "version": VERSION,
     });
     if let Some(object) = info.as_object_mut() {
         let state = json!({"page_size": config.page_size, "max_total_num_tokens": config.device_tokens,
                            "memory_usage": {"token_capacity": config.device_tokens}});
         object.insert("internal_states".to_owned(), Value::Array(vec![state; config.dp_size as usize]));
         object.insert("hicache_object_layout".to_owned(), layout(engine));
+        object.insert("kv_events".to_owned(), events::describe::sglang(engine));
+        object.insert("attn_dp_size".to_owned(), json!(config.dp_size));
+        object.insert("hicache_size".to_owned(), json!(0));
+        object.insert("hicache_mem_layout".to_owned(), json!("page_first"));
+        object.insert("hicache_io_backend".to_owned(), json!("kernel"));
+        object.insert("hicache_storage_backend_extra_config".to_owned(), Value::Null);
         object.insert("startup_time".to_owned(), json!({"scheduler_e2e": config.ready_after.as_secs_f64()}));
     }
     info

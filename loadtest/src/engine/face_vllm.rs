@@ -7,13 +7,12 @@ use http::request::Parts;
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::ask::{Ask, chat_prompt};
+use super::ask::Ask;
 use super::face_sglang::{embeddings, models, server_url};
 use super::reply::{self, Refusal, Reply};
 use super::serve::Plan;
 use super::speech::{Handover, Take};
-use super::tokens::tokens_of_text;
-use super::{Connector, Engine, Role, metrics};
+use super::{Connector, Engine, Role, events, metrics, tokenize};
 
 /// Version that is reported.
 const VERSION: &str = "0.32.0";
@@ -148,8 +147,8 @@ pub(crate) fn route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Reply 
         "/v1/models" if get => reply::json_ok(&models(engine, "vllm")),
         "/load" if get => reply::json_ok(&json!({"server_load": engine.stats.read(|stats| stats.active)})),
         "/metrics" if get => reply::text(StatusCode::OK, metrics::vllm(engine)),
-        "/kv_event_sources" if get => reply::json_ok(&json!({})),
-        "/tokenize" if parts.method == Method::POST => tokenize(engine, body),
+        "/kv_event_sources" if get => reply::json_ok(&events::describe::vllm(engine)),
+        "/tokenize" if parts.method == Method::POST => tokenize::answer(engine, body),
         "/reset_prefix_cache" if parts.method == Method::POST => {
             engine.flush_caches();
             reply::empty()
@@ -157,25 +156,4 @@ pub(crate) fn route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Reply 
         "/v1/embeddings" if parts.method == Method::POST => embeddings(engine, body),
         _ => reply::not_found(engine.config.face),
     }
-}
-
-fn tokenize(engine: &Engine, body: &Bytes) -> Reply {
-    let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
-    let tokens = match (parsed.get("prompt").and_then(Value::as_str), parsed.as_object()) {
-        (Some(prompt), _) => tokens_of_text(prompt),
-        (None, Some(chat)) => match chat_prompt(chat) {
-            Ok((tokens, _)) => tokens.to_vec(),
-            Err(refused) => return reply::refusal(engine.config.face, &refused),
-        },
-        (None, None) => {
-            return reply::refusal(
-                engine.config.face,
-                &Refusal::bad_request("prompt or messages: Field required"),
-            );
-        }
-    };
-    reply::json_ok(
-        &json!({"count": tokens.len(), "max_model_len": engine.config.context_tokens, "tokens": tokens,
-                           "token_strs": null}),
-    )
 }

@@ -67,6 +67,16 @@ impl From<Fault> for FaultPlan {
     }
 }
 
+/// What goes wrong with an engine's KV events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum EventFault {
+    /// Of so many messages the last one is lost; 0 loses none.
+    LoseEvery(u64),
+    /// The cache is empty and messages count from 0 again, as after a restart of the process.
+    Restart(bool),
+}
+
 /// The engine's switch.
 #[derive(Debug, Default)]
 pub(crate) struct FaultSwitch {
@@ -119,6 +129,14 @@ mod tests {
         assert_eq!(switch.take(true), Fault::DieMidStream { tokens: 3 });
         assert_eq!(switch.take(true), Fault::DieMidStream { tokens: 3 });
         assert_eq!(switch.take(true), Fault::None);
+    }
+
+    #[test]
+    fn event_faults_read_from_json() {
+        let read = |text| serde_json::from_str::<EventFault>(text).ok();
+        assert_eq!(read(r#"{"lose_every":3}"#), Some(EventFault::LoseEvery(3)));
+        assert_eq!(read(r#"{"restart":true}"#), Some(EventFault::Restart(true)));
+        assert_eq!(read("{}"), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cache::CachedTokens;
+use super::events::Prefix;
 use super::rendezvous::{KvAsk, KvOffer, Missed};
 use super::speech::{EngineError, Job, Take};
 use super::stats::Gauge;
@@ -48,7 +49,7 @@ pub(crate) async fn compute(
         return Err(EngineError::new("the engine is shutting down"));
     }
     drop((waiting, uncached));
-    engine.remember(job.rank, chain);
+    engine.remember(job.rank, &Prefix { chain, tokens: &job.tokens, namespace: &job.namespace });
     engine.stats.change(|stats| {
         stats.prompt_tokens += chain.len() as u64;
         stats.cached_device_tokens += cached.device as u64;

@@ -163,13 +163,20 @@ pub(crate) fn vllm(engine: &Engine) -> String {
             ("finished_reason=\"error\"", number(stats.failed)),
         ],
     );
-    page.metric(
-        "gauge",
-        "vllm:cache_config_info",
-        &[(&format!("block_size=\"{}\",enable_prefix_caching=\"True\"", engine.config.page_size), 1.0)],
-    );
+    page.metric("gauge", "vllm:cache_config_info", &[(&cache_config(engine), 1.0)]);
     connector(&mut page, engine, &stats);
     page.text
+}
+
+/// Labels that tell how blocks are cut and named.
+fn cache_config(engine: &Engine) -> String {
+    let (block, tokens) = (engine.config.page_size, engine.config.device_tokens);
+    format!(
+        "_block_size_resolved=\"True\",block_size=\"{block}\",cache_dtype=\"auto\",effective_attention_block_size=\"{block}\",\
+         enable_prefix_caching=\"True\",hash_block_size=\"None\",kv_cache_size_tokens=\"{tokens}\",num_gpu_blocks=\"{}\",\
+         prefix_caching_hash_algo=\"sha256_cbor\",sliding_window=\"None\"",
+        tokens / block
+    )
 }
 
 fn connector(page: &mut Page, engine: &Engine, stats: &SimStats) {

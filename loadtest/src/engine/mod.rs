@@ -8,23 +8,27 @@
 //! | part | subject |
 //! |---|---|
 //! | `tokens`, `tools` | what it says |
-//! | `cache` | what it remembers |
+//! | `rank`, `cache`, `namespace` | what it remembers |
+//! | `events` | what it tells about that |
 //! | `service` | how long it takes |
 //! | `speech` | the life of one choice |
 //! | `handover`, `rendezvous` | how prefill and decode meet |
 //! | `ask`, `write`, `serve`, `stream` | requests and answers |
-//! | `face_sglang`, `face_vllm`, `bootstrap` | the two protocols |
+//! | `face_sglang`, `face_vllm`, `tokenize`, `bootstrap` | the two protocols |
 //! | `server`, `faults`, `stats` | sockets, failures, counters |
 
 mod ask;
 mod bootstrap;
 mod cache;
 mod config;
+mod events;
 mod face_sglang;
 mod face_vllm;
 mod faults;
 mod handover;
 mod metrics;
+mod namespace;
+mod rank;
 mod rendezvous;
 mod reply;
 mod serve;
@@ -33,6 +37,7 @@ mod service;
 mod speech;
 mod stats;
 mod stream;
+mod tokenize;
 pub mod tokens;
 mod tools;
 mod write;
@@ -45,32 +50,25 @@ use std::time::Duration;
 
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::cache::CachedTokens;
 pub use self::config::{Connector, Face, Role, ServiceModel, SimConfig, SimError, SimFleet};
+pub use self::events::KvEvents;
 pub use self::faults::{Fault, FaultPlan};
 pub use self::stats::{AbortEvent, AbortKind, RecordedRequest, SimStats};
 
-use self::cache::{PrefixCache, SharedStore};
+use self::cache::SharedStore;
+use self::events::{Ports, Prefix, Reporter};
 use self::faults::FaultSwitch;
+use self::rank::Rank;
 use self::rendezvous::{KvOffer, Places};
-use self::service::{PrefillQueue, Timing};
+use self::service::Timing;
 use self::stats::{Gauge, Stats};
-use self::tokens::PageChain;
 
 /// How long a stop waits for the engine's tasks.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
-
-/// One data-parallel rank: its own queue and cache.
-#[derive(Debug)]
-pub(crate) struct Rank {
-    cache: Mutex<PrefixCache>,
-    prefill: PrefillQueue,
-    network_card: tokio::sync::Mutex<()>,
-    batch: Arc<Semaphore>,
-}
 
 /// A request that can be aborted by its id.
 #[derive(Debug)]
@@ -98,9 +96,10 @@ pub(crate) struct Engine {
     next_rank: AtomicU32,
     main: SocketAddr,
     bootstrap: Option<SocketAddr>,
+    event_ports: Option<Ports>,
     /// Data-parallel ranks that were registered for rooms.
     room_ranks: Mutex<HashMap<u64, u32>>,
-    refusing: tokio::sync::watch::Sender<bool>,
+    refusing: watch::Sender<bool>,
     ready: AtomicBool,
 }
 
@@ -121,10 +120,10 @@ impl Engine {
     }
 
     /// Puts a computed prefix into the rank's cache, and into the shared store.
-    fn remember(&self, rank: u32, chain: &PageChain) {
-        self.rank(rank).cache.lock().insert(chain.pages());
+    fn remember(&self, rank: u32, prefix: &Prefix<'_>) {
+        self.rank(rank).insert(prefix);
         if let Some(store) = self.store() {
-            store.lock().put_prefix(chain.pages(), self.config.page_size);
+            store.lock().put_prefix(prefix.chain.pages(), self.config.page_size);
         }
     }
 
@@ -189,9 +188,17 @@ impl Engine {
     }
 
     fn flush_caches(&self) {
-        for rank in &self.ranks {
-            rank.cache.lock().clear();
-        }
+        self.ranks.iter().for_each(|rank| rank.clear(Reporter::clear));
+    }
+
+    /// Empties the caches as a restart of the process does: nobody is told, and events count from 0 again.
+    fn restart_caches(&self) {
+        self.ranks.iter().for_each(|rank| rank.clear(Reporter::restart));
+    }
+
+    /// Loses every `every`-th event message of each rank from now on; 0 loses none.
+    fn lose_kv_events(&self, every: u64) {
+        self.ranks.iter().for_each(|rank| rank.report(|reporter| reporter.lose(every)));
     }
 
     fn is_ready(&self) -> bool {
@@ -233,22 +240,12 @@ impl SimEngine {
             None => None,
         };
         let stats = Arc::new(Stats::new(config.dp_size));
-        let mut ranks = Vec::new();
-        for _ in 0..config.dp_size {
-            let chunk = config.service.chunk_tokens;
-            let (prefill, worker) = PrefillQueue::new(chunk, Arc::clone(&stats), supervisor.token());
-            supervisor.spawn("sim-engine-prefill", worker);
-            ranks.push(Rank {
-                cache: Mutex::new(PrefixCache::new(
-                    config.device_tokens,
-                    config.host_tokens,
-                    config.page_size,
-                )),
-                prefill,
-                network_card: tokio::sync::Mutex::new(()),
-                batch: Arc::new(Semaphore::new(config.max_running.min(Semaphore::MAX_PERMITS))),
-            });
-        }
+        let refusing = watch::Sender::new(false);
+        let (event_ports, reporters) = events::start(&config, &refusing, &supervisor).await?;
+        let mut reporters = reporters.into_iter();
+        let ranks = (0..config.dp_size)
+            .map(|_| Rank::start(&config, reporters.next(), &stats, &supervisor))
+            .collect();
         let engine = Arc::new(Engine {
             timing: Timing::new(config.service.clone(), config.time_scale),
             fleet: fleet.clone(),
@@ -264,8 +261,9 @@ impl SimEngine {
             next_rank: AtomicU32::new(0),
             main: addr,
             bootstrap,
+            event_ports,
             room_ranks: Mutex::default(),
-            refusing: tokio::sync::watch::Sender::new(false),
+            refusing,
             ready: AtomicBool::new(config.ready_after.is_zero()),
             config,
         });
@@ -301,6 +299,12 @@ impl SimEngine {
         &self.engine.engine_id
     }
 
+    /// Where a data-parallel rank publishes KV events, and where it replays them, if it does.
+    #[must_use]
+    pub fn kv_event_addrs(&self, rank: u32) -> Option<(SocketAddr, SocketAddr)> {
+        self.engine.event_ports.map(|ports| (ports.live(rank), ports.replay(rank)))
+    }
+
     /// Its settings.
     #[must_use]
     pub fn config(&self) -> &SimConfig {
@@ -328,6 +332,18 @@ impl SimEngine {
     /// requests that come after the call; [`Fault::Refuse`] also ends those that are open.
     pub fn set_fault(&self, plan: impl Into<FaultPlan>) {
         self.engine.set_fault(plan.into());
+    }
+
+    /// Loses every `every`-th KV-event message of each rank from now on, so that subscribers see gaps: it has a number and can
+    /// be replayed, but nobody gets it. 0 loses none.
+    pub fn lose_kv_events(&self, every: u64) {
+        self.engine.lose_kv_events(every);
+    }
+
+    /// Empties the caches as a restart of the process does: nobody is told, event connections end, and messages count from 0
+    /// again.
+    pub fn restart_caches(&self) {
+        self.engine.restart_caches();
     }
 
     /// Ends the engine as a killed process ends: sockets closed, requests dropped.

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::ask::{Api, Ask};
-use super::faults::{Fault, FaultPlan};
+use super::faults::{EventFault, Fault, FaultPlan};
+use super::namespace::Namespace;
 use super::reply::{self, BreakOff, Refusal, Reply};
 use super::server::{Cut, Scissors, read_body};
 use super::speech::{EngineError, Handover, Job, Speech};
@@ -101,6 +102,22 @@ fn simulator_route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Option<
                 format!(
                     "not a fault: {error}; try {{\"fault\":\"hang\"}} or {{\"fault\":\"die_mid_stream\",\"tokens\":3}}\n"
                 ),
+            ),
+        }),
+        (&Method::POST, "/_sim/kv_events") => Some(match serde_json::from_slice::<EventFault>(body) {
+            Ok(EventFault::LoseEvery(every)) => {
+                engine.lose_kv_events(every);
+                reply::json_ok(&json!({"ok": true}))
+            }
+            Ok(EventFault::Restart(restart)) => {
+                if restart {
+                    engine.restart_caches();
+                }
+                reply::json_ok(&json!({"ok": true}))
+            }
+            Err(error) => reply::text(
+                StatusCode::BAD_REQUEST,
+                format!("not a fault of events: {error}; try {{\"lose_every\":3}} or {{\"restart\":true}}\n"),
             ),
         }),
         _ => None,
@@ -304,7 +321,7 @@ fn jobs(
             Job {
                 tokens: ask.prompts.get(prompt).cloned().unwrap_or_default(),
                 choice,
-                salt: ask.salt,
+                namespace: Namespace::of(&ask.body, engine.config.face, prompt),
                 max_tokens: ask.max_tokens,
                 stop: ask.stop.clone(),
                 tool: ask.tool.clone(),

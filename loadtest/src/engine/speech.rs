@@ -9,7 +9,9 @@ use tokio_util::sync::CancellationToken;
 use super::Engine;
 use super::cache::CachedTokens;
 use super::config::Role;
+use super::events::Prefix;
 use super::handover::{compute, offer, send, take};
+use super::namespace::Namespace;
 use super::service::{Pacer, Timing};
 use super::stats::Gauge;
 use super::tokens::{PageChain, Voice, token_of};
@@ -59,7 +61,7 @@ pub(crate) struct Job {
     /// Which of `n` answers to the prompt.
     pub(crate) choice: u32,
     /// Separates the cache by tenant.
-    pub(crate) salt: u64,
+    pub(crate) namespace: Namespace,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) stop: Vec<String>,
     /// A tool call to write instead of prose: called with the voice.
@@ -104,6 +106,9 @@ pub(crate) struct Speech {
     engine: Arc<Engine>,
     rank: u32,
     chain: PageChain,
+    /// The tokens of `chain`, where the output is kept and told.
+    tokens: Vec<u32>,
+    namespace: Namespace,
     timing: Timing,
     cancel: CancellationToken,
     voice: Voice,
@@ -130,7 +135,8 @@ impl Speech {
                 *count += 1;
             }
         });
-        let chain = PageChain::of(&job.tokens, engine.config.page_size, engine.cache_salt(job.salt));
+        let chain =
+            PageChain::of(&job.tokens, engine.config.page_size, engine.cache_salt(job.namespace.number()));
         let cancel = job.cancel.clone();
         tokio::select! {
             biased;
@@ -206,11 +212,15 @@ impl Speech {
                 None => (voice.natural_length(), Finish::Stop(None)),
             },
         };
+        let keeps_output = engine.config.role == Role::Plain && matches!(job.handover, Handover::Local);
+        let told = keeps_output && engine.config.kv_events.is_some();
         Self {
             engine: Arc::clone(engine),
             rank: job.rank,
             prompt_tokens: chain.len(),
             chain,
+            tokens: if told { job.tokens.to_vec() } else { Vec::new() },
+            namespace: job.namespace.clone(),
             timing: job.timing.clone(),
             cancel: job.cancel.clone(),
             voice,
@@ -221,7 +231,7 @@ impl Speech {
             tail: String::new(),
             spoken: 0,
             pacer: Pacer::start(),
-            keeps_output: engine.config.role == Role::Plain && matches!(job.handover, Handover::Local),
+            keeps_output,
             _place_in_batch: permit,
             _running: Gauge::new(&engine.stats, 1, |stats, by| {
                 stats.running = stats.running.saturating_add_signed(by);
@@ -264,6 +274,7 @@ impl Speech {
         self.engine.stats.change(|stats| stats.completion_tokens += 1);
         if self.keeps_output {
             self.chain.push(id);
+            self.tokens.push(id);
         }
         let text = self.cut_at_stop(text);
         if self.finish.is_none() && self.spoken >= self.limit {
@@ -296,7 +307,8 @@ impl Speech {
     fn end(&mut self, finish: Finish) {
         self.finish = Some(finish);
         if self.keeps_output {
-            self.engine.remember(self.rank, &self.chain);
+            let prefix = Prefix { chain: &self.chain, tokens: &self.tokens, namespace: &self.namespace };
+            self.engine.remember(self.rank, &prefix);
         }
     }
 }

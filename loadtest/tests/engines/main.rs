@@ -1,8 +1,9 @@
 //! Simulated engines over real sockets; the tests play the gateway.
 
-#![expect(clippy::expect_used, reason = "helpers of tests fail the test")]
+#![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test")]
 
 mod aborts;
+mod events;
 mod faults;
 mod generator;
 mod pairs;

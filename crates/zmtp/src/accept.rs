@@ -1,0 +1,40 @@
+//! A bound socket.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::{Endpoint, Error};
+
+/// Pause after a failed accept, which is mostly a lack of file descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A listening socket that outlives failed accepts.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    listener: TcpListener,
+}
+
+impl Acceptor {
+    pub(crate) async fn bind(endpoint: &Endpoint) -> Result<Self, Error> {
+        let addresses = endpoint.addresses().await?;
+        Ok(Self { listener: TcpListener::bind(&addresses[..]).await? })
+    }
+
+    pub(crate) fn local_addr(&self) -> Result<SocketAddr, Error> {
+        Ok(self.listener.local_addr()?)
+    }
+
+    pub(crate) async fn accept(&self) -> (TcpStream, SocketAddr) {
+        loop {
+            match self.listener.accept().await {
+                Ok(accepted) => return accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a ZeroMQ peer");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}

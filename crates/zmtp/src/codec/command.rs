@@ -1,0 +1,198 @@
+//! Commands: READY and ERROR of the handshake, subscriptions and heartbeats of ZMTP 3.1.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use super::{COMMAND, ProtocolError, put_frame_header};
+
+/// Longest context of a PING that the protocol allows.
+const CONTEXT_BYTES: usize = 16;
+
+/// A command of the peer or to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Ends a side's handshake.
+    Ready(Ready),
+    /// The peer refuses the connection, for this reason.
+    Error(String),
+    /// Send messages whose first part begins so.
+    Subscribe(Bytes),
+    /// Takes one such subscription back.
+    Cancel(Bytes),
+    /// Asks for a PONG.
+    Ping {
+        /// The sender may give up when it hears nothing for so long, in tenths of a second. 0: never.
+        ttl: u16,
+        /// Comes back in the PONG. At most 16 bytes.
+        context: Bytes,
+    },
+    /// Answers a PING with its context.
+    Pong(Bytes),
+    /// A command that ZMTP 3.1 does not have. To be ignored.
+    Unknown,
+}
+
+/// What a peer says of itself in its READY command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    /// The peer's kind of socket.
+    pub socket_type: SocketType,
+}
+
+/// Kinds of sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "these are ZeroMQ's names")]
+pub enum SocketType {
+    Pair,
+    Pub,
+    Sub,
+    XPub,
+    XSub,
+    Req,
+    Rep,
+    Dealer,
+    Router,
+    Push,
+    Pull,
+}
+
+const SOCKET_TYPES: &[(SocketType, &str)] = &[
+    (SocketType::Pair, "PAIR"),
+    (SocketType::Pub, "PUB"),
+    (SocketType::Sub, "SUB"),
+    (SocketType::XPub, "XPUB"),
+    (SocketType::XSub, "XSUB"),
+    (SocketType::Req, "REQ"),
+    (SocketType::Rep, "REP"),
+    (SocketType::Dealer, "DEALER"),
+    (SocketType::Router, "ROUTER"),
+    (SocketType::Push, "PUSH"),
+    (SocketType::Pull, "PULL"),
+];
+
+impl SocketType {
+    /// The name that travels in READY.
+    pub fn name(self) -> &'static str {
+        SOCKET_TYPES.iter().find(|(of, _)| *of == self).map_or("", |(_, name)| name)
+    }
+
+    /// Whether a socket of this kind may talk to one of the other.
+    pub fn may_talk_to(self, other: Self) -> bool {
+        use SocketType as S;
+        match self {
+            S::Pair => other == S::Pair,
+            S::Pub | S::XPub => matches!(other, S::Sub | S::XSub),
+            S::Sub | S::XSub => matches!(other, S::Pub | S::XPub),
+            S::Req => matches!(other, S::Rep | S::Router),
+            S::Rep => matches!(other, S::Req | S::Dealer),
+            S::Dealer => matches!(other, S::Rep | S::Dealer | S::Router),
+            S::Router => matches!(other, S::Req | S::Dealer | S::Router),
+            S::Push => other == S::Pull,
+            S::Pull => other == S::Push,
+        }
+    }
+}
+
+impl Command {
+    /// Appends the command as it travels.
+    pub fn encode(&self, out: &mut BytesMut) {
+        let mut body = BytesMut::new();
+        match self {
+            Self::Ready(ready) => {
+                put_name(b"READY", &mut body);
+                let value = ready.socket_type.name();
+                put_name(SOCKET_TYPE, &mut body);
+                body.put_u32(value.len() as u32);
+                body.put_slice(value.as_bytes());
+            }
+            Self::Error(reason) => {
+                put_name(b"ERROR", &mut body);
+                let reason = &reason.as_bytes()[..reason.len().min(u8::MAX.into())];
+                put_name(reason, &mut body);
+            }
+            Self::Subscribe(topic) => {
+                put_name(b"SUBSCRIBE", &mut body);
+                body.put_slice(topic);
+            }
+            Self::Cancel(topic) => {
+                put_name(b"CANCEL", &mut body);
+                body.put_slice(topic);
+            }
+            Self::Ping { ttl, context } => {
+                put_name(b"PING", &mut body);
+                body.put_u16(*ttl);
+                body.put_slice(context);
+            }
+            Self::Pong(context) => {
+                put_name(b"PONG", &mut body);
+                body.put_slice(context);
+            }
+            Self::Unknown => put_name(b"", &mut body),
+        }
+        put_frame_header(COMMAND, body.len(), out);
+        out.put_slice(&body);
+    }
+
+    /// Reads the body of a command frame.
+    ///
+    /// # Errors
+    /// [`ProtocolError::Command`] or [`ProtocolError::SocketType`].
+    pub fn decode(mut body: Bytes) -> Result<Self, ProtocolError> {
+        let name = short(&mut body).ok_or(ProtocolError::Command("without a name"))?;
+        Ok(match &name[..] {
+            b"READY" => Self::Ready(Ready::decode(body)?),
+            b"ERROR" => {
+                let reason = short(&mut body).ok_or(ProtocolError::Command("ERROR"))?;
+                Self::Error(String::from_utf8_lossy(&reason).into_owned())
+            }
+            b"SUBSCRIBE" => Self::Subscribe(body),
+            b"CANCEL" => Self::Cancel(body),
+            b"PING" => {
+                let ttl = body.try_get_u16().map_err(|_| ProtocolError::Command("PING"))?;
+                if body.len() > CONTEXT_BYTES {
+                    return Err(ProtocolError::Command("PING"));
+                }
+                Self::Ping { ttl, context: body }
+            }
+            b"PONG" => Self::Pong(body),
+            _ => Self::Unknown,
+        })
+    }
+}
+
+const SOCKET_TYPE: &[u8] = b"Socket-Type";
+
+impl Ready {
+    fn decode(mut metadata: Bytes) -> Result<Self, ProtocolError> {
+        let malformed = ProtocolError::Command("READY");
+        let mut socket_type = None;
+        while metadata.has_remaining() {
+            let (Some(name), Ok(length)) = (short(&mut metadata), metadata.try_get_u32()) else {
+                return Err(malformed);
+            };
+            let value = taken(&mut metadata, length as usize).ok_or_else(|| malformed.clone())?;
+            // Names of properties are case-insensitive; values of this one are not.
+            if name.eq_ignore_ascii_case(SOCKET_TYPE) {
+                socket_type = SOCKET_TYPES.iter().find(|(_, name)| name.as_bytes() == value);
+            }
+        }
+        match socket_type {
+            Some(&(socket_type, _)) => Ok(Self { socket_type }),
+            None => Err(ProtocolError::SocketType),
+        }
+    }
+}
+
+fn put_name(name: &[u8], out: &mut BytesMut) {
+    out.put_u8(name.len() as u8);
+    out.put_slice(name);
+}
+
+/// Takes a string that is preceded by its length in one byte.
+fn short(from: &mut Bytes) -> Option<Bytes> {
+    let length = from.try_get_u8().ok()?;
+    taken(from, length.into())
+}
+
+fn taken(from: &mut Bytes, length: usize) -> Option<Bytes> {
+    (length <= from.len()).then(|| from.split_to(length))
+}

@@ -1,0 +1,124 @@
+//! Cuts a peer's byte stream into greeting, commands and messages.
+
+use bytes::{Buf, Bytes, BytesMut};
+
+use super::greeting::check_start;
+use super::{COMMAND, Command, GREETING_BYTES, Greeting, LONG, MORE, Message, ProtocolError};
+
+/// What a peer may send at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one message, all parts together.
+    pub message_bytes: usize,
+    /// Parts of one message.
+    pub parts: usize,
+    /// Bytes of one command.
+    pub command_bytes: usize,
+}
+
+impl Default for Limits {
+    /// A batch of KV events of a full 1 M token prompt is about 5 MB.
+    fn default() -> Self {
+        Self { message_bytes: 16 << 20, parts: 16, command_bytes: 4 << 10 }
+    }
+}
+
+/// A complete piece of the peer's byte stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// Comes once, first.
+    Greeting(Greeting),
+    /// A command.
+    Command(Command),
+    /// A message with all its parts.
+    Message(Message),
+}
+
+/// Takes bytes as they arrive and gives back what is complete.
+///
+/// Payloads are slices of [`buffer`](Self::buffer), not copies. Memory follows the bytes that have arrived, never a length that the
+/// peer declares, and is bounded by [`Limits`].
+#[derive(Debug)]
+pub struct Decoder {
+    limits: Limits,
+    buffer: BytesMut,
+    greeted: bool,
+    /// Parts of the message that is not complete yet.
+    parts: Vec<Bytes>,
+    parts_bytes: usize,
+}
+
+impl Decoder {
+    /// A decoder at the begin of a connection.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, buffer: BytesMut::new(), greeted: false, parts: Vec::new(), parts_bytes: 0 }
+    }
+
+    /// Where arriving bytes are appended. Call [`decode`](Self::decode) until it gives nothing before appending more.
+    pub fn buffer(&mut self) -> &mut BytesMut {
+        &mut self.buffer
+    }
+
+    /// The next complete item, or `None` if more bytes are needed.
+    ///
+    /// # Errors
+    /// [`ProtocolError`]. The stream cannot be decoded any further.
+    pub fn decode(&mut self) -> Result<Option<Item>, ProtocolError> {
+        if !self.greeted {
+            return self.greeting();
+        }
+        while let Some((flags, body)) = self.frame()? {
+            if flags & COMMAND != 0 {
+                // libzmq may send a heartbeat between two parts of a message.
+                return Ok(Some(Item::Command(Command::decode(body)?)));
+            }
+            self.parts_bytes += body.len();
+            self.parts.push(body);
+            if flags & MORE == 0 {
+                self.parts_bytes = 0;
+                return Ok(Some(Item::Message(Message::new(std::mem::take(&mut self.parts)))));
+            }
+        }
+        Ok(None)
+    }
+
+    fn greeting(&mut self) -> Result<Option<Item>, ProtocolError> {
+        check_start(&self.buffer)?;
+        let Some(bytes) = self.buffer.first_chunk::<GREETING_BYTES>() else { return Ok(None) };
+        let greeting = Greeting::decode(bytes)?;
+        self.buffer.advance(GREETING_BYTES);
+        self.greeted = true;
+        Ok(Some(Item::Greeting(greeting)))
+    }
+
+    /// Flags and body of the next frame, if it is complete. Limits are checked as soon as its header is here.
+    fn frame(&mut self) -> Result<Option<(u8, Bytes)>, ProtocolError> {
+        let Some(&flags) = self.buffer.first() else { return Ok(None) };
+        let is_command = flags & COMMAND != 0;
+        if flags & !(MORE | LONG | COMMAND) != 0 || (is_command && flags & MORE != 0) {
+            return Err(ProtocolError::Flags(flags));
+        }
+        let (header, length) = if flags & LONG == 0 {
+            let Some(&length) = self.buffer.get(1) else { return Ok(None) };
+            (2, u64::from(length))
+        } else {
+            let Some(length) = self.buffer.get(1..).and_then(|rest| rest.first_chunk()) else {
+                return Ok(None);
+            };
+            (9, u64::from_be_bytes(*length))
+        };
+        let left =
+            if is_command { self.limits.command_bytes } else { self.limits.message_bytes - self.parts_bytes };
+        let Some(length) = usize::try_from(length).ok().filter(|length| *length <= left) else {
+            return Err(ProtocolError::TooLong { length, left });
+        };
+        if !is_command && self.parts.len() >= self.limits.parts {
+            return Err(ProtocolError::TooManyParts(self.limits.parts));
+        }
+        if self.buffer.len() - header < length {
+            return Ok(None);
+        }
+        self.buffer.advance(header);
+        Ok(Some((flags, self.buffer.split_to(length).freeze())))
+    }
+}

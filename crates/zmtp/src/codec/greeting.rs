@@ -1,0 +1,65 @@
+//! The 64 bytes that each side sends first.
+
+use super::ProtocolError;
+
+/// Length of a greeting.
+pub const GREETING_BYTES: usize = 64;
+/// Where the major version stands.
+pub(super) const MAJOR_AT: usize = 10;
+const MECHANISM_AT: usize = 12;
+const MECHANISM_BYTES: usize = 20;
+const MECHANISM: &[u8] = b"NULL";
+/// The version that this crate speaks; peers settle for the lower of both.
+const VERSION: (u8, u8) = (3, 1);
+
+/// What the peer's greeting says. Its mechanism is NULL, or decoding has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Greeting {
+    /// Minor version under major version 3 (or later, which keeps to 3 for us).
+    pub minor: u8,
+}
+
+impl Greeting {
+    /// Our own greeting.
+    pub fn encode() -> [u8; GREETING_BYTES] {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[0] = 0xff;
+        bytes[9] = 0x7f;
+        (bytes[MAJOR_AT], bytes[MAJOR_AT + 1]) = VERSION;
+        bytes[MECHANISM_AT..MECHANISM_AT + MECHANISM.len()].copy_from_slice(MECHANISM);
+        bytes
+    }
+
+    /// Reads the peer's greeting.
+    ///
+    /// # Errors
+    /// If it is none, older than version 3, or names another mechanism than NULL.
+    pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, ProtocolError> {
+        check_start(bytes)?;
+        let field = &bytes[MECHANISM_AT..MECHANISM_AT + MECHANISM_BYTES];
+        let name = field.split(|&byte| byte == 0).next().unwrap_or_default();
+        if name != MECHANISM {
+            return Err(ProtocolError::Mechanism(String::from_utf8_lossy(name).into_owned()));
+        }
+        // A later major version must speak as we do, version 3.1.
+        let minor = if bytes[MAJOR_AT] == VERSION.0 { bytes[MAJOR_AT + 1] } else { VERSION.1 };
+        Ok(Self { minor })
+    }
+
+    /// Whether subscriptions travel as commands (3.1) instead of messages (3.0).
+    pub fn subscribes_by_command(self) -> bool {
+        self.minor >= 1
+    }
+}
+
+/// Refuses what cannot become a greeting as early as its first bytes show it: an older peer sends no more than these until it has
+/// seen ours, and an HTTP client would wait for an answer.
+pub(super) fn check_start(bytes: &[u8]) -> Result<(), ProtocolError> {
+    if bytes.first().is_some_and(|&byte| byte != 0xff) || bytes.get(9).is_some_and(|byte| byte & 1 == 0) {
+        return Err(ProtocolError::NotZmtp);
+    }
+    match bytes.get(MAJOR_AT) {
+        Some(&major) if major < VERSION.0 => Err(ProtocolError::Version(major)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,39 @@
+//! The protocol without I/O: greeting, commands and multipart messages as bytes.
+//!
+//! A connection begins with a [`Greeting`] of 64 bytes from each side, then a READY [`Command`] from each side, then messages with
+//! commands in between.
+
+mod command;
+mod decoder;
+mod error;
+mod greeting;
+mod message;
+#[cfg(test)]
+mod tests;
+
+pub use command::{Command, Ready, SocketType};
+pub use decoder::{Decoder, Item, Limits};
+pub use error::ProtocolError;
+pub use greeting::{GREETING_BYTES, Greeting};
+pub use message::Message;
+
+/// Frame flag: more frames of the same message follow.
+const MORE: u8 = 0b001;
+/// Frame flag: the length has eight bytes instead of one.
+const LONG: u8 = 0b010;
+/// Frame flag: the body is a command.
+const COMMAND: u8 = 0b100;
+
+/// Appends the flags and the length that precede a frame's body.
+fn put_frame_header(flags: u8, length: usize, out: &mut impl bytes::BufMut) {
+    match u8::try_from(length) {
+        Ok(length) => {
+            out.put_u8(flags);
+            out.put_u8(length);
+        }
+        Err(_) => {
+            out.put_u8(flags | LONG);
+            out.put_u64(length as u64);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The ROUTER socket, as a server that answers a request with any number of messages.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use futures_util::stream::FuturesUnordered;
+use futures_util::{Stream, StreamExt};
+use tokio::net::TcpStream;
+
+use crate::accept::Acceptor;
+use crate::codec::{Message, SocketType};
+use crate::connection::Connection;
+use crate::request::split_envelope;
+use crate::{Endpoint, Error, Options};
+
+/// Answers requests of REQ and DEALER sockets.
+#[derive(Debug)]
+pub struct Responder {
+    acceptor: Acceptor,
+    local_addr: SocketAddr,
+    options: Options,
+}
+
+impl Responder {
+    /// Opens the socket. Requests wait until [`serve`](Self::serve) runs.
+    ///
+    /// # Errors
+    /// If the endpoint cannot be bound.
+    pub async fn bind(endpoint: &Endpoint, options: Options) -> Result<Self, Error> {
+        let acceptor = Acceptor::bind(endpoint).await?;
+        let local_addr = acceptor.local_addr()?;
+        Ok(Self { acceptor, local_addr, options })
+    }
+
+    /// The address that the socket listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Serves until it is dropped. `answer` gets a request without its envelope; what the stream gives is sent behind that envelope,
+    /// as fast as the peer takes it. The requests of one peer are answered one after the other, those of several at once.
+    pub async fn serve<A, S>(self, answer: A)
+    where
+        A: Fn(Message) -> S,
+        S: Stream<Item = Message>,
+    {
+        let mut peers = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                (stream, address) = self.acceptor.accept(), if peers.len() < self.options.peers => {
+                    let serving = serve_peer(stream, &answer, &self.options);
+                    peers.push(async move { (address, serving.await) });
+                }
+                Some((address, Err(error))) = peers.next(), if !peers.is_empty() => {
+                    tracing::debug!(%address, %error, "a requester has gone");
+                }
+            }
+        }
+    }
+}
+
+/// Ends with an error only: the peer's going is one.
+async fn serve_peer<S>(
+    stream: TcpStream,
+    answer: &impl Fn(Message) -> S,
+    options: &Options,
+) -> Result<Infallible, Error>
+where
+    S: Stream<Item = Message>,
+{
+    let mut connection = Connection::accepted(stream, SocketType::Router, options).await?;
+    loop {
+        let (envelope, request) = split_envelope(connection.message().await?);
+        let mut replies = std::pin::pin!(answer(request));
+        while let Some(reply) = replies.next().await {
+            connection.queue(&envelope, &reply);
+            if !connection.has_room() {
+                connection.flush().await?;
+            }
+        }
+        connection.flush().await?;
+    }
+}

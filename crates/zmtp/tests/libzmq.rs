@@ -1,0 +1,224 @@
+//! The sockets against libzmq, both ways.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use moongate_zmtp::{Endpoint, Event, Message, Options, Publisher, Responder, Subscriber, request};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+/// Installing pyzmq for the first time takes a while on a slow line.
+const SETUP_LIMIT: Duration = Duration::from_secs(300);
+/// Everything else. Long, because it only says when a test hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Messages that `peer.py` counts to.
+const COUNT: u64 = 1000;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libzmq")
+}
+
+/// Installs pyzmq unless it is there; returns its Python.
+async fn python() -> PathBuf {
+    let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("libzmq");
+    let mut setup = Command::new(folder().join("setup"));
+    let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
+    let ran = ran.expect("tests/libzmq/setup ends in time").expect("tests/libzmq/setup can be run");
+    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "tests/libzmq/setup has failed; python3 with venv is needed:\n{said}");
+    into.join("venv/bin/python")
+}
+
+/// A process with a libzmq socket. Killed when dropped.
+struct Peer {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Peer {
+    async fn start(role: &str, endpoint: &str) -> Self {
+        let mut command = Command::new(python().await);
+        command.arg(folder().join("peer.py")).args([role, endpoint]);
+        let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    async fn line(&mut self) -> String {
+        let line = tokio::time::timeout(LIMIT, self.lines.next_line()).await;
+        line.expect("peer.py says something in time").unwrap().expect("peer.py has failed")
+    }
+
+    async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+}
+
+async fn next(subscriber: &mut Subscriber) -> Event {
+    tokio::time::timeout(LIMIT, subscriber.recv()).await.expect("an event in time")
+}
+
+fn number(message: &Message) -> u64 {
+    u64::from_be_bytes(message.parts()[1][..].try_into().unwrap())
+}
+
+/// The next message, which must be one of `peer.py`'s.
+async fn message(subscriber: &mut Subscriber) -> u64 {
+    let event = next(subscriber).await;
+    let Event::Message(_, message) = event else { panic!("{event:?}") };
+    let [topic, _, empty, body] = message.parts() else { panic!("{message:?}") };
+    let n = number(&message);
+    assert_eq!((&topic[..], empty.len()), (&b"topic"[..], 0));
+    assert_eq!(body.len() as u64, n % 7 * 50_000);
+    assert!(body.iter().all(|&byte| u64::from(byte) == n % 256));
+    n
+}
+
+/// Receives some messages, which must be in order and without a gap.
+async fn in_order(subscriber: &mut Subscriber) {
+    let first = message(subscriber).await;
+    for n in first + 1..first + 50 {
+        assert_eq!(message(subscriber).await, n);
+    }
+}
+
+async fn connected(subscriber: &mut Subscriber) -> moongate_zmtp::Peer {
+    loop {
+        match next(subscriber).await {
+            Event::Connected(peer) => return peer,
+            Event::Failed(..) => {}
+            event => panic!("{event:?}"),
+        }
+    }
+}
+
+fn topics() -> Vec<Bytes> {
+    vec![Bytes::from("topic")]
+}
+
+#[tokio::test]
+async fn a_subscriber_follows_a_publisher_through_a_restart() {
+    let mut publisher = Peer::start("pub_bind", "tcp://127.0.0.1:*").await;
+    let endpoint = publisher.line().await;
+    let mut subscriber = Subscriber::connect(endpoint.parse().unwrap(), topics(), Options::default());
+    let first = connected(&mut subscriber).await;
+    in_order(&mut subscriber).await;
+
+    publisher.kill().await;
+    loop {
+        match next(&mut subscriber).await {
+            Event::Message(..) => {}
+            Event::Disconnected(peer, _) => break assert_eq!(peer, first),
+            event => panic!("{event:?}"),
+        }
+    }
+    let failed = next(&mut subscriber).await;
+    assert!(matches!(failed, Event::Failed(None, _)), "{failed:?}");
+
+    let _publisher = Peer::start("pub_bind", &endpoint).await;
+    let second = connected(&mut subscriber).await;
+    assert_ne!(second.id, first.id);
+    in_order(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn a_bound_subscriber_takes_publishers_that_connect() {
+    let any: Endpoint = "tcp://127.0.0.1:*".parse().unwrap();
+    let mut subscriber = Subscriber::bind(&any, topics(), Options::default()).await.unwrap();
+    let endpoint = Endpoint::from(subscriber.local_addr().unwrap()).to_string();
+    let one = Peer::start("pub_connect", &endpoint).await;
+    let first = connected(&mut subscriber).await;
+    in_order(&mut subscriber).await;
+
+    let _other = Peer::start("pub_connect", &endpoint).await;
+    let mut kinds = [0, 0];
+    let second = loop {
+        match next(&mut subscriber).await {
+            Event::Connected(peer) => break peer,
+            event => assert!(matches!(event, Event::Message(peer, _) if peer == first), "{event:?}"),
+        }
+    };
+    while kinds.contains(&0) {
+        match next(&mut subscriber).await {
+            Event::Message(peer, _) => kinds[usize::from(peer == second)] += 1,
+            event => panic!("{event:?}"),
+        }
+    }
+    one.kill().await;
+    loop {
+        match next(&mut subscriber).await {
+            Event::Message(..) => {}
+            Event::Disconnected(peer, _) => break assert_eq!(peer, first),
+            event => panic!("{event:?}"),
+        }
+    }
+    in_order(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn a_publisher_reaches_a_subscriber() {
+    let any: Endpoint = "tcp://127.0.0.1:*".parse().unwrap();
+    let (publisher, server) = Publisher::bind(&any, Options::default()).await.unwrap();
+    let mut peer = Peer::start("sub", &Endpoint::from(server.local_addr()).to_string()).await;
+    let published = async {
+        let mut tick = tokio::time::interval(Duration::from_millis(5));
+        // The peer takes one of its two subscriptions back; only then is it known to have both done.
+        while publisher.stats().subscriptions != 1 {
+            tick.tick().await;
+        }
+        for n in 0..COUNT {
+            publisher.publish([Bytes::from("other"), Bytes::from("unwanted")].into());
+            let body = "x".repeat(n as usize * 100);
+            let number = Bytes::copy_from_slice(&n.to_be_bytes());
+            publisher.publish([Bytes::from("topic"), number, Bytes::new(), body.into()].into());
+        }
+        peer.line().await
+    };
+    tokio::select! {
+        () = server.run() => {}
+        line = published => assert_eq!(line, format!("received {COUNT}")),
+    }
+    let stats = publisher.stats();
+    assert_eq!((stats.sent, stats.lost), (COUNT, 0));
+}
+
+#[tokio::test]
+async fn a_replay_is_asked_for() {
+    let mut replay = Peer::start("replay", "tcp://127.0.0.1:*").await;
+    let endpoint = replay.line().await.parse().unwrap();
+    for start in [0_u64, 7] {
+        let body = Message::from([Bytes::copy_from_slice(&start.to_be_bytes())]);
+        let mut replies = request(&endpoint, body, &Options::default()).await.unwrap();
+        let mut next = async || tokio::time::timeout(LIMIT, replies.recv()).await.unwrap().unwrap();
+        for n in start..10 {
+            let reply = next().await;
+            assert_eq!(number(&reply), n);
+            assert_eq!(reply.parts()[2], format!("batch {n}"));
+        }
+        let end = next().await;
+        // An empty topic looks like the end of an envelope; it is the second of two empty parts.
+        assert_eq!(end.parts()[end.parts().len() - 2..], [Bytes::copy_from_slice(&[0xff; 8]), Bytes::new()]);
+    }
+}
+
+#[tokio::test]
+async fn requests_are_answered() {
+    let any: Endpoint = "tcp://127.0.0.1:*".parse().unwrap();
+    let responder = Responder::bind(&any, Options::default()).await.unwrap();
+    let mut peer = Peer::start("ask", &Endpoint::from(responder.local_addr()).to_string()).await;
+    let served = responder.serve(|request: Message| {
+        let start = u64::from_be_bytes(request.parts()[0][..].try_into().unwrap());
+        let number = |n: u64| Bytes::copy_from_slice(&n.to_be_bytes());
+        let batches = (start..COUNT).map(move |n| [number(n), "x".repeat(n as usize * 100).into()].into());
+        let end = Message::from([number(u64::MAX), Bytes::new()]);
+        stream::iter(batches.chain([end]))
+    });
+    tokio::select! {
+        () = served => {}
+        line = peer.line() => assert_eq!(line, "answered"),
+    }
+}

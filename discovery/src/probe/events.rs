@@ -1,0 +1,162 @@
+//! Where engines publish KV events.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::answers::{MAX_RANKS, ServerInfo, embedded};
+use super::http::Conversation;
+use crate::cache::KvEventSource;
+use crate::listing::Listed;
+use crate::tcp_address::TcpAddress;
+
+/// Longest topic that is taken; real ones name a host and a model.
+const MAX_TOPIC: usize = 1024;
+/// Where both engines publish if their configuration names no address.
+const DEFAULT_ENDPOINT: &str = "tcp://*:5557";
+
+/// SGLang's `kv_events` of `/server_info`: made for routers, with the ports that are really used.
+#[derive(Deserialize)]
+struct Descriptor {
+    publisher: String,
+    endpoint_host: String,
+    endpoint_port_base: u16,
+    #[serde(default)]
+    replay_endpoint_port_base: Option<u16>,
+    #[serde(default)]
+    topic: String,
+    #[serde(default)]
+    dp_size: Option<u32>,
+}
+
+/// `--kv-events-config` of SGLang, and one rank in vLLM's `/kv_event_sources`: the same members.
+#[derive(Deserialize)]
+struct Configured {
+    #[serde(default)]
+    enable_kv_cache_events: Option<bool>,
+    #[serde(default)]
+    publisher: Option<String>,
+    #[serde(default)]
+    endpoint: Option<String>,
+    #[serde(default)]
+    replay_endpoint: Option<String>,
+    #[serde(default)]
+    topic: Option<String>,
+}
+
+impl Configured {
+    fn replay(&self) -> Option<TcpAddress> {
+        self.replay_endpoint.as_deref().and_then(TcpAddress::parse)
+    }
+}
+
+fn source(
+    dp_rank: u32,
+    endpoint: &TcpAddress,
+    replay: Option<&TcpAddress>,
+    topic: &str,
+    host: &str,
+) -> Option<KvEventSource> {
+    (topic.len() <= MAX_TOPIC).then(|| KvEventSource {
+        dp_rank,
+        endpoint: endpoint.reached_at(host),
+        engine_binds: endpoint.is_bound_by_engine(),
+        replay: replay.map(|address| address.reached_at(host)),
+        topic: topic.to_owned(),
+    })
+}
+
+/// SGLang: the descriptor, or the configuration where an older version has none. Replay may stand in the configuration alone.
+pub(super) fn sglang(info: &ServerInfo, host: &str) -> Vec<KvEventSource> {
+    let configured: Option<Configured> = embedded(info.kv_events_config.as_ref());
+    let descriptor: Option<Descriptor> = embedded(info.kv_events.as_ref());
+    let described = descriptor
+        .as_ref()
+        .and_then(|told| TcpAddress::from_host_port(&told.endpoint_host, told.replay_endpoint_port_base?));
+    let replay = described.or_else(|| configured.as_ref().and_then(Configured::replay));
+    let told = match (&descriptor, &configured) {
+        (Some(told), _) if told.publisher == "zmq" => {
+            TcpAddress::from_host_port(&told.endpoint_host, told.endpoint_port_base)
+                .map(|first| (first, told.topic.as_str(), told.dp_size))
+        }
+        // Without a publisher, SGLang publishes nothing.
+        (None, Some(given)) if given.publisher.as_deref() == Some("zmq") => {
+            TcpAddress::parse(given.endpoint.as_deref().unwrap_or(DEFAULT_ENDPOINT))
+                .map(|first| (first, given.topic.as_deref().unwrap_or_default(), None))
+        }
+        _ => None,
+    };
+    let Some((first, topic, ranks)) = told else { return Vec::new() };
+    (0..ranks.or(info.dp_size).unwrap_or(1).clamp(1, MAX_RANKS))
+        .filter_map(|rank| {
+            let replay = replay.as_ref().and_then(|first| first.of_rank(rank));
+            source(rank, &first.of_rank(rank)?, replay.as_ref(), topic, host)
+        })
+        .collect()
+}
+
+/// vLLM's `/kv_event_sources`, asked only if nobody declared the answer. Older versions have no such path, and an engine that does not
+/// answer it serves nevertheless; `None` then.
+pub(super) async fn vllm(talk: &mut Conversation<'_>, listed: &Listed) -> Option<Vec<KvEventSource>> {
+    if listed.declared.kv.events.is_some() {
+        return None;
+    }
+    let answer = talk.get(format!("{}/kv_event_sources", listed.url)).await.ok();
+    let sources = answer.and_then(|answer| match answer.status {
+        200 => Some(sources(&answer.body, &listed.host)),
+        404 => Some(Vec::new()),
+        _ => None,
+    });
+    talk.concluded(match sources.as_ref().map(Vec::len) {
+        None => "tells nothing about KV events".to_owned(),
+        Some(0) => "no KV events".to_owned(),
+        Some(ranks) => format!("KV events of {ranks} data-parallel rank(s)"),
+    });
+    sources
+}
+
+/// `{"<dp rank>": {"publisher": "zmq", "endpoint": "tcp://*:5557", …}}`, each rank with its own port.
+fn sources(body: &[u8], host: &str) -> Vec<KvEventSource> {
+    let ranks: BTreeMap<u32, Configured> = serde_json::from_slice(body).unwrap_or_default();
+    ranks
+        .iter()
+        .take(MAX_RANKS as usize)
+        .filter(|(_, told)| {
+            told.enable_kv_cache_events != Some(false)
+                && told.publisher.as_deref().is_none_or(|name| name == "zmq")
+        })
+        .filter_map(|(rank, told)| {
+            let endpoint = TcpAddress::parse(told.endpoint.as_deref()?)?;
+            source(*rank, &endpoint, told.replay().as_ref(), told.topic.as_deref().unwrap_or_default(), host)
+        })
+        .collect()
+}
+
+/// What a person declared, over what the engine told.
+pub(super) fn with_declared(
+    listed: &Listed,
+    dp_size: u32,
+    told: Option<Vec<KvEventSource>>,
+) -> Option<Vec<KvEventSource>> {
+    let of_rank = |text: &Option<String>, rank: u32| {
+        text.as_deref().and_then(TcpAddress::parse)?.of_rank(rank).map(|at| at.reached_at(&listed.host))
+    };
+    let declared = &listed.declared.kv;
+    let mut sources = if declared.events.is_some() {
+        let reached = |dp_rank| {
+            let endpoint = of_rank(&declared.events, dp_rank)?;
+            Some(KvEventSource { dp_rank, endpoint, engine_binds: true, replay: None, topic: String::new() })
+        };
+        (0..dp_size.min(MAX_RANKS)).filter_map(reached).collect()
+    } else {
+        told?
+    };
+    for source in &mut sources {
+        source.replay = of_rank(&declared.replay, source.dp_rank).or(source.replay.take());
+    }
+    Some(sources)
+}
+
+#[cfg(test)]
+#[path = "events_tests.rs"]
+mod tests;

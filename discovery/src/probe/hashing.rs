@@ -1,0 +1,143 @@
+//! How an engine hashes KV pages.
+
+use super::answers::{Metrics, ServerInfo};
+use super::version::release;
+use crate::cache::{DeclaredKv, KvHashing, VllmHash};
+
+/// What vLLM makes its first digest from if `PYTHONHASHSEED` is not set.
+const VLLM_SEED: &str = "vllm-none-hash";
+/// The oldest vLLM that is known to use [`VLLM_SEED`]. Before that constant was there, the seed was random in every process.
+const VLLM_SEED_SINCE: (u32, u32, u32) = (0, 32, 0);
+/// The oldest SGLang that is known to mix `extra_key` and `cache_salt` into page hashes.
+const SGLANG_NAMESPACE_SINCE: (u32, u32, u32) = (0, 5, 23);
+/// The newest SGLang that is known not to. Between the two nobody has looked, and a wrong guess would predict another tenant's pages.
+const SGLANG_NO_NAMESPACE_UNTIL: (u32, u32, u32) = (0, 5, 6);
+/// Speculative algorithms with which SGLang hashes pairs of tokens.
+const SGLANG_BIGRAMS: [&str; 4] = ["EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP"];
+
+pub(super) fn sglang(info: &ServerInfo) -> Option<KvHashing> {
+    if info.disable_radix_cache == Some(true) {
+        return None;
+    }
+    let speculative = info.speculative_algorithm.as_deref().unwrap_or_default().to_ascii_uppercase();
+    let bigrams = SGLANG_BIGRAMS.contains(&speculative.as_str());
+    if !bigrams && (speculative.contains("EAGLE") || speculative.contains("MTP")) {
+        return Some(opaque(format!("speculative algorithm {speculative}")));
+    }
+    if info.dcp_size.is_some_and(|size| size > 1) {
+        // Pages are as many times larger then, in the engine's tree and in its events.
+        return Some(opaque("decode context parallelism".to_owned()));
+    }
+    let release = info.version.as_deref().and_then(release);
+    let namespaced = release.and_then(|release| {
+        (release >= SGLANG_NAMESPACE_SINCE || release <= SGLANG_NO_NAMESPACE_UNTIL)
+            .then_some(release >= SGLANG_NAMESPACE_SINCE)
+    });
+    Some(KvHashing::Sglang { namespaced, bigrams })
+}
+
+pub(super) fn vllm(metrics: &Metrics, version: &str, declared: &DeclaredKv) -> Option<KvHashing> {
+    if metrics.prefix_caching == Some(false) {
+        return None;
+    }
+    let told = metrics.hash_algorithm.as_deref();
+    let algorithm = match (declared.hash_algorithm, told) {
+        (Some(algorithm), _) => algorithm,
+        (None, Some("sha256")) => VllmHash::Sha256,
+        (None, Some("sha256_cbor")) => VllmHash::Sha256Cbor,
+        (None, other) => return other.map(|name| opaque(name.to_owned())),
+    };
+    if metrics.hash_block_size.is_some_and(|size| Some(size) != metrics.block_size) {
+        return Some(opaque("hash blocks of another size than KV blocks".to_owned()));
+    }
+    let constant = release(version).is_some_and(|release| release >= VLLM_SEED_SINCE);
+    Some(match declared.hash_seed.clone().or_else(|| constant.then(|| VLLM_SEED.to_owned())) {
+        Some(seed) => KvHashing::Vllm { algorithm, seed },
+        None => opaque(format!("{algorithm} with an unknown seed")),
+    })
+}
+
+fn opaque(name: String) -> KvHashing {
+    KvHashing::Opaque { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sglang_with(version: &str, members: &str) -> Option<KvHashing> {
+        let body = format!(r#"{{"model_path":"m","version":"{version}"{members}}}"#);
+        sglang(&ServerInfo::parse(body.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn sglang_namespaces_are_told_by_the_version() {
+        for (version, namespaced) in [
+            ("0.5.23", Some(true)),
+            ("0.6.0", Some(true)),
+            ("0.5.6.post1", Some(false)),
+            ("0.4.9", Some(false)),
+            ("0.5.7", None),
+            ("0.5.22", None),
+            ("0.0.0.dev1+g1", None),
+        ] {
+            let expected = Some(KvHashing::Sglang { namespaced, bigrams: false });
+            assert_eq!(sglang_with(version, ""), expected, "{version}");
+        }
+    }
+
+    #[test]
+    fn sglang_hashes_pairs_with_eagle_and_what_is_not_known_is_opaque() {
+        let bigrams = |algorithm: &str| match sglang_with(
+            "0.5.23",
+            &format!(r#","speculative_algorithm":"{algorithm}""#),
+        ) {
+            Some(KvHashing::Sglang { bigrams, .. }) => Some(bigrams),
+            _ => None,
+        };
+        assert_eq!(bigrams("EAGLE3"), Some(true));
+        assert_eq!(bigrams("eagle"), Some(true));
+        assert_eq!(bigrams("NGRAM"), Some(false));
+        assert_eq!(bigrams("EAGLE9"), None);
+        assert!(matches!(sglang_with("0.5.23", r#","dcp_size":2"#), Some(KvHashing::Opaque { .. })));
+        assert!(matches!(sglang_with("0.5.23", r#","dcp_size":1"#), Some(KvHashing::Sglang { .. })));
+        assert_eq!(sglang_with("0.5.23", r#","disable_radix_cache":true"#), None);
+    }
+
+    fn info(labels: &str) -> Metrics {
+        Metrics::parse(format!("vllm:cache_config_info{{block_size=\"16\",{labels}}} 1.0\n").as_bytes())
+    }
+
+    #[test]
+    fn vllm_tells_its_algorithm_and_a_person_the_rest() {
+        let nothing = DeclaredKv::default();
+        let cbor = info(r#"prefix_caching_hash_algo="sha256_cbor""#);
+        let constant = KvHashing::Vllm { algorithm: VllmHash::Sha256Cbor, seed: VLLM_SEED.into() };
+        assert_eq!(vllm(&cbor, "0.32.0", &nothing), Some(constant));
+        assert!(matches!(vllm(&cbor, "0.11.0", &nothing), Some(KvHashing::Opaque { .. })), "a random seed");
+        let declared = DeclaredKv {
+            hash_algorithm: Some(VllmHash::Sha256),
+            hash_seed: Some("0".into()),
+            ..nothing.clone()
+        };
+        let said = KvHashing::Vllm { algorithm: VllmHash::Sha256, seed: "0".into() };
+        assert_eq!(vllm(&cbor, "0.11.0", &declared), Some(said));
+        let xxhash = KvHashing::Opaque { name: "xxhash_cbor".into() };
+        assert_eq!(
+            vllm(&info(r#"prefix_caching_hash_algo="xxhash_cbor""#), "0.33.0", &nothing),
+            Some(xxhash)
+        );
+        assert_eq!(vllm(&Metrics::default(), "0.33.0", &nothing), None, "metrics are off");
+    }
+
+    #[test]
+    fn vllm_without_prefix_cache_or_with_other_hash_blocks_is_not_predicted() {
+        let nothing = DeclaredKv::default();
+        let off = info(r#"enable_prefix_caching="False",prefix_caching_hash_algo="sha256""#);
+        assert_eq!(vllm(&off, "0.33.0", &nothing), None);
+        let finer = info(r#"hash_block_size="8",prefix_caching_hash_algo="sha256""#);
+        assert!(matches!(vllm(&finer, "0.33.0", &nothing), Some(KvHashing::Opaque { .. })));
+        let same = info(r#"hash_block_size="16",prefix_caching_hash_algo="sha256""#);
+        assert!(matches!(vllm(&same, "0.33.0", &nothing), Some(KvHashing::Vllm { .. })));
+    }
+}

@@ -1,0 +1,29 @@
+//! KV events come from engines and masters of any version. Reading them never fails otherwise than with an error, and what was read of
+//! a Mooncake master's events is the same after it was written again.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mooncake_wire::events::{Batch, Event, mooncake};
+
+fuzz_target!(|payload: &[u8]| {
+    if let Ok(batch) = Batch::decode(payload) {
+        for event in batch.events().flatten() {
+            let Event::Stored(stored) = event else { continue };
+            assert_eq!(stored.hashes.iter().count(), stored.hashes.len());
+            assert!(stored.hashes.len() <= payload.len());
+            let tokens = stored.tokens.unwrap_or_default();
+            assert_eq!(tokens.iter().count(), tokens.len());
+            let extra_keys = stored.extra_keys.unwrap_or_default();
+            assert_eq!(extra_keys.has_any(), extra_keys.iter().flatten().next().is_some());
+        }
+    }
+    if let Ok(batch) = mooncake::Batch::decode(payload) {
+        let events: Vec<_> = batch.events().flatten().collect();
+        let mut encoded = Vec::new();
+        mooncake::encode_batch(batch.timestamp_ms, &events, &mut encoded);
+        let again = mooncake::Batch::decode(&encoded).expect("our own batch");
+        let again: Vec<_> = again.events().map(|event| event.expect("our own event")).collect();
+        assert_eq!(again, events);
+    }
+});

@@ -1,0 +1,38 @@
+//! A store's master takes frames off a socket before it knows who speaks. A frame must be understood in the same way whole and in
+//! pieces, and never reach beyond the bytes that have arrived.
+
+#![no_main]
+
+use bytes::BytesMut;
+use libfuzzer_sys::fuzz_target;
+use mooncake_wire::frame::{self, Fault, Header, Parsed, RequestHeader, ResponseHeader};
+
+const LIMIT: usize = 1 << 16;
+
+fn check<H: Header + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+    let mut buffer = BytesMut::from(bytes);
+    match (frame::parse::<H>(bytes, LIMIT), frame::take::<H>(&mut buffer, LIMIT)) {
+        (Ok(Parsed::Frame(whole)), Ok(Parsed::Frame(taken))) => {
+            assert_eq!(
+                (whole.header, whole.body, whole.attachment),
+                (taken.header, &taken.body[..], &taken.attachment[..])
+            );
+            assert_eq!(whole.size() + buffer.len(), bytes.len());
+            let less = &bytes[..whole.size() - 1];
+            assert!(matches!(frame::parse::<H>(less, LIMIT), Ok(Parsed::Incomplete(1..))));
+        }
+        (Ok(Parsed::Incomplete(missing)), Ok(Parsed::Incomplete(same))) => {
+            assert_eq!((missing, missing > 0), (same, true))
+        }
+        (Err(error), Err(same)) => assert_eq!(error, same),
+        (parsed, taken) => panic!("{parsed:?} {taken:?}"),
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    check::<RequestHeader>(bytes);
+    check::<ResponseHeader>(bytes);
+    if let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(bytes, LIMIT) {
+        let _ = Fault::parse(frame.header.error, frame.body);
+    }
+});

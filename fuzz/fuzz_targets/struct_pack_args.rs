@@ -1,0 +1,29 @@
+//! Arguments of RPCs come from any client. Those that are taken in a dialect can be written again in it, and then say the same.
+//!
+//! The first byte chooses the RPC and the second the dialect; the rest is the value behind the head, so that no hash has to be guessed.
+//! If the second byte is 128 or more, the rest has a metadata byte.
+
+#![no_main]
+
+use bytes::BytesMut;
+use libfuzzer_sys::fuzz_target;
+use mooncake_wire::Dialect;
+use mooncake_wire::frame::{self, Parsed, RequestHeader};
+use mooncake_wire::rpc::{Method, Request};
+
+fuzz_target!(|bytes: &[u8]| {
+    let [method, dialect, value @ ..] = bytes else { return };
+    let method = Method::ALL[usize::from(*method) % Method::ALL.len()];
+    let metadata = u32::from(*dialect >> 7);
+    let dialect = Dialect::ALL[usize::from(*dialect & 127) % Dialect::ALL.len()];
+    let mut body = (method.arguments_signature(dialect).hash() | metadata).to_le_bytes().to_vec();
+    body.extend(value);
+    let Ok(request) = Request::<&str>::decode(method, dialect, &body) else { return };
+    assert!(method.request_dialects(&body).contains(dialect));
+    let mut out = BytesMut::new();
+    request.encode(0, dialect, &mut out).expect("what was read can be written");
+    let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&out, usize::MAX) else {
+        panic!("not a frame")
+    };
+    assert_eq!(Request::decode(method, dialect, frame.body), Ok(request));
+});

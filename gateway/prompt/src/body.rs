@@ -1,0 +1,159 @@
+//! What of a request's body decides on its prompt. Other members are skipped without being kept.
+
+use minijinja::Value;
+use serde::Deserialize;
+
+use crate::error::Unpredictable;
+
+/// Members of a `/v1/chat/completions` body that decide on the prompt. Objects keep the order of their members: templates print them.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct ChatBody {
+    pub(crate) messages: Vec<Value>,
+    #[serde(default)]
+    pub(crate) tools: Option<Vec<Value>>,
+    #[serde(default)]
+    pub(crate) tool_choice: Option<Value>,
+    #[serde(default)]
+    pub(crate) documents: Option<Value>,
+    #[serde(default)]
+    pub(crate) chat_template: Option<Value>,
+    #[serde(default)]
+    pub(crate) chat_template_kwargs: Option<Value>,
+    #[serde(default)]
+    pub(crate) reasoning_effort: Option<Value>,
+    #[serde(default)]
+    pub(crate) reasoning: Option<Value>,
+    #[serde(default)]
+    pub(crate) add_generation_prompt: Option<bool>,
+    #[serde(default)]
+    pub(crate) continue_final_message: Option<bool>,
+    #[serde(default)]
+    pub(crate) add_special_tokens: Option<bool>,
+    #[serde(default)]
+    pub(crate) truncate_prompt_tokens: Option<Value>,
+    #[serde(default)]
+    pub(crate) input_ids: Option<Vec<u32>>,
+}
+
+impl ChatBody {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// [`Unpredictable::Refused`] if it is not JSON or a member has another type than the engines take.
+    pub fn parse(body: &[u8]) -> Result<ChatBody, Unpredictable> {
+        serde_json::from_slice(body).map_err(|error| Unpredictable::Refused(error.to_string()))
+    }
+}
+
+/// One prompt of a completion.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum TextPrompt {
+    /// Text, to be tokenised.
+    Text(String),
+    /// Token ids, taken as they are.
+    Ids(Vec<u32>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(TextPrompt),
+    Many(Vec<TextPrompt>),
+}
+
+/// The prompts of a `/v1/completions` or `/generate` body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextBody {
+    /// One prompt, or those of a batch.
+    pub prompts: Vec<TextPrompt>,
+    /// Whether the tokenizer's own special tokens (BOS) are put around a text. Both engines do unless the client says no.
+    pub add_special_tokens: bool,
+}
+
+#[derive(Deserialize)]
+struct RawTextBody {
+    #[serde(default)]
+    prompt: Option<OneOrMany>,
+    #[serde(default)]
+    text: Option<OneOrMany>,
+    #[serde(default)]
+    input_ids: Option<OneOrMany>,
+    #[serde(default)]
+    add_special_tokens: Option<bool>,
+    #[serde(default)]
+    truncate_prompt_tokens: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    image_data: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    prompt_embeds: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    input_embeds: Option<serde::de::IgnoredAny>,
+}
+
+impl TextBody {
+    /// Reads the body of a completion: `prompt`, or SGLang's `text` or `input_ids`.
+    ///
+    /// # Errors
+    /// [`Unpredictable`] if there is not exactly one of them, or something besides it changes the prompt.
+    pub fn parse(body: &[u8]) -> Result<TextBody, Unpredictable> {
+        let raw: RawTextBody =
+            serde_json::from_slice(body).map_err(|error| Unpredictable::Refused(error.to_string()))?;
+        for (given, name) in [
+            (raw.truncate_prompt_tokens.is_some(), "truncate_prompt_tokens"),
+            (raw.prompt_embeds.is_some(), "prompt_embeds"),
+            (raw.input_embeds.is_some(), "input_embeds"),
+        ] {
+            if given {
+                return Err(Unpredictable::Unknown(name));
+            }
+        }
+        if raw.image_data.is_some() {
+            return Err(Unpredictable::Multimodal("image_data".to_owned()));
+        }
+        let mut given = [raw.prompt, raw.text, raw.input_ids].into_iter().flatten();
+        let (Some(prompts), None) = (given.next(), given.next()) else {
+            return Err(Unpredictable::Refused("there must be exactly one prompt".to_owned()));
+        };
+        let prompts = match prompts {
+            OneOrMany::One(one) => vec![one],
+            OneOrMany::Many(many) => many,
+        };
+        Ok(TextBody { prompts, add_special_tokens: raw.add_special_tokens.unwrap_or(true) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(body: &str) -> Result<TextBody, Unpredictable> {
+        TextBody::parse(body.as_bytes())
+    }
+
+    #[test]
+    fn every_form_of_a_prompt_is_read() {
+        assert_eq!(text(r#"{"prompt":"a"}"#).unwrap().prompts, [TextPrompt::Text("a".to_owned())]);
+        assert_eq!(text(r#"{"prompt":[1,2]}"#).unwrap().prompts, [TextPrompt::Ids(vec![1, 2])]);
+        assert_eq!(text(r#"{"input_ids":[[1],[2]]}"#).unwrap().prompts.len(), 2);
+        assert_eq!(text(r#"{"text":["a","b"]}"#).unwrap().prompts.len(), 2);
+        assert!(!text(r#"{"text":"a","add_special_tokens":false}"#).unwrap().add_special_tokens);
+    }
+
+    #[test]
+    fn what_changes_a_prompt_unseen_is_refused() {
+        assert_eq!(
+            text(r#"{"prompt":"a","truncate_prompt_tokens":4}"#),
+            Err(Unpredictable::Unknown("truncate_prompt_tokens"))
+        );
+        assert!(matches!(text(r#"{"prompt":"a","text":"b"}"#), Err(Unpredictable::Refused(_))));
+        assert!(matches!(text(r#"{"prompt":[-1]}"#), Err(Unpredictable::Refused(_))));
+        assert!(matches!(text(r#"{"text":"a","image_data":"x"}"#), Err(Unpredictable::Multimodal(_))));
+    }
+
+    #[test]
+    fn members_of_objects_keep_their_order() {
+        let body = ChatBody::parse(br#"{"messages":[{"z":1,"a":{"y":2,"b":3}}]}"#).unwrap();
+        assert_eq!(body.messages[0].to_string(), "{'z': 1, 'a': {'y': 2, 'b': 3}}");
+    }
+}

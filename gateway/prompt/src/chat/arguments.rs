@@ -1,0 +1,13 @@
+//! The arguments of earlier tool calls. Clients send them as a string of JSON; templates want the object.
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+
+/// The object in `arguments`: as it is, or parsed. Nothing if it is neither.
+pub(super) fn object(arguments: &Value) -> Option<Value> {
+    let parsed = match arguments.as_str() {
+        Some(text) => serde_json::from_str::<Value>(text).ok()?,
+        None => arguments.clone(),
+    };
+    (parsed.kind() == ValueKind::Map).then_some(parsed)
+}

@@ -1,0 +1,118 @@
+//! A chat body made into what the engine hands to the chat template.
+
+mod arguments;
+mod continuation;
+mod messages;
+mod sglang;
+mod vllm;
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+
+use crate::body::ChatBody;
+use crate::engine::{ContentFormat, Engine};
+use crate::error::Unpredictable;
+
+pub(crate) use continuation::{Continuation, cut};
+
+/// What a template is given, and how the text it makes is used.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Value>,
+    pub(crate) tools: Option<Vec<Value>>,
+    pub(crate) documents: Value,
+    pub(crate) add_generation_prompt: bool,
+    /// Further variables: the client's `chat_template_kwargs` and what the engine derives.
+    pub(crate) variables: Vec<(String, Value)>,
+    /// Where the rendered text ends.
+    pub(crate) continuation: Option<Continuation>,
+    /// Put after the rendered text.
+    pub(crate) suffix: Option<String>,
+    /// Whether the tokenizer puts its special tokens around the rendered text.
+    pub(crate) add_special_tokens: bool,
+}
+
+/// Variables that are set from elsewhere, or are arguments of the call that renders. A client that names them gets an error from the
+/// engine, or something that is not followed here.
+const NOT_FOR_CLIENTS: [&str; 19] = [
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "chat_template",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+    "bos_token",
+    "eos_token",
+    "strftime_now",
+    "raise_exception",
+];
+
+/// Prepares `body` as `engine` does. `template` is the chat template's text.
+///
+/// # Errors
+/// [`Unpredictable`] if the engine refuses the body, or does with it what is not followed here.
+pub(crate) fn prepare(
+    engine: Engine,
+    format: ContentFormat,
+    template: &str,
+    body: &ChatBody,
+) -> Result<Conversation, Unpredictable> {
+    if body.chat_template.as_ref().is_some_and(|template| !template.is_none()) {
+        return Err(Unpredictable::Unknown("chat_template"));
+    }
+    if body.truncate_prompt_tokens.as_ref().is_some_and(|most| !most.is_none()) {
+        return Err(Unpredictable::Unknown("truncate_prompt_tokens"));
+    }
+    if body.messages.is_empty() {
+        return Err(Unpredictable::Refused("`messages` is empty".to_owned()));
+    }
+    match engine {
+        Engine::Vllm => vllm::prepare(format, template, body),
+        Engine::Sglang => sglang::prepare(format, template, body),
+    }
+}
+
+/// The client's template variables.
+fn client_variables(body: &ChatBody) -> Result<Vec<(String, Value)>, Unpredictable> {
+    let Some(variables) = body.chat_template_kwargs.as_ref().filter(|variables| !variables.is_none()) else {
+        return Ok(Vec::new());
+    };
+    if variables.kind() != ValueKind::Map {
+        return Err(Unpredictable::Refused("`chat_template_kwargs` is not an object".to_owned()));
+    }
+    let mut pairs = Vec::new();
+    for key in variables.try_iter().map_err(failed)? {
+        let name = key.to_string();
+        if NOT_FOR_CLIENTS.contains(&name.as_str()) {
+            return Err(Unpredictable::Unknown("chat_template_kwargs"));
+        }
+        pairs.push((name, variables.get_item(&key).map_err(failed)?));
+    }
+    Ok(pairs)
+}
+
+/// Sets a variable unless there is one of that name.
+fn default_variable(variables: &mut Vec<(String, Value)>, name: &str, value: impl Into<Value>) {
+    if !variables.iter().any(|(other, _)| other == name) {
+        variables.push((name.to_owned(), value.into()));
+    }
+}
+
+/// Sets a variable, whatever it was.
+fn set_variable(variables: &mut Vec<(String, Value)>, name: &str, value: Value) {
+    variables.retain(|(other, _)| other != name);
+    variables.push((name.to_owned(), value));
+}
+
+fn failed(error: minijinja::Error) -> Unpredictable {
+    Unpredictable::Refused(error.to_string())
+}

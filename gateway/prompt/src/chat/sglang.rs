@@ -1,0 +1,208 @@
+//! As SGLang prepares a conversation (`srt/entrypoints/openai/serving_chat.py`, `protocol.py` and `parser/jinja_template_utils.py`,
+//! version 0.5.23).
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+
+use super::messages::{Object, Part, items, member, pairs, part, role};
+use super::{Conversation, arguments, client_variables, default_variable};
+use crate::body::ChatBody;
+use crate::engine::ContentFormat;
+use crate::error::Unpredictable;
+
+const ROLES: [&str; 7] = ["system", "assistant", "tool", "function", "developer", "latest_reminder", "root"];
+
+pub(super) fn prepare(
+    format: ContentFormat,
+    template: &str,
+    body: &ChatBody,
+) -> Result<Conversation, Unpredictable> {
+    if body.reasoning.as_ref().is_some_and(|reasoning| !reasoning.is_none()) {
+        return Err(Unpredictable::Unknown("reasoning"));
+    }
+    let mut messages = Vec::with_capacity(body.messages.len());
+    let mut roles = Vec::with_capacity(body.messages.len());
+    for message in &body.messages {
+        let (role, message) = prepare_message(format, message)?;
+        roles.push(role);
+        messages.push(message);
+    }
+    if template.contains("tool_call_id") && roles.windows(2).any(|pair| pair == ["tool", "tool"]) {
+        // Results are put in the order of their calls first.
+        return Err(Unpredictable::Unknown("tool_call_id"));
+    }
+    let suffix = prepare_last(&mut messages, body);
+    let mut variables = client_variables(body)?;
+    if let Some(effort) = body.reasoning_effort.as_ref().filter(|effort| !effort.is_none()) {
+        let thinks = effort.as_str() != Some("none");
+        default_variable(&mut variables, "thinking", thinks);
+        default_variable(&mut variables, "enable_thinking", thinks);
+        default_variable(&mut variables, "reasoning_effort", effort.clone());
+    }
+    Ok(Conversation {
+        messages,
+        tools: prepare_tools(body)?,
+        documents: Value::from(()),
+        add_generation_prompt: true,
+        variables,
+        continuation: None,
+        suffix,
+        add_special_tokens: false,
+    })
+}
+
+/// An assistant's last message is continued after the generation prompt, or else counts as the user's.
+fn prepare_last(messages: &mut Vec<Value>, body: &ChatBody) -> Option<String> {
+    let last = messages.last_mut()?;
+    let content = member(last, "content")?;
+    let content = content.as_str()?;
+    if member(last, "role")?.as_str() != Some("assistant") {
+        return None;
+    }
+    if body.continue_final_message.unwrap_or(false) {
+        let continued = content.to_owned();
+        messages.pop();
+        return Some(continued);
+    }
+    *last = Object::default().with("role", "user").with("content", content).build();
+    None
+}
+
+fn prepare_message(format: ContentFormat, message: &Value) -> Result<(String, Value), Unpredictable> {
+    let mut role = role(message)?;
+    let user = role == "user";
+    if !user {
+        role = role.to_lowercase();
+        if !ROLES.contains(&role.as_str()) {
+            return Err(Unpredictable::Refused(format!("no role is named `{role}`")));
+        }
+    }
+    let content = prepare_content(format, &role, member(message, "content"))?;
+    let mut out = Object::default().with("role", role.as_str());
+    // A list of parts is put back behind the other members.
+    let parts =
+        content.kind() == ValueKind::Seq || member(message, "content").is_some_and(|c| c.as_str().is_none());
+    let behind = parts && format == ContentFormat::Parts;
+    if !behind {
+        out = out.with("content", content.clone());
+    }
+    if !user {
+        for name in ["tool_call_id", "name", "phase", "reasoning_content"] {
+            out = out.with_some(name, member(message, name));
+        }
+        out = out.with_some("tool_calls", prepare_calls(&role, member(message, "tool_calls"))?);
+        if let Some(tools) = member(message, "tools") {
+            let tools = items(&tools, "tools")?;
+            out = out.with("tools", tools.iter().map(prepare_tool).collect::<Result<Vec<_>, _>>()?);
+        }
+        out = out.with_some("prefix", member(message, "prefix"));
+    }
+    if behind {
+        out = out.with("content", content);
+    }
+    Ok((role, out.build()))
+}
+
+fn prepare_content(
+    format: ContentFormat,
+    role: &str,
+    content: Option<Value>,
+) -> Result<Value, Unpredictable> {
+    let list = match content {
+        None => return Ok(Value::from("")),
+        Some(text) if text.as_str().is_some() => return Ok(text),
+        Some(list) => items(&list, "content")?,
+    };
+    let mut texts = Vec::new();
+    for value in &list {
+        match part(value)? {
+            Part::Text("text", text) if value.as_str().is_none() => texts.push(text),
+            Part::Text("thinking", _) if role == "assistant" => {}
+            Part::ToolReference(_) => return Err(Unpredictable::Unknown("tool_reference")),
+            Part::Text(kind, _) => return Err(Unpredictable::Refused(format!("a part of type `{kind}`"))),
+        }
+    }
+    if format == ContentFormat::Parts && role != "tool" {
+        let typed = texts.into_iter();
+        return Ok(typed
+            .map(|text| Object::default().with("type", "text").with("text", text).build())
+            .collect());
+    }
+    Ok(Value::from(texts.join(" ")))
+}
+
+fn prepare_calls(role: &str, calls: Option<Value>) -> Result<Option<Value>, Unpredictable> {
+    let Some(calls) = calls else { return Ok(None) };
+    let null = || Value::from(());
+    let mut prepared = Vec::new();
+    for call in items(&calls, "tool_calls")? {
+        let function = member(&call, "function")
+            .ok_or_else(|| Unpredictable::Refused("a tool call has no `function`".to_owned()))?;
+        let arguments = match member(&function, "arguments") {
+            Some(given) if role == "assistant" => arguments::object(&given).ok_or_else(|| {
+                Unpredictable::Refused("a tool call's arguments are no JSON object".to_owned())
+            })?,
+            given => given.unwrap_or_else(null),
+        };
+        let function = Object::default()
+            .with("name", member(&function, "name").unwrap_or_else(null))
+            .with("arguments", arguments)
+            .build();
+        let call = Object::default()
+            .with("id", member(&call, "id").unwrap_or_else(null))
+            .with("index", member(&call, "index").unwrap_or_else(null))
+            .with("type", "function")
+            .with("function", function);
+        prepared.push(call.build());
+    }
+    Ok(Some(Value::from(prepared)))
+}
+
+fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, Unpredictable> {
+    let Some(tools) = body.tools.as_ref().filter(|tools| !tools.is_empty()) else { return Ok(None) };
+    let choice = body.tool_choice.as_ref().filter(|choice| !choice.is_none());
+    if choice.is_some_and(|choice| choice.as_str() == Some("none")) {
+        return Ok(None);
+    }
+    let chosen = choice
+        .filter(|choice| choice.as_str().is_none())
+        .and_then(|choice| member(&member(choice, "function")?, "name"));
+    let mut prepared = Vec::with_capacity(tools.len());
+    for tool in tools {
+        let name = member(tool, "function").and_then(|function| member(&function, "name"));
+        if chosen.is_none() || chosen == name {
+            prepared.push(prepare_tool(tool)?);
+        }
+    }
+    Ok((!prepared.is_empty()).then_some(prepared))
+}
+
+/// A tool as SGLang's own types print it: a function's known members in the client's order, then the missing ones as null.
+fn prepare_tool(tool: &Value) -> Result<Value, Unpredictable> {
+    let function = member(tool, "function")
+        .ok_or_else(|| Unpredictable::Refused("a tool has no `function`".to_owned()))?;
+    let late = member(tool, "defer_loading");
+    let mut members = pairs(&function, "function")?;
+    members.retain(|(name, value)| match name.as_str() {
+        "name" | "description" | "parameters" => true,
+        "strict" | "defer_loading" => !value.is_none(),
+        _ => false,
+    });
+    for (name, value) in [
+        ("description", Some(Value::from(()))),
+        ("parameters", Some(Value::from(()))),
+        ("defer_loading", late.clone()),
+    ] {
+        if let Some(value) = value
+            && !members.iter().any(|(other, _)| other == name)
+        {
+            members.push((name.to_owned(), value));
+        }
+    }
+    let kind = member(tool, "type").unwrap_or_else(|| Value::from("function"));
+    Ok(Object::default()
+        .with("type", kind)
+        .with("function", Value::from_pairs(members))
+        .with("defer_loading", late.unwrap_or(Value::from(())))
+        .build())
+}

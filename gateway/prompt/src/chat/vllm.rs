@@ -1,0 +1,194 @@
+//! As vLLM prepares a conversation (`vllm/renderers/chat_utils.py`, `hf.py` and the request's protocol, version 0.32).
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+
+use super::messages::{Object, Part, has, items, member, pairs, part, role};
+use super::{Conversation, arguments, client_variables, continuation, default_variable, set_variable};
+use crate::body::ChatBody;
+use crate::engine::ContentFormat;
+use crate::error::Unpredictable;
+
+/// A line that one client puts before its system prompt; its value changes with every request, so vLLM drops it.
+const BILLING_LINE: &str = "x-anthropic-billing-header";
+
+pub(super) fn prepare(
+    format: ContentFormat,
+    template: &str,
+    body: &ChatBody,
+) -> Result<Conversation, Unpredictable> {
+    let add_generation_prompt = body.add_generation_prompt.unwrap_or(true);
+    let continues = body.continue_final_message.unwrap_or(false);
+    if add_generation_prompt && continues {
+        let problem = "`continue_final_message` needs `add_generation_prompt` to be false";
+        return Err(Unpredictable::Refused(problem.to_owned()));
+    }
+    let mut messages = body
+        .messages
+        .iter()
+        .map(|message| prepare_message(format, template, message))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut variables = client_variables(body)?;
+    if let Some(effort) = body.reasoning_effort.as_ref().filter(|effort| !effort.is_none()) {
+        set_variable(&mut variables, "reasoning_effort", effort.clone());
+        default_variable(&mut variables, "enable_thinking", effort.as_str() != Some("none"));
+    }
+    let continuation = if continues { Some(continuation::mark(&mut messages)?) } else { None };
+    Ok(Conversation {
+        messages,
+        tools: prepare_tools(body)?,
+        documents: body.documents.clone().unwrap_or(Value::from(())),
+        add_generation_prompt,
+        variables,
+        continuation,
+        suffix: None,
+        add_special_tokens: body.add_special_tokens.unwrap_or(false),
+    })
+}
+
+fn prepare_message(format: ContentFormat, template: &str, message: &Value) -> Result<Value, Unpredictable> {
+    let role = role(message)?;
+    if role == "developer" && !template.contains("\"developer\"") && !template.contains("'developer'") {
+        // It becomes a system message, and all system messages become one.
+        return Err(Unpredictable::Unknown("developer"));
+    }
+    let content = prepare_content(format, &role, member(message, "content"))?;
+    let mut out = Object::default().with("role", role.as_str()).with("content", content);
+    match role.as_str() {
+        "assistant" => {
+            let reasoning = member(message, "reasoning").or_else(|| member(message, "reasoning_content"));
+            out = out.with_some("tool_calls", prepare_calls(member(message, "tool_calls"))?);
+            out = out.with_some("reasoning", reasoning.clone()).with_some("reasoning_content", reasoning);
+        }
+        "tool" if has(message, "tool_call_id") => {
+            let id = member(message, "tool_call_id").unwrap_or(Value::from(()));
+            out = out.with("tool_call_id", id);
+        }
+        _ => {}
+    }
+    out = out.with_some("name", member(message, "name").filter(|name| name.as_str().is_some()));
+    out = out.with_some("task", member(message, "task").filter(|task| task.as_str().is_some()));
+    if role == "developer" {
+        out = out.with("tools", member(message, "tools").unwrap_or(Value::from(())));
+    }
+    Ok(out.build())
+}
+
+fn prepare_content(
+    format: ContentFormat,
+    role: &str,
+    content: Option<Value>,
+) -> Result<Value, Unpredictable> {
+    let parts = match content {
+        None => Vec::new(),
+        Some(text) if text.as_str().is_some() => {
+            // The usual case: the text is shared, not copied.
+            let stripped =
+                role == "system" && text.as_str().is_some_and(|text| text.starts_with(BILLING_LINE));
+            if format == ContentFormat::Text && !stripped {
+                return Ok(text);
+            }
+            vec![text]
+        }
+        Some(list) => items(&list, "content")?,
+    };
+    let mut texts = Vec::new();
+    let mut references = false;
+    for value in &parts {
+        match part(value)? {
+            Part::Text(kind, text) => {
+                let text = match text.strip_prefix(BILLING_LINE) {
+                    Some(rest) if role == "system" && kind == "text" => match rest.split_once('\n') {
+                        Some((_, rest)) if !rest.is_empty() => rest.to_owned(),
+                        _ => continue,
+                    },
+                    _ => text,
+                };
+                texts.push((text, extra_members(value)?));
+            }
+            Part::ToolReference(_) => references = true,
+        }
+    }
+    if references {
+        return Err(Unpredictable::Unknown("tool_reference"));
+    }
+    if format == ContentFormat::Parts && role != "tool" {
+        let typed = texts.into_iter().map(|(text, extra)| {
+            let own = [("type".to_owned(), Value::from("text")), ("text".to_owned(), Value::from(text))];
+            Value::from_pairs(own.into_iter().chain(extra))
+        });
+        return Ok(typed.collect());
+    }
+    // Without structure an empty text leaves no line.
+    let keep_empty = format == ContentFormat::Parts;
+    let texts: Vec<String> =
+        texts.into_iter().map(|(text, _)| text).filter(|text| keep_empty || !text.is_empty()).collect();
+    Ok(Value::from(texts.join("\n")))
+}
+
+/// Members of a text part that OpenAI's types do not have; they reach the template.
+fn extra_members(part: &Value) -> Result<Vec<(String, Value)>, Unpredictable> {
+    if part.kind() != ValueKind::Map {
+        return Ok(Vec::new());
+    }
+    let mut extra = pairs(part, "content")?;
+    extra.retain(|(name, _)| !matches!(name.as_str(), "type" | "text" | "refusal" | "thinking"));
+    if extra.is_empty() { Ok(extra) } else { Err(Unpredictable::Unknown("content")) }
+}
+
+fn prepare_calls(calls: Option<Value>) -> Result<Option<Value>, Unpredictable> {
+    let Some(calls) = calls else { return Ok(None) };
+    let calls = items(&calls, "tool_calls")?;
+    if calls.is_empty() {
+        return Ok(None);
+    }
+    let mut prepared = Vec::with_capacity(calls.len());
+    for call in calls {
+        let function = member(&call, "function");
+        let typed = member(&call, "type").is_none_or(|kind| kind.as_str() == Some("function"));
+        let Some(function) = function.filter(|function| typed && function.kind() == ValueKind::Map) else {
+            return Err(Unpredictable::Refused("a tool call is not a function's".to_owned()));
+        };
+        let parsed = member(&function, "arguments").and_then(|given| arguments::object(&given));
+        let parsed = parsed.unwrap_or_else(|| Value::from_pairs(Vec::<(String, Value)>::new()));
+        let function = replaced(pairs(&function, "function")?, "arguments", parsed);
+        prepared.push(replaced(pairs(&call, "tool_calls")?, "function", function));
+    }
+    Ok(Some(Value::from(prepared)))
+}
+
+/// The object with one member set, at its place or at the end.
+fn replaced(mut members: Vec<(String, Value)>, name: &str, value: Value) -> Value {
+    match members.iter_mut().find(|(other, _)| other == name) {
+        Some((_, old)) => *old = value,
+        None => members.push((name.to_owned(), value)),
+    }
+    Value::from_pairs(members)
+}
+
+/// Tools as vLLM's own types print them: known members only, in the order of the type, missing ones as null.
+fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, Unpredictable> {
+    let Some(tools) = &body.tools else { return Ok(None) };
+    if tools.is_empty() {
+        return Err(Unpredictable::Refused("`tools` is empty".to_owned()));
+    }
+    let prepared = tools.iter().map(|tool| {
+        let function = member(tool, "function")
+            .ok_or_else(|| Unpredictable::Refused("a tool has no `function`".to_owned()))?;
+        let null = || Value::from(());
+        let late = member(tool, "defer_loading");
+        let function = Object::default()
+            .with("name", member(&function, "name").unwrap_or_else(null))
+            .with("description", member(&function, "description").unwrap_or_else(null))
+            .with("parameters", member(&function, "parameters").unwrap_or_else(null))
+            .with_some("strict", member(&function, "strict"))
+            .with_some("defer_loading", member(&function, "defer_loading").or_else(|| late.clone()))
+            .build();
+        Ok(Object::default()
+            .with("type", "function")
+            .with("function", function)
+            .with_some("defer_loading", late)
+            .build())
+    });
+    prepared.collect::<Result<_, _>>().map(Some)
+}

@@ -1,0 +1,212 @@
+//! What is kept of earlier prompts, so that a conversation's next turn costs its new text only.
+//!
+//! A prompt is kept in chunks that end at cuts ([`crate::tokenize::Cuts`]), and can be found by the last few of its cuts and by some
+//! further back, in growing distances: a template may rewrite the end of what it wrote (it drops the reasoning of earlier turns), so
+//! the newest cut need not be there again. A new prompt is searched from its end for a cut that is known. Then the texts are
+//! compared, so a hash only has to be good enough to find.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
+
+use crate::error::Unpredictable;
+use crate::prompt::{Chunk, Ids, Prompt};
+use crate::tokenize::Tokenizer;
+
+/// Bytes before a cut by which it is found.
+const WINDOW: usize = 512;
+/// Most cuts of a new prompt that are looked up.
+const MAX_LOOKUPS: usize = 1024;
+/// Most cuts of new text among which those to keep are chosen.
+const MAX_NEW_CUTS: usize = 4096;
+/// Newest cuts that are all kept; further back the distances double.
+const NEWEST: usize = 4;
+/// Most chunks of a prompt. Beyond that its older half becomes one.
+const MAX_CHUNKS: usize = 512;
+/// What an entry costs besides its text and ids.
+const OVERHEAD: usize = 256;
+
+/// Earlier prompts, the least recently used forgotten first.
+pub(crate) struct Conversations<S> {
+    cache: Cache<u64, Entry<S>>,
+    hasher: RandomState,
+}
+
+/// A cut of a kept prompt.
+#[derive(Clone)]
+struct Entry<S> {
+    kept: Arc<Kept<S>>,
+    /// Chunks before the cut.
+    chunks: usize,
+    /// This entry's share of the prompt's bytes.
+    weight: u32,
+}
+
+struct Kept<S> {
+    ids: Ids,
+    lead: usize,
+    slot: S,
+}
+
+impl<S: Clone + Send + Sync + 'static> Conversations<S> {
+    /// `bytes` bounds text and ids. Every prompt counts in full, though prompts of one conversation share memory.
+    pub(crate) fn new(bytes: u64) -> Conversations<S> {
+        let cache = Cache::builder()
+            .max_capacity(bytes)
+            .weigher(|_, entry: &Entry<S>| entry.weight)
+            .eviction_policy(EvictionPolicy::lru())
+            .build();
+        Conversations { cache, hasher: RandomState::default() }
+    }
+
+    /// The tokens of `text`, as far as possible those of an earlier prompt. `special` puts the tokenizer's special tokens around it.
+    pub(crate) fn tokens(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        special: bool,
+    ) -> Result<Prompt<S>, Unpredictable> {
+        let (before, after) = if special { tokenizer.around_text() } else { (&[][..], &[][..]) };
+        let lead = usize::from(!before.is_empty());
+        let known = self.find(tokenizer, text, special);
+        let (mut chunks, start) = match &known {
+            Some((entry, at)) => (entry.kept.ids.chunks()[..entry.chunks].to_vec(), *at),
+            None => (marks(before), 0),
+        };
+        let found = if known.is_some() { chunks.len() } else { 0 };
+        let common = chunks[..found].iter().map(|chunk| chunk.ids.len()).sum();
+        let mut from = start;
+        for cut in chosen_cuts(tokenizer, text, start) {
+            chunks.push(Arc::new(encoded(tokenizer, &text[from..cut])?));
+            from = cut;
+        }
+        let mut closed = chunks.len();
+        let mut found_now = found;
+        if closed > MAX_CHUNKS {
+            let merged = merge_older(&mut chunks, lead);
+            closed -= merged;
+            found_now = found_now.saturating_sub(merged);
+        }
+        if from < text.len() {
+            chunks.push(Arc::new(encoded(tokenizer, &text[from..])?));
+        }
+        chunks.extend(marks(after));
+        let slot = known.map(|(entry, _)| entry.kept.slot.clone());
+        Ok(Prompt { ids: Ids::new(chunks), common, slot, lead, closed, found: found_now })
+    }
+
+    /// Keeps a prompt with what belongs to it.
+    pub(crate) fn remember(&self, prompt: &Prompt<S>, slot: S) {
+        let chunks = prompt.ids.chunks();
+        // All edges of the new text: they are few already. Of the older ones some, so that they are not forgotten first.
+        let older = prompt.found.saturating_sub(prompt.lead);
+        let edges: Vec<usize> = (prompt.found.max(prompt.lead) + 1..=prompt.closed)
+            .chain(spread(older).map(|back| prompt.found - back))
+            .collect();
+        if edges.is_empty() {
+            return;
+        }
+        let bytes: usize = chunks.iter().map(|chunk| chunk.text.len() + 4 * chunk.ids.len() + 64).sum();
+        let weight = u32::try_from(bytes / edges.len() + OVERHEAD).unwrap_or(u32::MAX);
+        let kept = Arc::new(Kept { ids: prompt.ids.clone(), lead: prompt.lead, slot });
+        for edge in edges {
+            let key = self.key_of_chunks(&chunks[..edge], prompt.lead > 0);
+            self.cache.insert(key, Entry { kept: Arc::clone(&kept), chunks: edge, weight });
+        }
+    }
+
+    /// The last cut in `text` up to which an earlier prompt is the same.
+    fn find(&self, tokenizer: &Tokenizer, text: &str, special: bool) -> Option<(Entry<S>, usize)> {
+        let special = special && !tokenizer.around_text().0.is_empty();
+        let mut end = text.len();
+        for _ in 0..MAX_LOOKUPS {
+            let at = tokenizer.cuts().last(text, end)?;
+            let key = self.key(at, special, &text.as_bytes()[at.saturating_sub(WINDOW)..at]);
+            if let Some(entry) = self.cache.get(&key)
+                && (entry.kept.lead > 0) == special
+                && starts_with(&text.as_bytes()[..at], &entry.kept.ids.chunks()[..entry.chunks])
+            {
+                return Some((entry, at));
+            }
+            end = at.checked_sub(1)?;
+        }
+        None
+    }
+
+    fn key(&self, at: usize, special: bool, window: &[u8]) -> u64 {
+        self.hasher.hash_one((at, special, window))
+    }
+
+    fn key_of_chunks(&self, chunks: &[Arc<Chunk>], special: bool) -> u64 {
+        let at = chunks.iter().map(|chunk| chunk.text.len()).sum();
+        let mut window = Vec::with_capacity(WINDOW);
+        for chunk in chunks.iter().rev() {
+            let bytes = chunk.text.as_bytes();
+            let wanted = (WINDOW - window.len()).min(bytes.len());
+            window.splice(0..0, bytes[bytes.len() - wanted..].iter().copied());
+            if window.len() == WINDOW {
+                break;
+            }
+        }
+        self.key(at, special, &window)
+    }
+}
+
+/// Whether `text` is exactly these chunks.
+fn starts_with(text: &[u8], chunks: &[Arc<Chunk>]) -> bool {
+    let mut rest = text;
+    for chunk in chunks {
+        let Some(after) = rest.strip_prefix(chunk.text.as_bytes()) else { return false };
+        rest = after;
+    }
+    rest.is_empty()
+}
+
+fn encoded(tokenizer: &Tokenizer, text: &str) -> Result<Chunk, Unpredictable> {
+    Ok(Chunk { ids: tokenizer.encode(text)?.into(), text: text.into() })
+}
+
+/// Special tokens as a chunk without text.
+fn marks(ids: &[u32]) -> Vec<Arc<Chunk>> {
+    if ids.is_empty() {
+        return Vec::new();
+    }
+    vec![Arc::new(Chunk { text: Box::default(), ids: ids.into() })]
+}
+
+/// Which of `count` cuts to keep, counted from the newest: 0, 1, 2, 3, then 5, 7, 11, 19 and so on.
+fn spread(count: usize) -> impl Iterator<Item = usize> {
+    let older =
+        std::iter::successors(Some(2), |distance| Some(distance * 2)).map(|distance| NEWEST - 1 + distance);
+    (0..NEWEST).chain(older).take_while(move |back| *back < count)
+}
+
+/// Cuts of `text` behind `start` that become edges of chunks, in order.
+fn chosen_cuts(tokenizer: &Tokenizer, text: &str, start: usize) -> Vec<usize> {
+    let mut cuts = Vec::new();
+    let mut end = text.len();
+    while cuts.len() < MAX_NEW_CUTS
+        && let Some(at) = tokenizer.cuts().last(text, end)
+        && at > start
+    {
+        cuts.push(at);
+        end = at - 1;
+    }
+    let mut chosen: Vec<usize> = spread(cuts.len()).map(|back| cuts[back]).collect();
+    chosen.reverse();
+    chosen
+}
+
+/// Makes one chunk of the older half. Returns by how many there are fewer.
+fn merge_older(chunks: &mut Vec<Arc<Chunk>>, lead: usize) -> usize {
+    let half = chunks.len() / 2;
+    let older = &chunks[lead..half];
+    let text: String = older.iter().map(|chunk| &*chunk.text).collect();
+    let ids: Vec<u32> = older.iter().flat_map(|chunk| chunk.ids.iter().copied()).collect();
+    let fewer = older.len() - 1;
+    chunks.splice(lead..half, [Arc::new(Chunk { text: text.into(), ids: ids.into() })]);
+    fewer
+}

@@ -1,0 +1,222 @@
+//! The files of a model that decide on its prompts, as model repositories have them.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::LoadError;
+
+/// Most bytes of a configuration or template file. Real ones have up to a few hundred kilobytes.
+const MAX_TEXT_BYTES: u64 = 8 << 20;
+/// Most bytes of a tokenizer.json. The largest known has 34 MB.
+const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+
+/// Names under which a template finds special tokens.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// A chat template and the file it came from.
+#[derive(Debug)]
+pub(crate) struct TemplateFile {
+    pub(crate) path: PathBuf,
+    pub(crate) source: String,
+}
+
+/// What a model's folder says, except the tokenizer's vocabulary.
+#[derive(Debug)]
+pub(crate) struct ModelFiles {
+    pub(crate) tokenizer: PathBuf,
+    pub(crate) shape: TokenizerShape,
+    /// Special tokens by the name that templates use.
+    pub(crate) special_tokens: Vec<(String, String)>,
+    pub(crate) default_template: Option<TemplateFile>,
+    /// A second template, used instead when the request has tools.
+    pub(crate) tool_template: Option<TemplateFile>,
+}
+
+/// The parts of tokenizer.json from which follows where a text may be cut.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct TokenizerShape {
+    #[serde(default)]
+    pub(crate) added_tokens: Vec<AddedToken>,
+    #[serde(default)]
+    pub(crate) normalizer: Option<Value>,
+    #[serde(default)]
+    pub(crate) pre_tokenizer: Option<Value>,
+}
+
+/// A token that is looked for in the text before anything else.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct AddedToken {
+    pub(crate) content: String,
+    #[serde(default)]
+    pub(crate) single_word: bool,
+    #[serde(default)]
+    pub(crate) lstrip: bool,
+    #[serde(default)]
+    pub(crate) rstrip: bool,
+    #[serde(default)]
+    pub(crate) normalized: bool,
+}
+
+impl ModelFiles {
+    /// Reads a model's folder.
+    ///
+    /// # Errors
+    /// [`LoadError`] with the file at fault.
+    pub(crate) fn read(folder: &Path) -> Result<ModelFiles, LoadError> {
+        let tokenizer = folder.join("tokenizer.json");
+        let mut shape: TokenizerShape = json(&tokenizer, MAX_TOKENIZER_BYTES)?;
+        let config_path = folder.join("tokenizer_config.json");
+        let config: Value = json(&config_path, MAX_TEXT_BYTES)?;
+        add_declared_tokens(&mut shape, &config);
+        let mut files = ModelFiles {
+            tokenizer,
+            shape,
+            special_tokens: special_tokens(&config),
+            default_template: None,
+            tool_template: None,
+        };
+        files.find_templates(folder, &config_path, &config)?;
+        Ok(files)
+    }
+
+    /// A template in a file of its own counts more than one in a configuration.
+    fn find_templates(&mut self, folder: &Path, config_path: &Path, config: &Value) -> Result<(), LoadError> {
+        self.take_templates(config_path, config.get("chat_template"))?;
+        let single = folder.join("chat_template.json");
+        if self.default_template.is_none() && single.is_file() {
+            let file: Value = json(&single, MAX_TEXT_BYTES)?;
+            self.take_templates(&single, file.get("chat_template"))?;
+        }
+        for (path, tools) in [
+            (folder.join("chat_template.jinja"), false),
+            (folder.join("additional_chat_templates/tool_use.jinja"), true),
+        ] {
+            if path.is_file() {
+                let source = text(&path, MAX_TEXT_BYTES)?;
+                let place = if tools { &mut self.tool_template } else { &mut self.default_template };
+                *place = Some(TemplateFile { path, source });
+            }
+        }
+        Ok(())
+    }
+
+    /// A `chat_template` member: one template, or several with names.
+    fn take_templates(&mut self, path: &Path, member: Option<&Value>) -> Result<(), LoadError> {
+        let file = |source: &str| Some(TemplateFile { path: path.to_owned(), source: source.to_owned() });
+        match member {
+            None | Some(Value::Null) => {}
+            Some(Value::String(source)) => self.default_template = file(source),
+            Some(Value::Array(named)) => {
+                for template in named {
+                    let (Some(name), Some(source)) =
+                        (template["name"].as_str(), template["template"].as_str())
+                    else {
+                        return Err(format(path, "an element of `chat_template` lacks `name` or `template`"));
+                    };
+                    match name {
+                        "default" => self.default_template = file(source),
+                        "tool_use" => self.tool_template = file(source),
+                        _ => {}
+                    }
+                }
+            }
+            Some(_) => return Err(format(path, "`chat_template` is neither a string nor a list")),
+        }
+        Ok(())
+    }
+}
+
+/// Tokens that only tokenizer_config.json declares are looked for as well.
+fn add_declared_tokens(shape: &mut TokenizerShape, config: &Value) {
+    let Some(declared) = config.get("added_tokens_decoder").and_then(Value::as_object) else { return };
+    for token in declared.values() {
+        if let Ok(token) = AddedToken::deserialize(token)
+            && !shape.added_tokens.contains(&token)
+        {
+            shape.added_tokens.push(token);
+        }
+    }
+}
+
+fn special_tokens(config: &Value) -> Vec<(String, String)> {
+    let content = |token: &Value| match token {
+        Value::String(token) => Some(token.clone()),
+        token => token.get("content").and_then(Value::as_str).map(str::to_owned),
+    };
+    let named =
+        SPECIAL_TOKENS.iter().filter_map(|name| Some(((*name).to_owned(), content(config.get(*name)?)?)));
+    let own = config.get("extra_special_tokens").and_then(Value::as_object);
+    let own = own.into_iter().flatten().filter_map(|(name, token)| Some((name.clone(), content(token)?)));
+    named.chain(own).collect()
+}
+
+fn json<T: serde::de::DeserializeOwned>(path: &Path, limit: u64) -> Result<T, LoadError> {
+    serde_json::from_str(&text(path, limit)?)
+        .map_err(|error| format(path, &format!("not as expected: {error}")))
+}
+
+fn format(path: &Path, problem: &str) -> LoadError {
+    LoadError::Format { path: path.to_owned(), problem: problem.to_owned() }
+}
+
+fn text(path: &Path, limit: u64) -> Result<String, LoadError> {
+    let unread = |source| LoadError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(unread)?;
+    let mut text = String::new();
+    file.take(limit + 1).read_to_string(&mut text).map_err(unread)?;
+    if text.len() as u64 > limit {
+        return Err(LoadError::TooLarge { path: path.to_owned(), limit });
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn templates_are_found_where_models_have_them() {
+        let named = r#"{"chat_template":[{"name":"default","template":"d"},{"name":"tool_use","template":"t"},
+            {"name":"rag","template":"r"}],"bos_token":{"content":"<s>"},"eos_token":null}"#;
+        let files = folder(&[("tokenizer.json", "{}"), ("tokenizer_config.json", named)]);
+        let read = ModelFiles::read(files.path()).unwrap();
+        assert_eq!(read.default_template.unwrap().source, "d");
+        assert_eq!(read.tool_template.unwrap().source, "t");
+        assert_eq!(read.special_tokens, [("bos_token".to_owned(), "<s>".to_owned())]);
+
+        let files = folder(&[
+            ("tokenizer.json", "{}"),
+            ("tokenizer_config.json", r#"{"chat_template":"config"}"#),
+            ("chat_template.json", r#"{"chat_template":"json"}"#),
+            ("chat_template.jinja", "jinja"),
+            ("additional_chat_templates/tool_use.jinja", "tools"),
+        ]);
+        let read = ModelFiles::read(files.path()).unwrap();
+        assert_eq!(read.default_template.unwrap().source, "jinja");
+        assert_eq!(read.tool_template.unwrap().source, "tools");
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let missing = ModelFiles::read(folder(&[]).path()).unwrap_err().to_string();
+        assert!(missing.contains("tokenizer.json") && missing.contains("needs"), "{missing}");
+        let broken = folder(&[("tokenizer.json", "{}"), ("tokenizer_config.json", r#"{"chat_template":3}"#)]);
+        let broken = ModelFiles::read(broken.path()).unwrap_err().to_string();
+        assert!(broken.contains("tokenizer_config.json") && broken.contains("neither"), "{broken}");
+    }
+}

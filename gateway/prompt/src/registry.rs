@@ -1,0 +1,104 @@
+//! Models by the name that requests use.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::error::LoadError;
+use crate::model::Model;
+
+/// Where a model's files are: `MODEL=FOLDER`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// The model's name in requests. May contain `=`; the folder must not.
+    pub model: String,
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+impl FromStr for Source {
+    type Err = LoadError;
+
+    fn from_str(flag: &str) -> Result<Source, LoadError> {
+        match flag.rsplit_once('=') {
+            Some((model, folder)) if !model.is_empty() && !folder.is_empty() => {
+                Ok(Source { model: model.to_owned(), folder: PathBuf::from(folder) })
+            }
+            _ => Err(LoadError::Flag(flag.to_owned())),
+        }
+    }
+}
+
+impl Source {
+    /// Checks that each model is named once.
+    ///
+    /// # Errors
+    /// [`LoadError::Twice`]
+    pub fn check(sources: &[Source]) -> Result<(), LoadError> {
+        for (number, source) in sources.iter().enumerate() {
+            if sources[..number].iter().any(|other| other.model == source.model) {
+                return Err(LoadError::Twice(source.model.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The models that are loaded. Readers never wait; a model appears when its loading is done.
+pub struct Registry<S = ()> {
+    models: ArcSwap<HashMap<String, Arc<Model<S>>>>,
+}
+
+impl<S> Registry<S> {
+    /// No models.
+    #[must_use]
+    pub fn new() -> Registry<S> {
+        Registry { models: ArcSwap::from_pointee(HashMap::new()) }
+    }
+
+    /// The model of this name, if it is loaded.
+    #[must_use]
+    pub fn get(&self, model: &str) -> Option<Arc<Model<S>>> {
+        self.models.load().get(model).cloned()
+    }
+
+    /// Adds or replaces a model.
+    pub fn insert(&self, name: &str, model: Model<S>) {
+        let model = Arc::new(model);
+        self.models.rcu(|models| {
+            let mut models = HashMap::clone(models);
+            models.insert(name.to_owned(), Arc::clone(&model));
+            models
+        });
+    }
+}
+
+impl<S> Default for Registry<S> {
+    fn default() -> Registry<S> {
+        Registry::new()
+    }
+}
+
+impl<S> std::fmt::Debug for Registry<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.models.load().keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_name_a_model_and_a_folder() {
+        let source: Source = "org/model=/models/it".parse().unwrap();
+        assert_eq!((source.model.as_str(), source.folder.to_str()), ("org/model", Some("/models/it")));
+        for wrong in ["", "model", "=folder", "model="] {
+            assert!(wrong.parse::<Source>().is_err(), "{wrong}");
+        }
+        assert!(matches!(Source::check(&[source.clone(), source]), Err(LoadError::Twice(_))));
+    }
+}

@@ -1,0 +1,156 @@
+//! Chat templates, rendered as transformers' `apply_chat_template` renders them.
+
+mod clock;
+mod format;
+mod generation;
+mod json;
+mod python;
+
+use std::io;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+
+pub use clock::Now;
+pub(crate) use format::content_format;
+
+use crate::error::Unpredictable;
+
+const NAME: &str = "chat";
+
+/// A compiled template.
+#[derive(Debug)]
+pub(crate) struct ChatTemplate {
+    env: Environment<'static>,
+    source: String,
+}
+
+impl ChatTemplate {
+    /// Compiles `source`. `steps` bounds every later rendering.
+    ///
+    /// # Errors
+    /// What the template engine says, with the line.
+    pub(crate) fn compile(source: &str, steps: u64) -> Result<ChatTemplate, Error> {
+        let mut env = Environment::new();
+        // transformers sets both; without them every block leaves its newline in the prompt.
+        env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+        env.set_auto_escape_callback(|_| AutoEscape::None);
+        env.set_unknown_method_callback(python::method);
+        env.set_fuel(Some(steps));
+        env.add_filter("tojson", json::tojson);
+        env.add_function("raise_exception", raise_exception);
+        // In Jinja a string and a mapping count as sequences too, and templates ask.
+        env.add_test("sequence", python::is_sequence);
+        env.add_template_owned(NAME, generation::without_tags(source))?;
+        Ok(ChatTemplate { env, source: source.to_owned() })
+    }
+
+    /// The template's own text.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Renders with `variables`; `most_bytes` bounds the text.
+    ///
+    /// # Errors
+    /// [`Unpredictable::Template`] when the template fails or refuses, [`Unpredictable::TemplateLimit`] when it goes too far.
+    pub(crate) fn render(
+        &self,
+        variables: Vec<(String, Value)>,
+        now: Now,
+        most_bytes: usize,
+    ) -> Result<String, Unpredictable> {
+        let clock = Value::from_function(move |format: String| now.strftime(&format));
+        let variables = variables.into_iter().chain([("strftime_now".to_owned(), clock)]);
+        let mut page = Page { text: Vec::new(), most_bytes, over: false };
+        let rendered = self.env.get_template(NAME).and_then(|template| {
+            template.render_captured_to(Value::from_pairs(variables), &mut page).map(drop)
+        });
+        match rendered {
+            Ok(()) => {
+                String::from_utf8(page.text).map_err(|error| Unpredictable::Template(error.to_string()))
+            }
+            Err(_) if page.over => Err(Unpredictable::TemplateLimit("output")),
+            Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(Unpredictable::TemplateLimit("steps")),
+            Err(error) => Err(Unpredictable::Template(error.to_string())),
+        }
+    }
+}
+
+/// A template's way to refuse a conversation.
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// The rendered text, up to a bound.
+struct Page {
+    text: Vec<u8>,
+    most_bytes: usize,
+    over: bool,
+}
+
+impl io::Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.text.len() + bytes.len() > self.most_bytes {
+            self.over = true;
+            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(source: &str, variables: &[(&str, Value)]) -> Result<String, Unpredictable> {
+        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        ChatTemplate::compile(source, 100_000).unwrap().render(variables, Now::utc(0), 1000)
+    }
+
+    #[test]
+    fn blocks_leave_no_space_and_loops_can_be_left() {
+        let source = "a\n  {% for x in [1, 2, 3] %}\n{% if x == 2 %}{% continue %}{% endif %}\n{{ x }}\n  {% endfor %}\nb\n";
+        assert_eq!(render(source, &[]).unwrap(), "a\n1\n3\nb");
+    }
+
+    #[test]
+    fn values_print_as_in_python() {
+        let source = "{{ true }} {{ none }} {{ 1.0 }} {{ missing }}|{{ 'x' is sequence }} {{ {} is sequence }} {{ 1 is sequence }}";
+        assert_eq!(render(source, &[]).unwrap(), "True None 1.0 |True True False");
+    }
+
+    #[test]
+    fn a_refusal_tells_its_reason() {
+        let refused = render("{{ raise_exception('roles must alternate') }}", &[]);
+        assert!(
+            matches!(refused, Err(Unpredictable::Template(reason)) if reason.contains("roles must alternate"))
+        );
+    }
+
+    #[test]
+    fn a_template_without_end_is_stopped() {
+        let endless = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}";
+        assert_eq!(render(endless, &[]), Err(Unpredictable::TemplateLimit("steps")));
+        let wide = "{% for a in range(1000) %}aaaaaaaaaa{% endfor %}";
+        assert_eq!(render(wide, &[]), Err(Unpredictable::TemplateLimit("output")));
+        assert!(render("{{ missing.a.b }}", &[]).is_err());
+    }
+
+    #[test]
+    fn the_clock_is_the_callers() {
+        assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &[]).unwrap(), "01 Jan 1970");
+        assert!(matches!(render("{{ strftime_now('%Q') }}", &[]), Err(Unpredictable::Template(_))));
+    }
+
+    #[test]
+    fn generation_marks_only_mark() {
+        let source = "{% generation %}{% set x = 1 %}a{% endgeneration %}{{ x is defined }}";
+        assert_eq!(render(source, &[]).unwrap(), "aFalse");
+    }
+}

@@ -1,0 +1,224 @@
+//! How well cache hits are predicted, and the feeds that predictions rest on.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use moongate_scheduler::TierHits;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// Share of the prompt by which a prediction was wrong.
+const ERROR_BUCKETS: [f64; 8] = [0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0];
+/// Fewer tokens than this are not worth an alarm: engines round down to pages, and leave small prefixes alone.
+const ALARM_TOKENS: u64 = 256;
+/// Seconds between two log lines about false predictions.
+const ALARM_PAUSE: i64 = 30;
+
+/// What was expected of the engine that computes a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) hits: TierHits,
+    /// Prompt tokens as counted here.
+    pub(crate) input_tokens: u32,
+}
+
+/// Events that have arrived from engines.
+#[derive(Debug, Default)]
+pub(crate) struct FeedMetrics {
+    pub(crate) connected: Gauge,
+    pub(crate) applied: Counter,
+    pub(crate) lost: Counter,
+    pub(crate) unread: Counter,
+    pub(crate) replays: Counter,
+}
+
+/// What is known of the store, and how.
+#[derive(Debug, Default)]
+pub(crate) struct StoreMetrics {
+    pub(crate) nodes: Gauge,
+    pub(crate) objects: Gauge,
+    pub(crate) readings: Counter,
+    pub(crate) confirmed: Counter,
+    pub(crate) unconfirmed: Counter,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabel {
+    tier: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabel {
+    model: String,
+}
+
+/// Predictions against what engines report.
+#[derive(Debug)]
+pub(crate) struct PredictionMetrics {
+    unpredicted: Family<ReasonLabel, Counter>,
+    predicted: Family<TierLabel, Counter>,
+    compared: Family<ModelLabel, Counter>,
+    missed: Family<ModelLabel, Counter>,
+    false_hits: Family<ModelLabel, Counter>,
+    refuted: Family<ModelLabel, Counter>,
+    error: Histogram,
+    /// Seconds since 1970 of the last log line about a false prediction.
+    alarmed: AtomicI64,
+}
+
+impl FeedMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let sub = registry.sub_registry_with_prefix("kv_events");
+        sub.register("connections", "Connections to engines' event sockets", self.connected.clone());
+        for (name, help, counter) in [
+            ("messages", "Messages applied to the index", &self.applied),
+            ("messages_lost", "Messages that were missed and could not be had again", &self.lost),
+            ("unread", "Messages and events that were not understood", &self.unread),
+            ("replays", "Times that missed messages were asked for", &self.replays),
+        ] {
+            sub.register(name, help, counter.clone());
+        }
+    }
+}
+
+impl StoreMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let sub = registry.sub_registry_with_prefix("store");
+        sub.register("nodes", "Store nodes that are there", self.nodes.clone());
+        sub.register("objects", "Objects of known pages at the last reading", self.objects.clone());
+        for (name, help, counter) in [
+            ("readings", "Complete readings of the store's keys", &self.readings),
+            ("confirmations", "Prompts whose pages the master was asked for", &self.confirmed),
+            (
+                "confirmation_failures",
+                "Prompts for which the master did not answer in time",
+                &self.unconfirmed,
+            ),
+        ] {
+            sub.register(name, help, counter.clone());
+        }
+    }
+}
+
+impl PredictionMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            unpredicted: Family::default(),
+            predicted: Family::default(),
+            compared: Family::default(),
+            missed: Family::default(),
+            false_hits: Family::default(),
+            refuted: Family::default(),
+            error: Histogram::new(ERROR_BUCKETS),
+            alarmed: AtomicI64::new(0),
+        };
+        let sub = registry.sub_registry_with_prefix("prediction");
+        sub.register("none", "Requests without a prediction, by reason", metrics.unpredicted.clone());
+        sub.register(
+            "cached_tokens",
+            "Tokens predicted in a cache of the engine chosen",
+            metrics.predicted.clone(),
+        );
+        for (name, help, family) in [
+            (
+                "compared_tokens",
+                "Prompt tokens of requests whose prediction could be checked",
+                &metrics.compared,
+            ),
+            ("missed_tokens", "Tokens found in a cache beyond the prediction", &metrics.missed),
+            ("false_tokens", "Tokens predicted in a cache but not found", &metrics.false_hits),
+            ("refuted_requests", "Requests with predicted hits and none at all", &metrics.refuted),
+        ] {
+            sub.register(name, help, family.clone());
+        }
+        sub.register("error", "Wrongly predicted share of the prompt", metrics.error.clone());
+        metrics
+    }
+
+    /// There is no prediction for a request.
+    pub(crate) fn none(&self, reason: &'static str) {
+        self.unpredicted.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// An engine has told how much it found in its caches.
+    pub(crate) fn compare(&self, model: &str, expected: Expected, found: u64) {
+        let hits = expected.hits;
+        for (tier, tokens) in [("l1", hits.l1_tokens), ("l2", hits.l2_tokens), ("l3", hits.l3_tokens)] {
+            self.predicted.get_or_create(&TierLabel { tier }).inc_by(tokens.into());
+        }
+        let label = ModelLabel { model: model.to_owned() };
+        let predicted = u64::from(hits.total());
+        let input = u64::from(expected.input_tokens.max(1));
+        self.compared.get_or_create(&label).inc_by(input);
+        self.missed.get_or_create(&label).inc_by(found.saturating_sub(predicted));
+        self.false_hits.get_or_create(&label).inc_by(predicted.saturating_sub(found));
+        self.error.observe(predicted.abs_diff(found) as f64 / input as f64);
+        if predicted >= ALARM_TOKENS && found == 0 {
+            self.refuted.get_or_create(&label).inc();
+            self.alarm(model, hits);
+        }
+    }
+
+    fn alarm(&self, model: &str, hits: TierHits) {
+        let now =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed());
+        let last = self.alarmed.load(Ordering::Relaxed);
+        let mine = now - last >= ALARM_PAUSE
+            && self.alarmed.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !mine {
+            return;
+        }
+        let check = if hits.l3_tokens > hits.l1_tokens + hits.l2_tokens {
+            "the store's side: do engine and master run the same Mooncake release, and does the engine reach the store nodes?"
+        } else {
+            "the engine's side: its page size and hash algorithm against `moongate doctor`, and whether it restarted"
+        };
+        tracing::warn!(
+            model,
+            predicted = hits.total(),
+            check,
+            "hits were predicted, but the engine found none"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn right_missed_and_false_tokens_are_told_apart() {
+        let mut registry = Registry::default();
+        let metrics = PredictionMetrics::register(&mut registry);
+        let expected =
+            |l1_tokens| Expected { hits: TierHits { l1_tokens, ..TierHits::default() }, input_tokens: 1000 };
+        metrics.compare("m", expected(512), 512);
+        metrics.compare("m", expected(0), 64);
+        metrics.compare("m", expected(512), 0);
+        metrics.none("batch");
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        for line in [
+            "prediction_compared_tokens_total{model=\"m\"} 3000",
+            "prediction_missed_tokens_total{model=\"m\"} 64",
+            "prediction_false_tokens_total{model=\"m\"} 512",
+            "prediction_refuted_requests_total{model=\"m\"} 1",
+            "prediction_cached_tokens_total{tier=\"l1\"} 1024",
+            "prediction_none_total{reason=\"batch\"} 1",
+            "prediction_error_bucket{le=\"0.0\"} 1",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! `POST /debug/predict/…`: what is cached of a prompt, without sending it anywhere.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::handler::{Gateway, find, read};
+use super::router;
+use crate::predict::Predicted;
+use crate::prompt::Api;
+
+/// The body is that of a chat completion.
+pub(super) async fn chat(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
+    predict(&gateway, Api::Chat, request).await
+}
+
+/// The body is that of a completion.
+pub(super) async fn completions(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
+    predict(&gateway, Api::Completions, request).await
+}
+
+/// The body is that of SGLang's own `/generate`.
+pub(super) async fn generate(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
+    predict(&gateway, Api::Generate, request).await
+}
+
+async fn predict(gateway: &Gateway, api: Api, request: Request) -> Response<Body> {
+    let ask = match read(gateway, api, request).await {
+        Ok(ask) => ask,
+        Err(error) => return error.response(),
+    };
+    let answer = match find(gateway, &ask).await {
+        Ok(predicted) => describe(gateway, &predicted),
+        Err(unknown) => json!({"reason": unknown.name(), "why": unknown.to_string()}),
+    };
+    router::json(StatusCode::OK, &answer)
+}
+
+fn describe(gateway: &Gateway, predicted: &Predicted) -> Value {
+    let fleet = gateway.dispatcher.fleet.current();
+    let engines: Vec<Value> = fleet
+        .members
+        .iter()
+        .map(|member| {
+            let hits = predicted.expected_of(member).hits;
+            json!({
+                "instance": member.endpoint.id.to_string(),
+                "role": member.instance.role.to_string(),
+                "l1_tokens": hits.l1_tokens,
+                "l2_tokens": hits.l2_tokens,
+                "l3_tokens": hits.l3_tokens,
+            })
+        })
+        .collect();
+    json!({"input_tokens": predicted.input_tokens, "engines": engines})
+}

@@ -1,0 +1,117 @@
+//! Starts and ends feeds as engines come and go, and loads their models.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use moongate_discovery::KvEventSource;
+use moongate_runtime::Supervisor;
+use tokio_util::sync::CancellationToken;
+
+use super::apply::Target;
+use super::engine::{EngineFeed, Source};
+use crate::feedback::FeedMetrics;
+use crate::fleet::{Endpoint, Fleet, FleetReader, Member};
+use crate::predict::models::Models;
+
+/// A running feed.
+#[derive(Debug)]
+struct Running {
+    endpoint: Arc<Endpoint>,
+    source: Source,
+    stop: CancellationToken,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Keeps one feed for each event source of each engine.
+#[derive(Debug)]
+pub(crate) struct Feeds {
+    pub(crate) models: Arc<Models>,
+    pub(crate) metrics: Arc<FeedMetrics>,
+    pub(crate) supervisor: Supervisor,
+}
+
+/// Follows the fleet until `stop`.
+pub(crate) async fn follow_feeds(feeds: Feeds, fleet: FleetReader, stop: CancellationToken) {
+    let mut running = HashMap::new();
+    let mut generation = 0;
+    loop {
+        let current = fleet.current();
+        feeds.want_models(&current);
+        feeds.update(&mut running, &current);
+        generation = current.generation.max(generation) + 1;
+        if stop.run_until_cancelled(fleet.wait_for(generation)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Where a member publishes its events.
+fn events(member: &Member) -> &[KvEventSource] {
+    member.facts().and_then(|facts| facts.events.as_deref()).unwrap_or_default()
+}
+
+impl Feeds {
+    fn update(&self, running: &mut HashMap<(String, u32), Running>, fleet: &Fleet) {
+        let mut wanted = HashMap::new();
+        for member in &fleet.members {
+            for told in events(member) {
+                match Source::new(told) {
+                    Ok(source) => {
+                        wanted.insert((member.endpoint.id.to_string(), told.dp_rank), (member, source));
+                    }
+                    Err(error) => {
+                        tracing::warn!(engine = %member.endpoint.id, %error, "KV events: unusable address");
+                    }
+                }
+            }
+        }
+        // An engine that is away for a moment keeps its feed: the feed itself finds out whether the cache is still there.
+        running.retain(|key, feed| match wanted.get(key) {
+            Some((member, source)) => Arc::ptr_eq(&member.endpoint, &feed.endpoint) && feed.source == *source,
+            None => fleet.has_endpoint(&feed.endpoint),
+        });
+        for (key, (member, source)) in wanted {
+            if !running.contains_key(&key)
+                && let Some(feed) = self.start(&key, member, source)
+            {
+                running.insert(key, feed);
+            }
+        }
+    }
+
+    fn start(&self, (name, rank): &(String, u32), member: &Member, source: Source) -> Option<Running> {
+        let keyspace = member.keyspace.as_ref()?;
+        let target = Target {
+            index: member.endpoint.entry.index().clone(),
+            slot: member.endpoint.entry.slot(),
+            namespace: keyspace.namespace(),
+        };
+        let stop = self.supervisor.token().child_token();
+        let feed =
+            EngineFeed::new(format!("{name} rank {rank}"), source.clone(), target, self.metrics.clone());
+        let until = stop.clone();
+        self.supervisor.spawn("KV events", async move {
+            let _stopped = until.run_until_cancelled(feed.run()).await;
+        });
+        Some(Running { endpoint: member.endpoint.clone(), source, stop })
+    }
+
+    /// Loads models that some engine serves and that have a folder here.
+    fn want_models(&self, fleet: &Fleet) {
+        for facts in fleet.members.iter().filter_map(Member::facts) {
+            for name in &facts.models {
+                let Some(source) = self.models.claim(name, facts.engine) else { continue };
+                let (models, engine) = (self.models.clone(), facts.engine);
+                self.supervisor.spawn("load model", async move {
+                    let _at_shutdown =
+                        tokio::task::spawn_blocking(move || models.load(&source, engine)).await;
+                });
+            }
+        }
+    }
+}

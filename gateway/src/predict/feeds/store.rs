@@ -1,0 +1,271 @@
+//! What the shared store has: from its master's metadata, without leasing a single object.
+//!
+//! Masters from PyPI publish no events. So the whole of the keys is read now and then, slowly; what a request could use is asked for
+//! when the request is there ([`StoreView::confirm`]); and nodes are watched, because the master goes on to list the pages of a dead
+//! one for seconds.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use moka::sync::Cache;
+use mooncake_wire::admin::KeyReplicas;
+use mooncake_wire::key::{ObjectKey, PageHash};
+use moongate_kvstore::admin::{Admin, AdminError};
+use moongate_kvstore::nodes::{NodeEvent, NodeWatch};
+use moongate_kvstore::snapshot;
+use moongate_pages::{Digest, Page};
+use moongate_scheduler::Medium;
+use moongate_scheduler::index::{PageIndex, Source, StoreNode};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::feedback::StoreMetrics;
+use crate::fleet::FleetReader;
+use crate::predict::index::KvIndex;
+use crate::predict::stored::{Stored, StoredAs};
+
+/// Pause between two readings of all keys. What requests use is asked for anyway; this finds what others stored.
+const READ_EVERY: Duration = Duration::from_secs(10);
+/// Pause after a reading that failed.
+const READ_AGAIN: Duration = Duration::from_secs(1);
+/// Pages asked for at first, and at most, at once: an answer about 64 takes the master 0.2 ms.
+const FIRST_PROBE: usize = 64;
+const LARGEST_PROBE: usize = 512;
+/// How long a page that was seen in the store is taken for there. The store evicts what was not used for longest, and a lease that an
+/// engine takes when it reads lasts 10 s; a page just seen is not the first to go.
+const CONFIRMED_FOR: Duration = Duration::from_secs(2);
+/// How many confirmed pages are remembered.
+const CONFIRMED_PAGES: u64 = 1 << 20;
+/// How long a request waits for the master: far less than what a wrong guess costs.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// After a failure, requests do not ask for so long.
+const SULK: Duration = Duration::from_secs(1);
+
+/// The store, as the gateway sees it.
+#[derive(Debug)]
+pub(crate) struct StoreView {
+    admin: Admin,
+    index: Arc<KvIndex>,
+    metrics: Arc<StoreMetrics>,
+    nodes: Mutex<Nodes>,
+    /// Pages that were found complete a moment ago.
+    confirmed: Cache<u64, ()>,
+    /// Until when requests do not ask, because the master failed.
+    sulking: Mutex<Option<Instant>>,
+    read_now: Notify,
+}
+
+/// Store nodes by the endpoint that replicas name.
+#[derive(Debug, Default)]
+struct Nodes {
+    known: HashMap<String, StoreNode>,
+    /// Dead ones that the master may still list.
+    lost: HashSet<String>,
+}
+
+impl Nodes {
+    /// The node at an endpoint; `None` for one that is lost, or if there are too many.
+    fn at(&mut self, endpoint: &str, pages: &mut PageIndex) -> Option<StoreNode> {
+        if self.lost.contains(endpoint) {
+            return None;
+        }
+        if let Some(node) = self.known.get(endpoint) {
+            return Some(*node);
+        }
+        let node = pages.add_store_node()?;
+        self.known.insert(endpoint.to_owned(), node);
+        Some(node)
+    }
+}
+
+impl StoreView {
+    pub(crate) fn new(admin: Admin, index: Arc<KvIndex>, metrics: Arc<StoreMetrics>) -> Arc<Self> {
+        let confirmed = Cache::builder().max_capacity(CONFIRMED_PAGES).time_to_live(CONFIRMED_FOR).build();
+        Arc::new(Self {
+            admin,
+            index,
+            metrics,
+            nodes: Mutex::default(),
+            confirmed,
+            sulking: Mutex::default(),
+            read_now: Notify::new(),
+        })
+    }
+
+    /// Follows the store's nodes until `stop`.
+    pub(crate) async fn watch_nodes(self: Arc<Self>, stop: CancellationToken) {
+        let mut watch = NodeWatch::new(self.admin.clone(), Default::default());
+        while let Some(event) = stop.run_until_cancelled(watch.next()).await {
+            match event {
+                NodeEvent::Up(node) => {
+                    tracing::info!(node = node.endpoint, "store node is there");
+                    self.nodes.lock().lost.remove(&node.endpoint);
+                    self.read_now.notify_one();
+                }
+                NodeEvent::Lost(node, why) => {
+                    tracing::warn!(node = node.endpoint, %why, "store node is lost, its pages do not count any more");
+                    self.lose(&node.endpoint);
+                    self.read_now.notify_one();
+                }
+                NodeEvent::MasterLost(error) => {
+                    tracing::warn!(%error, "the store's master does not answer; what is known of the store may be old");
+                }
+                NodeEvent::MasterBack => {
+                    tracing::info!("the store's master answers");
+                    self.read_now.notify_one();
+                }
+            }
+            self.metrics.nodes.set(i64::try_from(watch.up().count()).unwrap_or(i64::MAX));
+        }
+    }
+
+    fn lose(&self, endpoint: &str) {
+        let mut nodes = self.nodes.lock();
+        nodes.lost.insert(endpoint.to_owned());
+        if let Some(node) = nodes.known.remove(endpoint) {
+            self.index.change(|pages| pages.store_node_lost(node));
+        }
+        self.confirmed.invalidate_all();
+    }
+
+    /// Reads all keys again and again until `stop`.
+    pub(crate) async fn keep_read(self: Arc<Self>, fleet: FleetReader, stop: CancellationToken) {
+        loop {
+            let layouts = fleet.current().stored_as();
+            let pause = if layouts.is_empty() {
+                READ_AGAIN
+            } else {
+                match stop.run_until_cancelled(self.read(&layouts)).await {
+                    None => return,
+                    Some(Ok(())) => READ_EVERY,
+                    Some(Err(error)) => {
+                        tracing::debug!(%error, "the store's keys cannot be read");
+                        READ_AGAIN
+                    }
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep(pause) => {}
+                () = self.read_now.notified() => {}
+            }
+        }
+    }
+
+    async fn read(&self, layouts: &[StoredAs]) -> Result<(), AdminError> {
+        self.index.change(|pages| pages.begin_epoch(Source::Store));
+        let of_layout = |key: &ObjectKey<'_>| layouts.iter().find_map(|layout| layout.read(key));
+        let wanted = |key: &ObjectKey<'_>| of_layout(key).is_some();
+        let found = |key: &ObjectKey<'_>, replicas: &KeyReplicas<'_>| {
+            if let Some(stored) = of_layout(key) {
+                self.put(&[stored], replicas);
+            }
+        };
+        let summary = snapshot::read(&self.admin, &snapshot::Options::default(), wanted, found).await?;
+        self.index.change(|pages| pages.end_epoch(Source::Store));
+        self.metrics.readings.inc();
+        self.metrics.objects.set(i64::try_from(summary.located).unwrap_or(i64::MAX));
+        tracing::debug!(?summary, "the store's keys were read");
+        Ok(())
+    }
+
+    /// Asks the master for pages of a prompt, in order, until one is not there. `pages` are the prompt's, `keys` the same in the index.
+    pub(crate) async fn confirm(&self, layout: &StoredAs, pages: &[Page], keys: &[u64]) {
+        if self.sulking.lock().is_some_and(|until| Instant::now() < until) {
+            return;
+        }
+        match timeout(PATIENCE, self.ask(layout, pages, keys)).await {
+            Ok(Ok(())) => {
+                self.metrics.confirmed.inc();
+            }
+            failure => {
+                self.metrics.unconfirmed.inc();
+                if let Ok(Err(error)) = failure {
+                    tracing::debug!(%error, "the store's master could not be asked for a prompt's pages");
+                }
+                *self.sulking.lock() = Some(Instant::now() + SULK);
+            }
+        }
+    }
+
+    async fn ask(&self, layout: &StoredAs, pages: &[Page], keys: &[u64]) -> Result<(), AdminError> {
+        let known = keys.iter().take_while(|key| self.confirmed.contains_key(*key)).count();
+        let (mut at, mut size) = (known, FIRST_PROBE);
+        while at < pages.len() {
+            let end = pages.len().min(at + size);
+            if !self.ask_chunk(layout, &pages[at..end], &keys[at..end]).await? {
+                return Ok(());
+            }
+            (at, size) = (end, LARGEST_PROBE.min(size * 2));
+        }
+        Ok(())
+    }
+
+    /// Returns whether all of these pages are there.
+    async fn ask_chunk(&self, layout: &StoredAs, pages: &[Page], keys: &[u64]) -> Result<bool, AdminError> {
+        let probes: Vec<[String; 2]> =
+            pages.iter().filter_map(|page| Some(layout.probes(hash(page)?))).collect();
+        let mut asked: Vec<&str> = probes.iter().flatten().map(String::as_str).collect();
+        asked.dedup();
+        let mut answers = HashMap::with_capacity(asked.len());
+        let told = |key: &str, replicas: &KeyReplicas<'_>| {
+            answers.insert(key.to_owned(), replicas.ok.then(|| place(replicas)).flatten());
+        };
+        self.admin.locate(&asked, told).await?;
+        let mut complete = true;
+        for ([first, last], &key) in probes.iter().zip(keys) {
+            let places = [first, last].map(|key| answers.get(key).cloned().flatten());
+            complete &= self.page_is(layout, key, places);
+        }
+        Ok(complete)
+    }
+
+    /// Enters what was found of one page. Returns whether it is there.
+    fn page_is(&self, layout: &StoredAs, key: u64, places: [Option<(String, Medium)>; 2]) -> bool {
+        let mut nodes = self.nodes.lock();
+        self.index.change(|pages| {
+            let [first, last] =
+                places.map(|place| place.and_then(|(at, medium)| Some((nodes.at(&at, pages)?, medium))));
+            let (Some(first), Some(last)) = (first, last) else {
+                layout.parts().for_each(|part| pages.part_removed(key, part));
+                return false;
+            };
+            let count = layout.parts().count();
+            for (number, part) in layout.parts().enumerate() {
+                let (node, medium) = if number + 1 == count { last } else { first };
+                pages.part_stored(key, part, node, medium);
+            }
+            self.confirmed.insert(key, ());
+            true
+        })
+    }
+
+    /// Enters objects that were found.
+    fn put(&self, objects: &[Stored], replicas: &KeyReplicas<'_>) {
+        let Some((endpoint, medium)) = place(replicas) else { return };
+        let mut nodes = self.nodes.lock();
+        self.index.change(|pages| {
+            let Some(node) = nodes.at(&endpoint, pages) else { return };
+            objects.iter().for_each(|stored| pages.part_stored(stored.page, stored.part, node, medium));
+        });
+    }
+}
+
+/// Where an object can be read: in memory if there is such a replica.
+fn place(replicas: &KeyReplicas<'_>) -> Option<(String, Medium)> {
+    if let Some(buffer) = replicas.values.as_ref().and_then(|buffers| buffers.first()) {
+        return Some((buffer.endpoint.clone().into_owned(), Medium::Dram));
+    }
+    let disk = replicas.local_disk_values.as_ref().and_then(|disks| disks.first());
+    disk.map(|disk| (disk.transport_endpoint.clone(), Medium::Nvme))
+}
+
+fn hash(page: &Page) -> Option<PageHash> {
+    match &page.digest {
+        Digest::Sha256(digest) => PageHash::new(digest),
+        Digest::Unsigned(_) | Digest::Signed(_) => None,
+    }
+}

@@ -1,0 +1,20 @@
+//! What the gateway knows of KV caches, and what that means for a request.
+//!
+//! Engines' events and the store's metadata fill one index ([`KvIndex`]); a request's tokens become page keys ([`PageKeys`]), and a lookup says how much of the
+//! prompt each engine has. All of it is a hint: whatever is missing or wrong here costs time on an engine, never a wrong answer.
+
+mod feeds;
+mod index;
+mod keyspace;
+mod models;
+mod predictor;
+mod stored;
+mod tokens;
+
+pub(crate) use feeds::{Feeds, StoreView, follow_feeds};
+pub(crate) use index::{EngineEntry, KvIndex};
+pub(crate) use keyspace::Keyspace;
+pub(crate) use models::Models;
+pub(crate) use predictor::{Predicted, Predictor};
+pub(crate) use stored::StoredAs;
+pub(crate) use tokens::Unknown;

@@ -1,0 +1,142 @@
+//! From a request's body to its tokens, and from tokens to pages.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use moongate_pages::{Chain, Page, Scheme};
+use moongate_prompt::{ChatBody, Now, Prompt, TextBody, TextPrompt, Unpredictable};
+
+use super::keyspace::Keyspace;
+use super::models::PromptModel;
+use crate::prompt::Api;
+
+/// What is kept with a conversation: the pages of its last prompt.
+pub(super) type Kept = Arc<KeptPages>;
+
+/// Pages of one prompt under one keyspace.
+#[derive(Debug)]
+pub(super) struct KeptPages {
+    keyspace: Keyspace,
+    pages: Vec<Page>,
+}
+
+/// Why a request's cache hits are not predicted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unknown {
+    /// Its engines tell too little of their caches.
+    #[error(
+        "the engines of this model do not tell how they name pages; `moongate doctor` says what is missing"
+    )]
+    Engines,
+    /// There is no tokenizer for the model.
+    #[error("there is no tokenizer for this model; give one by --model NAME=DIR (it takes a second to load)")]
+    NoTokenizer,
+    /// Several prompts in one request, or none that is read.
+    #[error("this request has not exactly one prompt")]
+    Batch,
+    /// What the prompt becomes is only known in the engine.
+    #[error(transparent)]
+    Prompt(Unpredictable),
+}
+
+impl Unknown {
+    /// Short name for metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Unknown::Engines => "engines",
+            Unknown::NoTokenizer => "no_tokenizer",
+            Unknown::Batch => "batch",
+            Unknown::Prompt(_) => "prompt",
+        }
+    }
+}
+
+/// The tokens of one prompt.
+pub(super) enum Tokens {
+    /// Given as ids by the client.
+    Given(Vec<u32>),
+    /// Made here.
+    Made(Prompt<Kept>, Arc<PromptModel>),
+}
+
+impl Tokens {
+    /// The tokens that an engine will make of this body. Takes milliseconds for a long new prompt.
+    pub(super) fn of(api: Api, body: &[u8], model: Option<Arc<PromptModel>>) -> Result<Self, Unknown> {
+        match api {
+            Api::Chat => {
+                let model = model.ok_or(Unknown::NoTokenizer)?;
+                let chat = ChatBody::parse(body).map_err(Unknown::Prompt)?;
+                let prompt = model.tokens_of_chat(&chat, now()).map_err(Unknown::Prompt)?;
+                Ok(Self::Made(prompt, model))
+            }
+            Api::Completions | Api::Generate => {
+                let TextBody { mut prompts, add_special_tokens } =
+                    TextBody::parse(body).map_err(Unknown::Prompt)?;
+                match (prompts.pop(), prompts.is_empty()) {
+                    (Some(TextPrompt::Ids(ids)), true) => Ok(Self::Given(ids)),
+                    (Some(text), true) => {
+                        let model = model.ok_or(Unknown::NoTokenizer)?;
+                        let prompt = model.tokens_of_text(&text, add_special_tokens);
+                        Ok(Self::Made(prompt.map_err(Unknown::Prompt)?, model))
+                    }
+                    _ => Err(Unknown::Batch),
+                }
+            }
+            Api::Other => Err(Unknown::Batch),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Tokens::Given(ids) => ids.len(),
+            Tokens::Made(prompt, _) => prompt.ids().len(),
+        }
+    }
+
+    /// The prompt's full pages. Those that an earlier turn of the conversation had are not hashed again.
+    pub(super) fn pages(&self, keyspace: &Keyspace, scheme: Scheme, plain: bool) -> Kept {
+        let (mut pages, rest) = match self {
+            Tokens::Given(ids) => {
+                let mut pages = Vec::new();
+                Chain::new(scheme).extend(ids, &mut pages);
+                return Arc::new(KeptPages { keyspace: keyspace.clone(), pages });
+            }
+            // A salt changes all hashes, and what is kept was made without one.
+            Tokens::Made(prompt, _) if plain => self.common(prompt, keyspace),
+            Tokens::Made(prompt, _) => (Vec::new(), prompt.ids().to_vec()),
+        };
+        Chain::after(scheme, &pages).extend(&rest, &mut pages);
+        let kept = Arc::new(KeptPages { keyspace: keyspace.clone(), pages });
+        if let (Tokens::Made(prompt, model), true) = (self, plain) {
+            model.remember(prompt, kept.clone());
+        }
+        kept
+    }
+
+    /// Pages that the prompt has in common with what is kept of its conversation, and the tokens behind them.
+    fn common(&self, prompt: &Prompt<Kept>, keyspace: &Keyspace) -> (Vec<Page>, Vec<u32>) {
+        let page = keyspace.page_tokens() as usize;
+        // A page that also depends on the token behind it (bigrams) is only common if that token is.
+        let full = prompt.common_with_cache().saturating_sub(1) / page;
+        let pages = match prompt.slot().filter(|kept| kept.keyspace == *keyspace) {
+            Some(kept) => kept.pages[..full.min(kept.pages.len())].to_vec(),
+            None => Vec::new(),
+        };
+        let mut rest = Vec::with_capacity(prompt.ids().len() - pages.len() * page);
+        prompt.ids().slices_from(pages.len() * page).for_each(|ids| rest.extend_from_slice(ids));
+        (pages, rest)
+    }
+}
+
+impl KeptPages {
+    /// The pages, in prompt order.
+    pub(super) fn pages(&self) -> &[Page] {
+        &self.pages
+    }
+}
+
+/// The wall clock, for templates that print the date. Engines run in containers, whose clocks show UTC.
+fn now() -> Now {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Now::utc(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+}

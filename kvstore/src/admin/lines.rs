@@ -1,0 +1,90 @@
+//! Lines out of a stream of bytes, in bounded memory.
+
+use bytes::{Bytes, BytesMut};
+
+/// So many bytes of a line are held until its end comes. Engines' keys have fewer than 300.
+const MAX_HELD: usize = 16 << 10;
+
+/// Cuts a stream of bytes where lines end.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    /// The start of a line whose end has not come.
+    begun: BytesMut,
+    /// That line is too long, and its rest is dropped.
+    too_long: bool,
+    /// Lines that were dropped.
+    pub(super) dropped: u64,
+}
+
+impl Lines {
+    /// Takes the next bytes of the stream; returns all lines that end in them, each with its end.
+    pub(super) fn push(&mut self, part: &Bytes) -> Bytes {
+        let Some(last) = part.iter().rposition(|byte| *byte == b'\n') else {
+            self.begin(part);
+            return Bytes::new();
+        };
+        let (ended, begun) = part.split_at(last + 1);
+        let mut whole = part.slice(..ended.len());
+        if std::mem::take(&mut self.too_long) {
+            self.dropped += 1;
+            let first = ended.iter().position(|byte| *byte == b'\n').unwrap_or(last);
+            whole = part.slice(first + 1..ended.len());
+        } else if !self.begun.is_empty() {
+            self.begun.extend_from_slice(ended);
+            whole = self.begun.split().freeze();
+        }
+        self.begin(begun);
+        whole
+    }
+
+    /// The stream has ended: its last line, if it lacks an end.
+    pub(super) fn finish(&mut self) -> Bytes {
+        self.dropped += u64::from(std::mem::take(&mut self.too_long));
+        self.begun.split().freeze()
+    }
+
+    fn begin(&mut self, part: &[u8]) {
+        if self.begun.len() + part.len() > MAX_HELD {
+            self.begun.clear();
+            self.too_long = true;
+        }
+        if !self.too_long {
+            self.begun.extend_from_slice(part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cut(stream: &[u8], parts: &[usize]) -> (Vec<u8>, u64) {
+        let (mut lines, mut rest, mut out) = (Lines::default(), stream, Vec::new());
+        for size in parts.iter().chain([&usize::MAX]) {
+            let (part, more) = rest.split_at(rest.len().min(*size));
+            out.extend_from_slice(&lines.push(&Bytes::copy_from_slice(part)));
+            rest = more;
+        }
+        out.extend_from_slice(&lines.finish());
+        (out, lines.dropped)
+    }
+
+    #[test]
+    fn lines_that_are_too_long_are_dropped() {
+        let long = vec![b'x'; 2 * MAX_HELD];
+        let stream = [b"a\n", &long[..], b"\nb\n", &long[..], b"\n", &long[..]].concat();
+        let parts = vec![1000; 200];
+        let (out, dropped) = cut(&stream, &parts);
+        assert_eq!((String::from_utf8(out).unwrap(), dropped), ("a\nb\n".to_owned(), 3));
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_make_no_difference(stream in "[ab\n]{0,80}", parts in prop::collection::vec(0_usize..9, 0..40)) {
+            let (out, dropped) = cut(stream.as_bytes(), &parts);
+            prop_assert_eq!((&out[..], dropped), (stream.as_bytes(), 0));
+        }
+    }
+}

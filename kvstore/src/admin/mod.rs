@@ -1,0 +1,14 @@
+//! The master's admin server: HTTP, port 9003 if not set otherwise.
+//!
+//! It tells what the RPCs do not: which keys there are, and where objects are without leasing them. Releases
+//! differ in what they have; an endpoint that is missing is an [`AdminError::Missing`].
+
+mod client;
+mod error;
+mod keys;
+mod lines;
+mod query;
+
+pub use client::{Admin, Options};
+pub use error::AdminError;
+pub use keys::{Keys, KeysPage};

@@ -1,0 +1,102 @@
+//! `/batch_query_keys`: URLs and answers.
+
+use std::collections::BTreeMap;
+
+use mooncake_wire::admin::{Data, KeyReplicas};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// What is escaped in a key. Releases up to 0.3.11 do not take escapes back, so as little as possible: engines' keys
+/// consist of letters, digits and what is let through here.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/')
+    .remove(b':')
+    .remove(b'@');
+
+/// One request for several keys.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Query {
+    pub(crate) url: String,
+    /// Keys that were looked at.
+    pub(crate) taken: usize,
+    /// Keys among them that are in the URL.
+    pub(crate) asked: usize,
+    /// Keys among them that cannot be asked for.
+    pub(crate) left_out: usize,
+}
+
+/// The request for as many of `keys`, from the first on, as a URL of `max_url` bytes holds.
+pub(super) fn next<K: AsRef<str>>(base: &str, keys: &[K], max_url: usize) -> Query {
+    let mut query = Query { url: format!("{base}/batch_query_keys?keys="), taken: 0, asked: 0, left_out: 0 };
+    let start = query.url.len();
+    for key in keys {
+        let key = key.as_ref();
+        let comma = usize::from(query.asked > 0);
+        let length: usize = utf8_percent_encode(key, ESCAPED).map(str::len).sum();
+        if key.is_empty() || key.contains(',') || start + length > max_url {
+            query.left_out += 1;
+        } else if query.url.len() + comma + length > max_url {
+            break;
+        } else {
+            if comma == 1 {
+                query.url.push(',');
+            }
+            query.url.extend(utf8_percent_encode(key, ESCAPED));
+            query.asked += 1;
+        }
+        query.taken += 1;
+    }
+    query
+}
+
+/// Reads an answer. Every key of it is told to `found`.
+pub(super) fn read(
+    body: &[u8],
+    found: &mut impl FnMut(&str, &KeyReplicas<'_>),
+) -> Result<(), serde_json::Error> {
+    let answer: Data<BTreeMap<String, KeyReplicas<'_>>> = serde_json::from_slice(body)?;
+    for (key, replicas) in &answer.data {
+        found(key, replicas);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BASE: &str = "http://m:9003";
+
+    #[test]
+    fn keys_are_escaped_and_some_cannot_be_asked() {
+        let query = next(BASE, &["model@a/b c", "x,y", "", "é_k"], 1000);
+        assert_eq!(query.url, "http://m:9003/batch_query_keys?keys=model@a/b%20c,%C3%A9_k");
+        assert_eq!((query.taken, query.asked, query.left_out), (4, 2, 2));
+        let nothing = next(BASE, &[",", "a key that is longer than the URL may be"], 45);
+        assert_eq!((nothing.taken, nothing.asked, nothing.left_out), (2, 0, 2));
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_is_asked_once_or_left_out(keys in prop::collection::vec("[a-z,%@+é]{0,30}", 0..60), max in 40_usize..200) {
+            let (mut rest, mut asked, mut left_out) = (&keys[..], Vec::new(), 0);
+            while !rest.is_empty() {
+                let query = next(BASE, rest, max);
+                prop_assert!(query.taken > 0 && query.url.len() <= max);
+                prop_assert_eq!(query.taken, query.asked + query.left_out);
+                let (_, list) = query.url.split_once('=').unwrap();
+                let decoded = list.split(',').filter(|key| !key.is_empty());
+                asked.extend(decoded.map(|key| percent_encoding::percent_decode_str(key).decode_utf8().unwrap().into_owned()));
+                left_out += query.left_out;
+                rest = &rest[query.taken..];
+            }
+            prop_assert_eq!(asked.len() + left_out, keys.len());
+            prop_assert!(asked.iter().all(|key| keys.contains(key)));
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The task behind a connection: opens it when there is a call, again and again.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+use super::error::RpcError;
+use super::master::Options;
+use super::session::{Call, Session};
+use crate::backoff::Backoff;
+
+pub(super) struct Connection {
+    address: Arc<str>,
+    options: Options,
+    calls: mpsc::Receiver<Call>,
+    backoff: Backoff,
+    /// Until when no new attempt is made, and why.
+    pause: Option<(Instant, RpcError)>,
+}
+
+impl Connection {
+    pub(super) fn new(address: Arc<str>, options: Options, calls: mpsc::Receiver<Call>) -> Self {
+        Self { address, options, calls, backoff: Backoff::new(options.retry), pause: None }
+    }
+
+    /// Serves calls until nobody is left who could make one.
+    pub(super) async fn run(mut self) {
+        while let Some(call) = self.calls.recv().await {
+            match &self.pause {
+                Some((until, error)) if Instant::now() < *until => {
+                    let _ = call.reply.send(Err(error.clone()));
+                }
+                _ => self.open(call).await,
+            }
+        }
+    }
+
+    /// Opens the connection for `call` and uses it as long as it lasts.
+    async fn open(&mut self, call: Call) {
+        let stream = match self.dial().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                let _ = call.reply.send(Err(error.clone()));
+                return self.pause_after(error);
+            }
+        };
+        let mut session = Session::new(&self.address, &self.options);
+        session.begin(call);
+        let Some(error) = session.run(stream, &mut self.calls).await else { return };
+        session.fail(&error);
+        if session.answered {
+            // A master that worked until now is worth an attempt at once: it may have been restarted.
+            self.backoff.succeeded();
+            self.pause = None;
+        } else {
+            self.pause_after(error);
+        }
+    }
+
+    fn pause_after(&mut self, error: RpcError) {
+        self.backoff.failed();
+        self.pause = Some((Instant::now() + self.backoff.pause(), error));
+    }
+
+    async fn dial(&self) -> Result<TcpStream, RpcError> {
+        let connecting = TcpStream::connect(&*self.address);
+        let failure = match tokio::time::timeout(self.options.connect_limit, connecting).await {
+            Ok(Ok(stream)) => match stream.set_nodelay(true) {
+                Ok(()) => return Ok(stream),
+                Err(error) => error.to_string(),
+            },
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no connection within {:?}", self.options.connect_limit),
+        };
+        Err(RpcError::Unreachable { address: Arc::clone(&self.address), reason: failure })
+    }
+}

@@ -1,0 +1,201 @@
+//! The client of one master.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use mooncake_wire::Dialect;
+use mooncake_wire::frame::Fault;
+use mooncake_wire::pack::{Pack, Unpack};
+use mooncake_wire::rpc::{BatchExistKey, KeysArguments, Outcome, Rpc, decode_reply, encode_request};
+use mooncake_wire::types::DEFAULT_TENANT;
+use moongate_runtime::Supervisor;
+use tokio::sync::{mpsc, oneshot};
+
+use super::attempts::{Guess, attempts};
+use super::connection::Connection;
+use super::error::RpcError;
+use super::session::{Call, Response};
+use crate::backoff::Retry;
+
+/// How a master is called. The master's own limits are unknown, so each of these is ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Connections. A master answers the calls of one connection one after another.
+    pub connections: usize,
+    /// Calls that wait for a response on one connection.
+    pub in_flight: usize,
+    /// Calls that wait for one connection to take them. When all queues are full, calls fail.
+    pub queue: usize,
+    /// Time limit for a call, with all its attempts in different dialects.
+    pub time_limit: Duration,
+    /// Time limit for opening a connection.
+    pub connect_limit: Duration,
+    /// Largest response, in bytes.
+    pub max_reply: usize,
+    /// Pauses between attempts to connect. Calls in a pause fail at once.
+    pub retry: Retry,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            connections: 2,
+            in_flight: 1024,
+            queue: 1024,
+            time_limit: Duration::from_secs(5),
+            connect_limit: Duration::from_secs(2),
+            max_reply: 64 << 20,
+            retry: Retry::default(),
+        }
+    }
+}
+
+/// Calls a Mooncake master. Cloning is cheap, and every clone has the same connections.
+#[derive(Clone, Debug)]
+pub struct Master {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    address: Arc<str>,
+    time_limit: Duration,
+    queues: Vec<mpsc::Sender<Call>>,
+    turn: AtomicUsize,
+    sequence: AtomicU32,
+    guess: Guess,
+}
+
+impl Master {
+    /// A client of the master at `address`, a `host:port`. Connects when it is called first. Its tasks end when
+    /// the last clone is dropped, or with the supervisor.
+    #[must_use]
+    pub fn new(address: &str, options: Options, supervisor: &Supervisor) -> Self {
+        let address: Arc<str> = address.into();
+        let start = |_| {
+            let (queue, calls) = mpsc::channel(options.queue.max(1));
+            let connection = Connection::new(Arc::clone(&address), options, calls);
+            let token = supervisor.token();
+            supervisor.spawn("kvstore-rpc", async move {
+                token.run_until_cancelled(connection.run()).await;
+            });
+            queue
+        };
+        let queues = (0..options.connections.max(1)).map(start).collect();
+        let (turn, sequence, guess) = (AtomicUsize::new(0), AtomicU32::new(0), Guess::new());
+        let time_limit = options.time_limit;
+        Self { shared: Arc::new(Shared { address, time_limit, queues, turn, sequence, guess }) }
+    }
+
+    /// Where the master is.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.shared.address
+    }
+
+    /// The newest dialect that fits what the master has answered so far.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        self.shared.guess.get()
+    }
+
+    /// Calls an RPC. `M` is the RPC and `S` the type of strings in the arguments, as in
+    /// `call::<ExistKey, &str>(…)`.
+    ///
+    /// # Errors
+    /// When there is no answer, or it cannot be understood. An [`ErrorCode`](mooncake_wire::ErrorCode) that the
+    /// master answers is in the reply, not here; `?` makes it an [`RpcError::Refused`].
+    pub async fn call<M: Rpc, S>(&self, arguments: &M::Arguments<S>) -> Result<M::Reply<String>, RpcError>
+    where
+        M::Arguments<S>: Pack,
+        M::Reply<String>: for<'a> Unpack<'a>,
+    {
+        let limit = self.shared.time_limit;
+        match tokio::time::timeout(limit, self.call_in_some_dialect::<M, S>(arguments)).await {
+            Ok(result) => result,
+            Err(_) => Err(RpcError::TimedOut { address: self.shared_address(), limit }),
+        }
+    }
+
+    /// Whether there are objects of these keys of the default tenant, in their order. The master **leases** every
+    /// object that there is: for ten seconds, if it is not set otherwise, it can be neither evicted nor removed,
+    /// so whoever asks for many keys takes the room away from writers. [`Admin::locate`](crate::admin::Admin::locate)
+    /// has no such effect.
+    ///
+    /// # Errors
+    /// As [`Master::call`].
+    pub async fn exist_and_lease(&self, keys: Vec<&str>) -> Result<Vec<Outcome<bool>>, RpcError> {
+        self.call::<BatchExistKey, &str>(&KeysArguments { keys, tenant: DEFAULT_TENANT }).await
+    }
+
+    async fn call_in_some_dialect<M: Rpc, S>(
+        &self,
+        arguments: &M::Arguments<S>,
+    ) -> Result<M::Reply<String>, RpcError>
+    where
+        M::Arguments<S>: Pack,
+        M::Reply<String>: for<'a> Unpack<'a>,
+    {
+        let method = M::METHOD;
+        for dialect in attempts(method, self.dialect()) {
+            let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
+            let mut frame = BytesMut::new();
+            encode_request::<M, S>(sequence, dialect, arguments, &mut frame)?;
+            let response = self.exchange(sequence, frame.freeze()).await?;
+            if response.header.error != 0 {
+                let fault =
+                    Fault::parse(response.header.error, &response.body).map_err(|e| self.broken(e))?;
+                if fault.code == Fault::INVALID_ARGUMENT {
+                    continue;
+                }
+                return Err(fault.into());
+            }
+            let (reply, answered) =
+                decode_reply::<M, String>(&response.body).map_err(|error| self.broken(error))?;
+            if let Some(now) = self.shared.guess.learn(method, dialect, answered) {
+                tracing::info!(master = self.address(), dialect = %now, "the Mooncake master has told its release");
+            }
+            return Ok(reply);
+        }
+        Err(RpcError::UnknownRelease {
+            address: self.shared_address(),
+            method: method.name(),
+            oldest: Dialect::OLDEST.release(),
+            newest: Dialect::NEWEST.release(),
+        })
+    }
+
+    async fn exchange(&self, sequence: u32, frame: Bytes) -> Result<Response, RpcError> {
+        let (reply, response) = oneshot::channel();
+        self.enqueue(Call { sequence, frame, reply })?;
+        response.await.unwrap_or(Err(RpcError::Closed))
+    }
+
+    /// Hands the call to the connection whose turn it is, or to the next one that has room.
+    fn enqueue(&self, mut call: Call) -> Result<(), RpcError> {
+        let queues = &self.shared.queues;
+        let first = self.shared.turn.fetch_add(1, Ordering::Relaxed) % queues.len();
+        let mut failure = RpcError::Closed;
+        for queue in queues.iter().cycle().skip(first).take(queues.len()) {
+            call = match queue.try_send(call) {
+                Ok(()) => return Ok(()),
+                Err(mpsc::error::TrySendError::Full(call)) => {
+                    failure = RpcError::Busy { address: self.shared_address() };
+                    call
+                }
+                Err(mpsc::error::TrySendError::Closed(call)) => call,
+            };
+        }
+        Err(failure)
+    }
+
+    fn broken(&self, error: impl ToString) -> RpcError {
+        RpcError::Protocol { address: self.shared_address(), reason: error.to_string() }
+    }
+
+    fn shared_address(&self) -> Arc<str> {
+        Arc::clone(&self.shared.address)
+    }
+}

@@ -1,0 +1,18 @@
+//! Calls to a Mooncake master.
+//!
+//! A [`Master`] has a few connections, each driven by one supervised task. Any number of calls is under way on
+//! each; replies find their calls by the sequence number. A connection is opened by the first call that needs it,
+//! and again after it broke; while the master cannot be reached, calls fail at once instead of waiting.
+//!
+//! Nothing tells the master's release beforehand. A call is made in the dialect that fitted last, at first in the
+//! newest. A master that refuses the arguments is asked in older forms; one that answers in another form than
+//! expected has told its release by that.
+
+mod attempts;
+mod connection;
+mod error;
+mod master;
+mod session;
+
+pub use error::RpcError;
+pub use master::{Master, Options};

@@ -1,0 +1,80 @@
+//! The admin client against servers that answer wrongly, slowly or not at all.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::time::Duration;
+
+use moongate_kvstore::admin::{Admin, AdminError, Options};
+use moongate_runtime::Supervisor;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// A server that answers every request with `first`, and with `rest` when it is told to.
+async fn server(supervisor: &Supervisor, first: String, rest: &'static str) -> (Admin, oneshot::Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (go_on, told) = oneshot::channel::<()>();
+    supervisor.spawn("server", async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = [0; 1024];
+        let _ = stream.read(&mut request).await.unwrap();
+        stream.write_all(first.as_bytes()).await.unwrap();
+        let _ = told.await;
+        stream.write_all(rest.as_bytes()).await.unwrap();
+    });
+    let options = Options { time_limit: Duration::from_millis(200), max_body: 1000, ..Options::default() };
+    (Admin::new(&address, options).unwrap(), go_on)
+}
+
+fn ok(length: usize, body: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}")
+}
+
+#[tokio::test]
+async fn keys_wait_for_a_slow_reader_but_not_for_a_slow_server() {
+    let supervisor = Supervisor::new();
+    let (admin, go_on) = server(&supervisor, ok(8, "a\nb\nc"), "c\nd").await;
+    let mut keys = admin.keys().await.unwrap();
+    assert_eq!(keys.next().await.unwrap().unwrap().iter().collect::<Vec<_>>(), ["a", "b"]);
+    // Longer than the server may take.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    go_on.send(()).unwrap();
+    assert_eq!(keys.next().await.unwrap().unwrap().iter().collect::<Vec<_>>(), ["cc"]);
+    assert_eq!(keys.next().await.unwrap().unwrap().iter().collect::<Vec<_>>(), ["d"]);
+    assert!(keys.next().await.unwrap().is_none());
+
+    let (admin, _go_on) = server(&supervisor, ok(8, "a\nb"), "").await;
+    let mut keys = admin.keys().await.unwrap();
+    assert_eq!(keys.next().await.unwrap().unwrap().iter().collect::<Vec<_>>(), ["a"]);
+    assert!(matches!(keys.next().await, Err(AdminError::TimedOut { .. })));
+    assert!(keys.next().await.unwrap().is_none());
+
+    let (admin, go_on) = server(&supervisor, ok(8, "a\nb"), "").await;
+    let mut keys = admin.keys().await.unwrap();
+    assert_eq!(keys.next().await.unwrap().unwrap().iter().collect::<Vec<_>>(), ["a"]);
+    drop(go_on);
+    assert!(matches!(keys.next().await, Err(AdminError::Failed { .. })), "a list that breaks off is no list");
+}
+
+#[tokio::test]
+async fn wrong_answers_are_named() {
+    let supervisor = Supervisor::new();
+    let status =
+        |line: &str, body: &str| format!("HTTP/1.1 {line}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let large = "x".repeat(1001);
+    let cases = [
+        (status("404 Not Found", "404 Not Found"), "lacks it"),
+        (status("503 Service Unavailable", ""), "does not serve now"),
+        (status("500 Internal Server Error", "no room"), "status 500: no room"),
+        (status("302 Found", ""), "status 302"),
+        (status("200 OK", "<html>"), "is it a Mooncake master's admin server?"),
+        (status("200 OK", &large), "more than 1000 bytes"),
+        ("SSH-2.0-OpenSSH_9.6\r\n".to_owned(), "check that the master runs"),
+        (String::new(), "no answer within 200ms"),
+    ];
+    for (answer, expected) in cases {
+        let (admin, _go_on) = server(&supervisor, answer, "").await;
+        let error = admin.health().await.unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("/health"), "{error}");
+    }
+}

@@ -1,0 +1,154 @@
+//! Real masters and real store nodes.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use moongate_kvstore::admin::{self, Admin};
+use moongate_kvstore::rpc::{self, Master};
+use moongate_runtime::Supervisor;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// Installing for the first time takes a while on a slow line.
+const SETUP_LIMIT: Duration = Duration::from_secs(600);
+/// Long, because it only says when a test hangs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const NEWEST: &str = "0.3.13.post1";
+pub(crate) const HANDSHAKE: &str = "P2PHANDSHAKE";
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store")
+}
+
+/// Installs Mooncake unless it is there; returns where.
+async fn installed() -> PathBuf {
+    let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("mooncake");
+    let mut setup = Command::new(folder().join("setup"));
+    let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
+    let ran = ran.expect("tests/store/setup ends in time").expect("tests/store/setup can be run");
+    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "tests/store/setup has failed:\n{said}");
+    into
+}
+
+/// Whether there is a wheel of a release for this machine's Python. If not, there is nothing to test with.
+pub(crate) async fn has(release: &str) -> bool {
+    installed().await.join(release).exists()
+}
+
+/// A port on loopback that nobody listens on.
+pub(crate) async fn free_port() -> u16 {
+    tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+}
+
+/// A running `mooncake_master`. Killed when dropped.
+pub(crate) struct RealMaster {
+    release: &'static str,
+    child: Child,
+    pub(crate) rpc: String,
+    pub(crate) admin: String,
+}
+
+impl RealMaster {
+    pub(crate) async fn start(release: &'static str) -> Self {
+        Self::start_at(release, free_port().await, free_port().await).await
+    }
+
+    async fn start_at(release: &'static str, rpc: u16, admin: u16) -> Self {
+        let mut command = Command::new(installed().await.join(release).join("mooncake/mooncake_master"));
+        command.args(["--rpc_address=127.0.0.1", "--logtostderr=true"]);
+        command.args([format!("--rpc_port={rpc}"), format!("--metrics_port={admin}")]);
+        if release == NEWEST {
+            // Older releases lack the flag.
+            command.arg("--metrics_host=127.0.0.1");
+        }
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+        let master =
+            Self { release, child, rpc: format!("127.0.0.1:{rpc}"), admin: format!("127.0.0.1:{admin}") };
+        let admin = master.admin();
+        let ready = async {
+            while !admin.health().await.is_ok_and(|health| health.service_ready) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, ready).await.expect("the master serves in time");
+        master
+    }
+
+    pub(crate) async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Another master at the same addresses.
+    pub(crate) async fn start_again(self) -> Self {
+        let port = |address: &str| address.rsplit_once(':').unwrap().1.parse().unwrap();
+        Self::start_at(self.release, port(&self.rpc), port(&self.admin)).await
+    }
+
+    pub(crate) fn admin(&self) -> Admin {
+        Admin::new(&self.admin, admin::Options::default()).unwrap()
+    }
+
+    pub(crate) fn client(&self, supervisor: &Supervisor) -> Master {
+        Master::new(&self.rpc, rpc::Options::default(), supervisor)
+    }
+}
+
+/// A process with Mooncake's own client. Killed when dropped.
+pub(crate) struct RealNode {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl RealNode {
+    /// One that lends `mebibytes` of memory: none, or at least 16.
+    pub(crate) async fn start(master: &RealMaster, metadata: &str, mebibytes: u32) -> Self {
+        let mooncake = installed().await;
+        let mut command = Command::new(mooncake.join("venv/bin/python"));
+        command.arg(folder().join("store.py")).args([&master.rpc, metadata, &mebibytes.to_string()]);
+        command.env("PYTHONPATH", mooncake.join(master.release)).env("NO_PROXY", "*").env("no_proxy", "*");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.kill_on_drop(true).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut node = Self { stdin: child.stdin.take().unwrap(), child, lines };
+        assert_eq!(node.answer().await, "ready");
+        node
+    }
+
+    pub(crate) async fn put(&mut self, key: &str, size: usize) {
+        assert_eq!(self.ask(&format!("put {key} {size}")).await, "0", "put {key}");
+    }
+
+    /// The size of the object, 0 if it cannot be had.
+    pub(crate) async fn get(&mut self, key: &str) -> usize {
+        self.ask(&format!("get {key}")).await.parse().unwrap()
+    }
+
+    /// Leaves the store in order.
+    pub(crate) async fn close(&mut self) {
+        assert_eq!(self.ask("close").await, "closed");
+    }
+
+    pub(crate) async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    async fn ask(&mut self, command: &str) -> String {
+        self.stdin.write_all(format!("{command}\n").as_bytes()).await.unwrap();
+        self.answer().await
+    }
+
+    async fn answer(&mut self) -> String {
+        let answer = async {
+            loop {
+                let line = self.lines.next_line().await.unwrap().expect("store.py has failed");
+                if let Some(answer) = line.strip_prefix("> ") {
+                    return answer.to_owned();
+                }
+            }
+        };
+        tokio::time::timeout(LIMIT, answer).await.expect("store.py answers in time")
+    }
+}

@@ -1,0 +1,133 @@
+//! Which release of Mooncake the other side speaks.
+
+use std::fmt;
+
+/// The layouts of one or several releases of Mooncake. A later release compares greater.
+///
+/// A new release is a new variant here, and a `since` at whatever it added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(non_camel_case_types, reason = "the releases' own numbers, with their dots replaced")]
+pub enum Dialect {
+    /// 0.3.9.
+    V0_3_9,
+    /// 0.3.10 and 0.3.10.post1.
+    V0_3_10,
+    /// 0.3.10.post2, which differs from 0.3.10 in what a put carries.
+    V0_3_10_post2,
+    /// 0.3.11 and its post-releases.
+    V0_3_11,
+    /// 0.3.12 and its post-releases.
+    V0_3_12,
+    /// 0.3.13 and its post-releases.
+    V0_3_13,
+}
+
+impl Dialect {
+    /// Every dialect, the oldest first.
+    pub const ALL: [Self; 6] =
+        [Self::V0_3_9, Self::V0_3_10, Self::V0_3_10_post2, Self::V0_3_11, Self::V0_3_12, Self::V0_3_13];
+    /// The oldest dialect.
+    pub const OLDEST: Self = Self::V0_3_9;
+    /// The newest dialect, whose layouts are those of the types in memory.
+    pub const NEWEST: Self = Self::V0_3_13;
+
+    /// The first release with these layouts, as `0.3.13`.
+    pub fn release(self) -> &'static str {
+        match self {
+            Self::V0_3_9 => "0.3.9",
+            Self::V0_3_10 => "0.3.10",
+            Self::V0_3_10_post2 => "0.3.10.post2",
+            Self::V0_3_11 => "0.3.11",
+            Self::V0_3_12 => "0.3.12",
+            Self::V0_3_13 => "0.3.13",
+        }
+    }
+
+    /// Its place in [`Dialect::ALL`].
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.release())
+    }
+}
+
+/// A set of dialects: those in which some bytes make sense.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct DialectSet(u8);
+
+impl DialectSet {
+    /// No dialect.
+    pub const EMPTY: Self = Self(0);
+
+    /// Every dialect.
+    pub fn all() -> Self {
+        Dialect::ALL.into_iter().collect()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether `dialect` is one of them.
+    pub fn contains(self, dialect: Dialect) -> bool {
+        self.0 & (1 << dialect.index()) != 0
+    }
+
+    /// Those that are in both sets.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// The newest of them.
+    pub fn newest(self) -> Option<Dialect> {
+        self.iter().last()
+    }
+
+    /// Those of the set, the oldest first.
+    pub fn iter(self) -> impl Iterator<Item = Dialect> {
+        Dialect::ALL.into_iter().filter(move |dialect| self.contains(*dialect))
+    }
+}
+
+impl FromIterator<Dialect> for DialectSet {
+    fn from_iter<I: IntoIterator<Item = Dialect>>(dialects: I) -> Self {
+        Self(dialects.into_iter().fold(0, |bits, dialect| bits | 1 << dialect.index()))
+    }
+}
+
+impl fmt::Debug for DialectSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dialects_are_in_order_and_each_has_its_index() {
+        assert!(Dialect::ALL.is_sorted());
+        assert!(Dialect::ALL.iter().enumerate().all(|(at, dialect)| dialect.index() == at));
+        assert_eq!(
+            (Dialect::ALL.first(), Dialect::ALL.last()),
+            (Some(&Dialect::OLDEST), Some(&Dialect::NEWEST))
+        );
+    }
+
+    #[test]
+    fn sets_narrow() {
+        let old: DialectSet = [Dialect::V0_3_9, Dialect::V0_3_11].into_iter().collect();
+        assert_eq!(old.newest(), Some(Dialect::V0_3_11));
+        assert_eq!(DialectSet::all().intersection(old), old);
+        let none = old.intersection([Dialect::V0_3_13].into_iter().collect());
+        assert!(none.is_empty() && none.newest().is_none());
+        assert_eq!(DialectSet::all().iter().collect::<Vec<_>>(), Dialect::ALL);
+    }
+}

@@ -1,0 +1,172 @@
+//! Payloads as engines write them: for simulated engines, and for tests of whoever reads events.
+
+use super::writer::Writer;
+use super::{BlockHash, Medium};
+
+/// Kind of cache that vLLM names for models without hybrid layers.
+const FULL_ATTENTION: &str = "full_attention";
+/// The only KV-cache group of such models.
+const ONLY_GROUP: u64 = 0;
+
+/// Whose events are written. They differ in members, and in the sign of hashes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sender {
+    /// SGLang 0.5.23.
+    Sglang,
+    /// vLLM 0.32.
+    Vllm,
+}
+
+/// An event to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewEvent<'a> {
+    /// Blocks can be reused from now on.
+    Stored(NewBlocks<'a>),
+    /// Blocks are gone.
+    Removed {
+        /// The blocks.
+        hashes: &'a [BlockHash<'a>],
+        /// Where they lay.
+        medium: Medium<'a>,
+    },
+    /// All blocks are gone.
+    Cleared,
+}
+
+/// Consecutive blocks of one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewBlocks<'a> {
+    /// The blocks, in the sequence's order.
+    pub hashes: &'a [BlockHash<'a>],
+    /// The block before the first one.
+    pub parent: Option<BlockHash<'a>>,
+    /// The blocks' tokens.
+    pub tokens: &'a [u32],
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Where they lie.
+    pub medium: Medium<'a>,
+    /// The request's cache salt. Only SGLang has the member, and only where there is a salt.
+    pub cache_salt: Option<&'a str>,
+    /// For each block the text that its hash depends on. Only vLLM has the member; its Mooncake connector leaves it away, and the
+    /// kind of cache with it: `None`.
+    pub extra_keys: Option<&'a [Option<&'a str>]>,
+}
+
+/// Appends a payload of these events, byte for byte as the engine sends it. `timestamp` is in seconds since 1970.
+pub fn encode_engine_batch(
+    sender: Sender,
+    timestamp: f64,
+    events: &[NewEvent<'_>],
+    dp_rank: u32,
+    out: &mut Vec<u8>,
+) {
+    let mut writer = Writer::new(out);
+    writer.array(3);
+    writer.float(timestamp);
+    writer.array(events.len());
+    for event in events {
+        match event {
+            NewEvent::Stored(blocks) => blocks.write(sender, &mut writer),
+            NewEvent::Removed { hashes, medium } => write_removed(sender, hashes, *medium, &mut writer),
+            NewEvent::Cleared => {
+                writer.map(1);
+                kind(&mut writer, "AllBlocksCleared");
+            }
+        }
+    }
+    writer.uint(dp_rank.into());
+}
+
+impl NewBlocks<'_> {
+    fn write(&self, sender: Sender, writer: &mut Writer<'_>) {
+        let salt = self.cache_salt.filter(|_| sender == Sender::Sglang);
+        let extra_keys = self.extra_keys.filter(|_| sender == Sender::Vllm);
+        writer.map(match sender {
+            Sender::Sglang => 7 + usize::from(salt.is_some()),
+            Sender::Vllm => 9 + 2 * usize::from(extra_keys.is_some()),
+        });
+        kind(writer, "BlockStored");
+        write_hashes(sender, self.hashes, writer);
+        writer.text("parent_block_hash");
+        match self.parent {
+            Some(parent) => write_hash(sender, parent, writer),
+            None => writer.nil(),
+        }
+        writer.text("token_ids");
+        writer.array(self.tokens.len());
+        for &token in self.tokens {
+            writer.uint(token.into());
+        }
+        writer.text("block_size");
+        writer.uint(self.block_size.into());
+        writer.text("lora_id");
+        writer.nil();
+        writer.text("medium");
+        writer.text(self.medium.name());
+        if let Some(salt) = salt {
+            writer.text("cache_salt");
+            writer.text(salt);
+        }
+        if sender == Sender::Vllm {
+            writer.text("lora_name");
+            writer.nil();
+            if let Some(extra_keys) = extra_keys {
+                write_extra_keys(extra_keys, writer);
+            }
+            writer.text("group_idx");
+            writer.uint(ONLY_GROUP);
+            if extra_keys.is_some() {
+                writer.text("kv_cache_spec_kind");
+                writer.text(FULL_ATTENTION);
+            }
+        }
+    }
+}
+
+fn write_removed(sender: Sender, hashes: &[BlockHash<'_>], medium: Medium<'_>, writer: &mut Writer<'_>) {
+    writer.map(if sender == Sender::Vllm { 4 } else { 3 });
+    kind(writer, "BlockRemoved");
+    write_hashes(sender, hashes, writer);
+    writer.text("medium");
+    writer.text(medium.name());
+    if sender == Sender::Vllm {
+        writer.text("group_idx");
+        writer.uint(ONLY_GROUP);
+    }
+}
+
+fn kind(writer: &mut Writer<'_>, name: &str) {
+    writer.text("type");
+    writer.text(name);
+}
+
+fn write_hashes(sender: Sender, hashes: &[BlockHash<'_>], writer: &mut Writer<'_>) {
+    writer.text("block_hashes");
+    writer.array(hashes.len());
+    for &hash in hashes {
+        write_hash(sender, hash, writer);
+    }
+}
+
+fn write_hash(sender: Sender, hash: BlockHash<'_>, writer: &mut Writer<'_>) {
+    match (hash, sender) {
+        (BlockHash::Int(hash), Sender::Sglang) => writer.int(hash.cast_signed()),
+        (BlockHash::Int(hash), Sender::Vllm) => writer.uint(hash),
+        (BlockHash::Digest(digest), _) => writer.binary(digest),
+    }
+}
+
+fn write_extra_keys(extra_keys: &[Option<&str>], writer: &mut Writer<'_>) {
+    writer.text("extra_keys");
+    writer.array(extra_keys.len());
+    for key in extra_keys {
+        match key {
+            Some(key) => {
+                writer.array(1);
+                writer.text(key);
+            }
+            None => writer.nil(),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Events of the Mooncake master, version 0.3.13 (`--enable_kv_events`).
+//!
+//! An event is a map. Engine-style members (`type`, `block_hashes`, …) stand beside the master's own, for subscribers that know only
+//! those. The master knows neither tokens nor hashes: only where a key is a plain 64-bit number is it given as a hash too.
+
+use super::batch::{RawEvents, split};
+use super::engine::text;
+use super::reader::{Reader, Value};
+use super::writer::Writer;
+use super::{DecodeError, Medium};
+
+/// The tenant of objects that were stored without one.
+pub const DEFAULT_TENANT: &str = "default";
+
+/// Events that a master published together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch<'a> {
+    /// The master's clock, in milliseconds since 1970.
+    pub timestamp_ms: u64,
+    events: RawEvents<'a>,
+}
+
+/// Something that happened to a master's objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event<'a> {
+    /// Counts the master's events from 1 on.
+    pub id: u64,
+    /// The master's clock, in milliseconds since 1970.
+    pub timestamp_ms: u64,
+    /// Whose object.
+    pub tenant: &'a str,
+    /// The name that was given to the master.
+    pub backend: &'a str,
+    /// What happened.
+    pub change: Change<'a>,
+}
+
+/// What happened to a tenant's objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change<'a> {
+    /// The first replica on this medium is complete.
+    Stored(Object<'a>),
+    /// The last replica on this medium is gone.
+    Removed(Object<'a>),
+    /// All objects of the tenant are gone. 0.3.13 does not send this, later masters do.
+    Cleared,
+}
+
+/// An object on a medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Object<'a> {
+    /// The object's key.
+    pub key: &'a str,
+    /// The group that it was stored in. An empty name is none.
+    pub group: Option<&'a str>,
+    /// [`Medium::StoreMemory`] or [`Medium::StoreDisk`].
+    pub medium: Medium<'a>,
+}
+
+impl<'a> Batch<'a> {
+    /// Reads the payload of a message. The whole of it is checked to be MessagePack; events are read by [`events`](Self::events).
+    ///
+    /// # Errors
+    /// [`DecodeError::Truncated`] or [`DecodeError::Malformed`].
+    pub fn decode(payload: &'a [u8]) -> Result<Self, DecodeError> {
+        match split(payload)? {
+            (Value::Uint(timestamp_ms), events, _) => Ok(Self { timestamp_ms, events }),
+            _ => Err(DecodeError::Malformed),
+        }
+    }
+
+    /// The events in order. One that is not understood is an error; the rest can be read all the same.
+    pub fn events(&self) -> impl ExactSizeIterator<Item = Result<Event<'a>, DecodeError>> + use<'a> {
+        self.events.iter(Event::read)
+    }
+}
+
+/// Appends a payload of these events, byte for byte as a master sends it.
+pub fn encode_batch(timestamp_ms: u64, events: &[Event<'_>], out: &mut Vec<u8>) {
+    let mut writer = Writer::new(out);
+    writer.array(3);
+    writer.uint(timestamp_ms);
+    writer.array(events.len());
+    for event in events {
+        event.write(&mut writer);
+    }
+    // The data-parallel rank, which a master does not have.
+    writer.uint(0);
+}
+
+impl<'a> Event<'a> {
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let Value::Map(pairs) = reader.value()? else { return Err(DecodeError::UnknownKind) };
+        let (mut id, mut timestamp_ms, mut kind) = (None, None, None);
+        let (mut tenant, mut backend, mut group, mut medium, mut key) = (None, None, None, None, None);
+        for _ in 0..pairs {
+            let Value::Text(name) = reader.value()? else {
+                return Err(DecodeError::Unexpected("a member's name"));
+            };
+            match name {
+                b"event_id" => id = uint(reader, "event_id")?,
+                b"timestamp" => timestamp_ms = uint(reader, "timestamp")?,
+                b"event_type" => kind = optional(reader, "event_type")?,
+                b"tenant_id" => tenant = optional(reader, "tenant_id")?,
+                b"backend_id" => backend = optional(reader, "backend_id")?,
+                b"group_id" => group = optional(reader, "group_id")?.filter(|group| !group.is_empty()),
+                b"medium" => medium = optional(reader, "medium")?,
+                b"object_key" => key = optional(reader, "object_key")?,
+                _ => {
+                    reader.skip()?;
+                }
+            }
+        }
+        let object = || {
+            let key = key.ok_or(DecodeError::Missing("object_key"))?;
+            let medium = medium.ok_or(DecodeError::Missing("medium"))?;
+            Ok(Object { key, group, medium: Medium::from_name(medium) })
+        };
+        let change = match kind {
+            Some("stored") => Change::Stored(object()?),
+            Some("removed") => Change::Removed(object()?),
+            Some("cleared") => Change::Cleared,
+            _ => return Err(DecodeError::UnknownKind),
+        };
+        Ok(Self {
+            id: id.ok_or(DecodeError::Missing("event_id"))?,
+            timestamp_ms: timestamp_ms.ok_or(DecodeError::Missing("timestamp"))?,
+            tenant: tenant.unwrap_or(DEFAULT_TENANT),
+            backend: backend.ok_or(DecodeError::Missing("backend_id"))?,
+            change,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        let (pairs, kind, engine_kind) = match self.change {
+            Change::Stored(_) => (20, "stored", "BlockStored"),
+            Change::Removed(_) => (17, "removed", "BlockRemoved"),
+            Change::Cleared => (12, "cleared", "AllBlocksCleared"),
+        };
+        writer.map(pairs);
+        writer.text("event_id");
+        writer.uint(self.id);
+        writer.text("timestamp");
+        writer.uint(self.timestamp_ms);
+        member(writer, "event_type", Some(kind));
+        member(writer, "type", Some(engine_kind));
+        for name in ["model_name", "block_size", "additional_salt", "lora_name"] {
+            member(writer, name, None);
+        }
+        member(writer, "tenant_id", Some(self.tenant));
+        member(writer, "backend_id", Some(self.backend));
+        match self.change {
+            Change::Stored(object) => {
+                object.write(writer);
+                writer.text("base_block_idx");
+                writer.uint(0);
+                for name in ["parent_hash", "token_ids", "parent_block_hash"] {
+                    member(writer, name, None);
+                }
+            }
+            Change::Removed(object) => {
+                object.write(writer);
+                member(writer, "base_block_idx", None);
+            }
+            Change::Cleared => {
+                member(writer, "medium", None);
+                member(writer, "dp_rank", None);
+            }
+        }
+    }
+}
+
+impl Object<'_> {
+    /// The key as a hash, if it is a 64-bit number in decimal or with `0x` before it.
+    pub fn hash(&self) -> Option<u64> {
+        let hex = self.key.strip_prefix("0x").or_else(|| self.key.strip_prefix("0X"));
+        let (digits, radix) = hex.map_or((self.key, 10), |hex| (hex, 16));
+        // A sign, which `from_str_radix` would take, is none of a hash.
+        let digits = Some(digits).filter(|digits| digits.chars().all(|digit| digit.is_digit(radix)))?;
+        u64::from_str_radix(digits, radix).ok()
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        member(writer, "group_id", self.group.filter(|group| !group.is_empty()));
+        member(writer, "medium", Some(self.medium.name()));
+        member(writer, "dp_rank", None);
+        member(writer, "object_key", Some(self.key));
+        let hash = self.hash();
+        writer.text("seq_hashes");
+        writer.array(hash.iter().len());
+        hash.into_iter().for_each(|hash| writer.uint(hash));
+        writer.text("block_hashes");
+        writer.array(hash.iter().len());
+        hash.into_iter().for_each(|hash| writer.int(hash.cast_signed()));
+    }
+}
+
+/// A member that is a text or nil.
+fn member(writer: &mut Writer<'_>, name: &str, value: Option<&str>) {
+    writer.text(name);
+    match value {
+        Some(value) => writer.text(value),
+        None => writer.nil(),
+    }
+}
+
+fn uint(reader: &mut Reader<'_>, name: &'static str) -> Result<Option<u64>, DecodeError> {
+    match reader.value()? {
+        Value::Uint(number) => Ok(Some(number)),
+        _ => Err(DecodeError::Unexpected(name)),
+    }
+}
+
+fn optional<'a>(reader: &mut Reader<'a>, name: &'static str) -> Result<Option<&'a str>, DecodeError> {
+    let mut ahead = *reader;
+    if ahead.value()? == Value::Nil {
+        *reader = ahead;
+        return Ok(None);
+    }
+    text(reader, name).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn object(key: &str) -> Object<'_> {
+        Object { key, group: None, medium: Medium::StoreMemory }
+    }
+
+    #[test]
+    fn only_plain_numbers_are_hashes() {
+        assert_eq!(object("12345678901234567890").hash(), Some(12_345_678_901_234_567_890));
+        assert_eq!(object("0xdeadbeef").hash(), Some(0xdead_beef));
+        assert_eq!(object("0XFF").hash(), Some(0xff));
+        for key in ["", "0x", "+1", "-1", "0x+1", "18446744073709551616", "ff", "1 ", "e3b0_0_k"] {
+            assert_eq!(object(key).hash(), None, "{key:?}");
+        }
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        "[a-z0-9@_é]{1,40}"
+    }
+
+    fn change() -> impl Strategy<Value = (u8, String, Option<String>, String)> {
+        let key = prop_oneof![any::<u64>().prop_map(|number| number.to_string()), name()];
+        (
+            0_u8..3,
+            key,
+            proptest::option::of(name()),
+            prop_oneof![Just("cpu".to_owned()), Just("disk".to_owned()), name()],
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn events_survive_the_round_trip(
+            timestamp_ms: u64,
+            changes in prop::collection::vec((any::<u64>(), any::<u64>(), name(), name(), change()), 0..8),
+        ) {
+            let events: Vec<Event<'_>> = changes.iter().map(|(id, timestamp_ms, tenant, backend, change)| {
+                let (kind, key, group, medium) = change;
+                let object = Object { key, group: group.as_deref(), medium: Medium::from_name(medium) };
+                let change = match kind {
+                    0 => Change::Stored(object),
+                    1 => Change::Removed(object),
+                    _ => Change::Cleared,
+                };
+                Event { id: *id, timestamp_ms: *timestamp_ms, tenant, backend, change }
+            }).collect();
+            let mut payload = Vec::new();
+            encode_batch(timestamp_ms, &events, &mut payload);
+            let batch = Batch::decode(&payload).unwrap();
+            prop_assert_eq!(batch.timestamp_ms, timestamp_ms);
+            prop_assert_eq!(batch.events().collect::<Result<Vec<_>, _>>(), Ok(events));
+        }
+    }
+}

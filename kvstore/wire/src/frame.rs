@@ -1,0 +1,314 @@
+//! Frames of `coro_rpc`, the RPC transport under Mooncake's master.
+//!
+//! A request is a header of 20 bytes, a body and an attachment; a response has a header of 16 bytes. Numbers are
+//! little-endian. Responses carry their request's sequence number and may come in another order.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::dialect::Dialect;
+use crate::pack::{self, DecodeError, EncodeError, Signature, layout};
+
+const MAGIC: u8 = 0x15;
+const VERSION: u8 = 0;
+const STRUCT_PACK: u8 = 0;
+const REQUEST_HEADER: usize = 20;
+const RESPONSE_HEADER: usize = 16;
+/// In a response's header: the body has the number of the fault too.
+const EXTENDED_FAULT: u8 = 255;
+
+/// Why bytes are not a frame. The connection cannot be used further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The peer speaks something else.
+    #[error("the first byte of a frame is {0:#04x} instead of {MAGIC:#04x}")]
+    Magic(u8),
+    /// The peer speaks a later version.
+    #[error("version {0} of the RPC protocol is unknown")]
+    Version(u8),
+    /// The peer packs values in another way.
+    #[error("serialisation {0} is unknown")]
+    Serialization(u8),
+    /// The frame is larger than allowed.
+    #[error("a frame has {size} bytes, {limit} are allowed")]
+    TooLarge {
+        /// Bytes of body and attachment.
+        size: u64,
+        /// Bytes allowed.
+        limit: usize,
+    },
+}
+
+/// What a request's header says besides lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHeader {
+    /// Chosen by the client; the response has the same.
+    pub sequence: u32,
+    /// Which function is called; see [`crate::rpc::Method::function_id`].
+    pub function_id: u32,
+}
+
+/// What a response's header says besides lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResponseHeader {
+    /// That of the request.
+    pub sequence: u32,
+    /// 0, or the number of a [`Fault`], which is then in the body.
+    pub error: u8,
+}
+
+/// A frame, whose bytes are borrowed (`&[u8]`) or shared ([`Bytes`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<H, B> {
+    /// The header.
+    pub header: H,
+    /// A packed value, or nothing.
+    pub body: B,
+    /// Bytes that are not packed. Mooncake's master ignores them.
+    pub attachment: B,
+}
+
+impl<H, B: AsRef<[u8]>> Frame<H, B>
+where
+    H: Header,
+{
+    /// Bytes of the whole frame.
+    pub fn size(&self) -> usize {
+        H::SIZE + self.body.as_ref().len() + self.attachment.as_ref().len()
+    }
+}
+
+/// What a buffer begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parsed<F> {
+    /// A whole frame.
+    Frame(F),
+    /// A part of a frame. At least so many bytes more are needed.
+    Incomplete(usize),
+}
+
+/// The two kinds of headers.
+pub trait Header: Copy {
+    /// Bytes of the header.
+    const SIZE: usize;
+
+    /// Reads a header of [`Header::SIZE`] bytes: the header, the body's length, the attachment's length.
+    ///
+    /// # Errors
+    /// When it is not a header.
+    fn parse(bytes: &[u8]) -> Result<Option<(Self, u32, u32)>, FrameError>;
+}
+
+/// The little-endian number at `at`, if `bytes` reaches so far.
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|four| u32::from_le_bytes(*four))
+}
+
+fn check_start(magic: u8, version: u8) -> Result<(), FrameError> {
+    match (magic, version) {
+        (MAGIC, VERSION) => Ok(()),
+        (MAGIC, version) => Err(FrameError::Version(version)),
+        (magic, _) => Err(FrameError::Magic(magic)),
+    }
+}
+
+impl Header for RequestHeader {
+    const SIZE: usize = REQUEST_HEADER;
+
+    fn parse(bytes: &[u8]) -> Result<Option<(Self, u32, u32)>, FrameError> {
+        let Some([magic, version, serialization, _message_type]) = bytes.first_chunk() else {
+            return Ok(None);
+        };
+        check_start(*magic, *version)?;
+        if *serialization != STRUCT_PACK {
+            return Err(FrameError::Serialization(*serialization));
+        }
+        let [Some(sequence), Some(function_id), Some(body), Some(attachment)] =
+            [4, 8, 12, 16].map(|at| number(bytes, at))
+        else {
+            return Ok(None);
+        };
+        Ok(Some((Self { sequence, function_id }, body, attachment)))
+    }
+}
+
+impl Header for ResponseHeader {
+    const SIZE: usize = RESPONSE_HEADER;
+
+    fn parse(bytes: &[u8]) -> Result<Option<(Self, u32, u32)>, FrameError> {
+        let Some([magic, version, error, _message_type]) = bytes.first_chunk() else { return Ok(None) };
+        check_start(*magic, *version)?;
+        let [Some(sequence), Some(body), Some(attachment)] = [4, 8, 12].map(|at| number(bytes, at)) else {
+            return Ok(None);
+        };
+        Ok(Some((Self { sequence, error: *error }, body, attachment)))
+    }
+}
+
+/// Looks for a frame at the start of `bytes`, without copying it. `limit` bounds body and attachment together,
+/// before anything is allocated for them.
+///
+/// # Errors
+/// When the bytes do not begin a frame, or begin one that is too large.
+pub fn parse<H: Header>(bytes: &[u8], limit: usize) -> Result<Parsed<Frame<H, &[u8]>>, FrameError> {
+    let Some((header, body, attachment)) = H::parse(bytes)? else {
+        return Ok(Parsed::Incomplete(H::SIZE - bytes.len().min(H::SIZE - 1)));
+    };
+    let size = u64::from(body) + u64::from(attachment);
+    if size > limit as u64 {
+        return Err(FrameError::TooLarge { size, limit });
+    }
+    let (body, attachment) = (body as usize, attachment as usize);
+    let rest = bytes.get(H::SIZE..).unwrap_or_default();
+    let Some((body, rest)) = rest.split_at_checked(body) else {
+        return Ok(Parsed::Incomplete(body + attachment - rest.len()));
+    };
+    match rest.get(..attachment) {
+        Some(attachment) => Ok(Parsed::Frame(Frame { header, body, attachment })),
+        None => Ok(Parsed::Incomplete(attachment - rest.len())),
+    }
+}
+
+/// Takes a whole frame off the start of `buffer`, sharing its memory.
+///
+/// # Errors
+/// As [`parse`].
+pub fn take<H: Header>(buffer: &mut BytesMut, limit: usize) -> Result<Parsed<Frame<H, Bytes>>, FrameError> {
+    let (header, size, body) = match parse::<H>(buffer, limit)? {
+        Parsed::Frame(frame) => (frame.header, frame.size(), frame.body.len()),
+        Parsed::Incomplete(missing) => return Ok(Parsed::Incomplete(missing)),
+    };
+    let whole = buffer.split_to(size).freeze();
+    let (body, attachment) = (whole.slice(H::SIZE..H::SIZE + body), whole.slice(H::SIZE + body..));
+    Ok(Parsed::Frame(Frame { header, body, attachment }))
+}
+
+/// Appends a request without attachment, whose body `body` appends.
+///
+/// # Errors
+/// When `body` fails, or has appended more than a frame can hold. Then nothing is appended.
+pub fn write_request(
+    out: &mut BytesMut,
+    header: RequestHeader,
+    body: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
+) -> Result<(), EncodeError> {
+    write(out, body, REQUEST_HEADER, |out, size| {
+        out.put_slice(&[MAGIC, VERSION, STRUCT_PACK, 0]);
+        out.put_u32_le(header.sequence);
+        out.put_u32_le(header.function_id);
+        out.put_u32_le(size);
+        out.put_u32_le(0);
+    })
+}
+
+/// Appends a response without attachment, whose body `body` appends.
+///
+/// # Errors
+/// As [`write_request`].
+pub fn write_response(
+    out: &mut BytesMut,
+    header: ResponseHeader,
+    body: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
+) -> Result<(), EncodeError> {
+    write(out, body, RESPONSE_HEADER, |out, size| {
+        out.put_slice(&[MAGIC, VERSION, header.error, 0]);
+        out.put_u32_le(header.sequence);
+        out.put_u32_le(size);
+        out.put_u32_le(0);
+    })
+}
+
+fn write(
+    out: &mut BytesMut,
+    body: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
+    header_size: usize,
+    header: impl FnOnce(&mut &mut [u8], u32),
+) -> Result<(), EncodeError> {
+    let start = out.len();
+    out.put_bytes(0, header_size);
+    let written = body(out).and_then(|()| {
+        let size = out.len() - start - header_size;
+        u32::try_from(size).map_err(|_| EncodeError::TooLarge(size))
+    });
+    match (written, out.get_mut(start..)) {
+        (Ok(size), Some(mut frame)) => {
+            header(&mut frame, size);
+            Ok(())
+        }
+        (written, _) => {
+            out.truncate(start);
+            written.map(|_| ())
+        }
+    }
+}
+
+/// A call that failed in the transport: the function was not run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the RPC failed: {message} ({code})")]
+pub struct Fault {
+    /// One of the numbers below, or another.
+    pub code: u16,
+    /// What went wrong, for people.
+    pub message: String,
+}
+
+layout! { ExtendedFault<S> { code, message } }
+
+/// The body of a fault whose number does not fit into the header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ExtendedFault<S> {
+    code: u16,
+    message: S,
+}
+
+impl Fault {
+    /// The arguments are not what the function takes: another release's, or garbage.
+    pub const INVALID_ARGUMENT: u16 = 4;
+    /// There is no such function.
+    pub const NOT_REGISTERED: u16 = 11;
+
+    /// The arguments of a call are not what the function takes.
+    pub fn invalid_argument() -> Self {
+        Self { code: Self::INVALID_ARGUMENT, message: "invalid rpc arg".to_owned() }
+    }
+
+    /// There is no function of that id.
+    pub fn not_registered() -> Self {
+        Self { code: Self::NOT_REGISTERED, message: "the rpc function not registered".to_owned() }
+    }
+
+    /// Appends a response that carries this fault.
+    ///
+    /// # Errors
+    /// When the message does not fit into a frame.
+    pub fn write(&self, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
+        let message = self.message.as_str();
+        match u8::try_from(self.code) {
+            Ok(error) if error != EXTENDED_FAULT => {
+                write_response(out, ResponseHeader { sequence, error }, |out| {
+                    let signature = Signature::of::<&str>(Dialect::NEWEST);
+                    pack::encode(&message, &signature, Dialect::NEWEST, out)
+                })
+            }
+            _ => write_response(out, ResponseHeader { sequence, error: EXTENDED_FAULT }, |out| {
+                let signature = Signature::of::<ExtendedFault<&str>>(Dialect::NEWEST);
+                let fault = ExtendedFault { code: self.code, message };
+                pack::encode(&fault, &signature, Dialect::NEWEST, out)
+            }),
+        }
+    }
+
+    /// The fault that a response with this `error` in its header carries.
+    ///
+    /// # Errors
+    /// When the body is not that of a fault.
+    pub fn parse(error: u8, body: &[u8]) -> Result<Self, DecodeError> {
+        if error == EXTENDED_FAULT {
+            let signature = Signature::of::<ExtendedFault<String>>(Dialect::NEWEST);
+            let fault: ExtendedFault<String> = pack::decode(body, &signature, Dialect::NEWEST)?;
+            return Ok(Self { code: fault.code, message: fault.message });
+        }
+        let signature = Signature::of::<String>(Dialect::NEWEST);
+        let message = pack::decode(body, &signature, Dialect::NEWEST)?;
+        Ok(Self { code: u16::from(error), message })
+    }
+}

@@ -1,0 +1,103 @@
+//! Keys of SGLang's HiCache: `[prefix_]hash[_ranks]_k` and `…_v`.
+
+use std::fmt;
+
+use super::{ObjectKey, PageHash, Part, decimal};
+
+/// Digits of a SHA-256 hash.
+const HASH_DIGITS: usize = 64;
+
+/// A part of a page as SGLang stores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SglangPart {
+    /// Whose part.
+    pub ranks: SglangRanks,
+    /// Which tensor.
+    pub tensor: Tensor,
+}
+
+/// The ranks in a key. A single number is ambiguous without the model's layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SglangRanks {
+    /// None: MLA up to 0.5.6.
+    Absent,
+    /// An empty place for the pipeline rank: MLA since 0.5.10 without pipeline parallelism.
+    Empty,
+    /// The tensor-parallel rank of MHA without pipeline parallelism, or the pipeline rank of MLA.
+    One(u32),
+    /// The ranks of MHA with pipeline parallelism.
+    Two {
+        /// The tensor-parallel rank.
+        tp: u32,
+        /// The pipeline rank.
+        pp: u32,
+    },
+}
+
+/// What of attention an object holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tensor {
+    /// Keys, or with MLA the whole latent.
+    Key,
+    /// Values.
+    Value,
+}
+
+pub(super) fn parse(key: &str) -> Option<ObjectKey<'_>> {
+    let (rest, tensor) = match (key.strip_suffix("_k"), key.strip_suffix("_v")) {
+        (Some(rest), _) => (rest, Tensor::Key),
+        (_, Some(rest)) => (rest, Tensor::Value),
+        _ => return None,
+    };
+    let (namespace, page, ranks) = ranks(rest)?;
+    // With MLA there are no values apart from the keys.
+    let exists = tensor == Tensor::Key || matches!(ranks, SglangRanks::One(_) | SglangRanks::Two { .. });
+    exists.then_some(ObjectKey { namespace, page, part: Part::Sglang(SglangPart { ranks, tensor }) })
+}
+
+fn ranks(text: &str) -> Option<(&str, PageHash, SglangRanks)> {
+    if let Some((namespace, page)) = page(text) {
+        return Some((namespace, page, SglangRanks::Absent));
+    }
+    let (rest, last) = text.rsplit_once('_')?;
+    if let Some((namespace, page)) = page(rest) {
+        let ranks = if last.is_empty() { SglangRanks::Empty } else { SglangRanks::One(decimal(last)?) };
+        return Some((namespace, page, ranks));
+    }
+    let (rest, first) = rest.rsplit_once('_')?;
+    let (namespace, page) = page(rest)?;
+    Some((namespace, page, SglangRanks::Two { tp: decimal(first)?, pp: decimal(last)? }))
+}
+
+/// The namespace and the hash at the end of `text`.
+fn page(text: &str) -> Option<(&str, PageHash)> {
+    let (before, digits) = text.split_at_checked(text.len().checked_sub(HASH_DIGITS)?)?;
+    let page = PageHash::from_hex(digits)?;
+    match before.strip_suffix('_') {
+        Some("") => None,
+        Some(namespace) => Some((namespace, page)),
+        None => before.is_empty().then_some(("", page)),
+    }
+}
+
+pub(super) fn format(
+    namespace: &str,
+    page: &PageHash,
+    part: &SglangPart,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    if !namespace.is_empty() {
+        write!(f, "{namespace}_")?;
+    }
+    write!(f, "{page}")?;
+    match part.ranks {
+        SglangRanks::Absent => {}
+        SglangRanks::Empty => f.write_str("_")?,
+        SglangRanks::One(rank) => write!(f, "_{rank}")?,
+        SglangRanks::Two { tp, pp } => write!(f, "_{tp}_{pp}")?,
+    }
+    f.write_str(match part.tensor {
+        Tensor::Key => "_k",
+        Tensor::Value => "_v",
+    })
+}

@@ -1,0 +1,175 @@
+//! Layouts as tables: which fields a struct has on the wire, in which order, and since which release.
+
+use super::{Pack, Unpack};
+use crate::dialect::Dialect;
+
+/// The literal of the field that `_field` gives access to.
+pub(crate) fn field_literal<T, F: Pack>(_field: fn(&T) -> &F, dialect: Dialect, out: &mut Vec<u8>) {
+    F::literal(dialect, out);
+}
+
+/// The least size of the field that `_field` gives access to.
+pub(crate) fn field_min_size<'a, T, F: Unpack<'a>>(_field: fn(&T) -> &F, dialect: Dialect) -> usize {
+    F::min_size(dialect)
+}
+
+/// Gives a struct its form on the wire: `layout! { Name<S> { field, field since V0_3_12, … } }`, in the order of
+/// the wire.
+///
+/// A field with `since` is left out in older dialects, and has its default when read there, or the value after
+/// `or`.
+macro_rules! layout {
+    (@since) => { $crate::Dialect::OLDEST };
+    (@since $since:ident) => { $crate::Dialect::$since };
+    (@default) => { Default::default() };
+    (@default $default:expr) => { $default };
+    (@read $reader:ident) => { $reader.read()? };
+    (@read $reader:ident since $since:ident $(or $default:expr)?) => {
+        if $reader.dialect() >= $crate::Dialect::$since {
+            $reader.read()?
+        } else {
+            $crate::pack::layout!(@default $($default)?)
+        }
+    };
+    (@literal $out:ident, $count:ident, $body:block) => {
+        $out.push($crate::pack::mark::STRUCT);
+        $body
+        $out.push($crate::pack::mark::END);
+        let _ = $count;
+    };
+    // Several arguments are packed as one tuple, a single one as itself, and none as nothing.
+    (@arguments $out:ident, $count:ident, $body:block) => {
+        let start = $out.len();
+        $out.push($crate::pack::mark::STRUCT);
+        $body
+        match $count {
+            0 => $out.truncate(start),
+            1 => _ = $out.remove(start),
+            _ => $out.push($crate::pack::mark::END),
+        }
+    };
+    ($name:ident $(<$s:ident>)? { $($fields:tt)* }) => {
+        $crate::pack::layout!(@impl literal $name $(<$s>)? { $($fields)* });
+    };
+    (@impl $kind:ident $name:ident $(<$s:ident>)? {
+        $($field:ident $(since $since:ident $(or $default:expr)?)?),+ $(,)?
+    }) => {
+        impl $(<$s: $crate::pack::Pack>)? $crate::pack::Pack for $name $(<$s>)? {
+            fn literal(dialect: $crate::Dialect, out: &mut Vec<u8>) {
+                let mut count = 0;
+                $crate::pack::layout!(@$kind out, count, {
+                    $(if dialect >= $crate::pack::layout!(@since $($since)?) {
+                        $crate::pack::field_literal(|it: &Self| &it.$field, dialect, out);
+                        count += 1;
+                    })+
+                });
+            }
+
+            fn write(
+                &self,
+                writer: &mut $crate::pack::Writer<'_>,
+            ) -> Result<(), $crate::pack::EncodeError> {
+                $(if writer.dialect() >= $crate::pack::layout!(@since $($since)?) {
+                    $crate::pack::Pack::write(&self.$field, writer)?;
+                })+
+                Ok(())
+            }
+        }
+
+        impl<'a, $($s: $crate::pack::Text<'a>)?> $crate::pack::Unpack<'a> for $name $(<$s>)? {
+            fn min_size(dialect: $crate::Dialect) -> usize {
+                let mut size = 0;
+                $(if dialect >= $crate::pack::layout!(@since $($since)?) {
+                    size += $crate::pack::field_min_size(|it: &Self| &it.$field, dialect);
+                })+
+                size
+            }
+
+            fn read(
+                reader: &mut $crate::pack::Reader<'a>,
+            ) -> Result<Self, $crate::pack::DecodeError> {
+                Ok(Self { $(
+                    $field: $crate::pack::layout!(@read reader $(since $since $(or $default)?)?),
+                )+ })
+            }
+        }
+    };
+}
+
+/// As [`layout!`], for the arguments of an RPC.
+macro_rules! arguments {
+    ($name:ident $(<$s:ident>)? { $($fields:tt)* }) => {
+        $crate::pack::layout!(@impl arguments $name $(<$s>)? { $($fields)* });
+    };
+}
+
+/// A number with names: an enum of Mooncake's, in which unknown numbers survive.
+macro_rules! wire_code {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident($integer:ty) { $($(#[$code_meta:meta])* $code:ident = $value:literal),+ $(,)? }
+    ) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $integer);
+
+        impl $name {
+            $($(#[$code_meta])* pub const $code: Self = Self($value);)+
+
+            /// The name that Mooncake gives this number.
+            pub fn name(self) -> Option<&'static str> {
+                match self.0 {
+                    $($value => Some(stringify!($code)),)+
+                    _ => None,
+                }
+            }
+
+            /// The number of that name.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $(stringify!($code) => Some(Self::$code),)+
+                    _ => None,
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self.name() {
+                    Some(name) => write!(f, "{name} ({})", self.0),
+                    None => write!(f, "{}", self.0),
+                }
+            }
+        }
+
+        impl $crate::pack::Pack for $name {
+            fn literal(dialect: $crate::Dialect, out: &mut Vec<u8>) {
+                <$integer>::literal(dialect, out);
+            }
+
+            fn write(
+                &self,
+                writer: &mut $crate::pack::Writer<'_>,
+            ) -> Result<(), $crate::pack::EncodeError> {
+                $crate::pack::Pack::write(&self.0, writer)
+            }
+        }
+
+        impl $crate::pack::Unpack<'_> for $name {
+            fn min_size(dialect: $crate::Dialect) -> usize {
+                <$integer as $crate::pack::Unpack<'_>>::min_size(dialect)
+            }
+
+            fn read(
+                reader: &mut $crate::pack::Reader<'_>,
+            ) -> Result<Self, $crate::pack::DecodeError> {
+                <$integer as $crate::pack::Unpack<'_>>::read(reader).map(Self)
+            }
+        }
+    };
+}
+
+pub(crate) use {arguments, layout, wire_code};

@@ -1,0 +1,154 @@
+//! Values in the form of yalantinglibs' `struct_pack`, as Mooncake uses it.
+//!
+//! A packed value is a 32-bit head, at times a byte of metadata, and the fields one after another, little-endian
+//! and without names. The head is a hash of the type's literal, so both sides must agree on the layout exactly.
+//! All lengths of one value have the same width, chosen by the longest of them. Builds of Mooncake for
+//! debugging, which includes the wheels that everybody installs, send the literal too; it is checked if it is
+//! there and never sent.
+
+mod layout;
+mod primitive;
+mod reader;
+mod writer;
+
+use bytes::BytesMut;
+use md5::{Digest, Md5};
+
+use crate::dialect::Dialect;
+
+pub(crate) use layout::{arguments, field_literal, field_min_size, layout, wire_code};
+pub use reader::{DecodeError, Reader};
+pub use writer::{EncodeError, Writer};
+
+/// Bytes of a type literal.
+pub(crate) mod mark {
+    pub(crate) const STRING: [u8; 2] = [0x80, 0x0c];
+    pub(crate) const MAP: u8 = 0x82;
+    pub(crate) const VECTOR: u8 = 0x84;
+    pub(crate) const OPTIONAL: u8 = 0x85;
+    pub(crate) const VARIANT: u8 = 0x86;
+    pub(crate) const EXPECTED: u8 = 0x87;
+    pub(crate) const VOID: u8 = 0xfa;
+    pub(crate) const STRUCT: u8 = 0xfd;
+    pub(crate) const END: u8 = 0xff;
+}
+
+/// In the head: a byte of metadata follows.
+const HEAD_HAS_META: u32 = 1;
+/// In the metadata: a type literal follows, ended by a zero byte.
+const META_LITERAL: u8 = 1 << 2;
+/// In the metadata: where the width of lengths begins, as a power of two.
+const META_WIDTH_SHIFT: u8 = 3;
+/// In the metadata: the width of a size field for members that a newer peer has added at the end.
+const META_COMPATIBLE: u8 = 0b11;
+/// In the metadata: bits without a meaning.
+const META_UNKNOWN: u8 = 0b1110_0000;
+
+/// A type that can be written.
+pub trait Pack {
+    /// Appends the type's literal in a dialect.
+    fn literal(dialect: Dialect, out: &mut Vec<u8>);
+
+    /// Appends the value.
+    ///
+    /// # Errors
+    /// When the value cannot be expressed in the writer's dialect, or a length does not fit its width.
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError>;
+}
+
+/// A type that can be read from bytes which live for `'a`.
+pub trait Unpack<'a>: Pack + Sized {
+    /// The fewest bytes that a value takes. It bounds how many elements the rest of the input can hold.
+    fn min_size(dialect: Dialect) -> usize;
+
+    /// Takes one value off the reader.
+    ///
+    /// # Errors
+    /// When the bytes are not such a value.
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError>;
+}
+
+/// A string of the caller's choice: `&str` borrows from the input, `String` and `Arc<str>` own.
+pub trait Text<'a>: Unpack<'a> + Default + From<&'a str> {}
+
+impl<'a, T: Unpack<'a> + Default + From<&'a str>> Text<'a> for T {}
+
+/// A type's literal and its hash, by which peers recognise a layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    literal: Box<[u8]>,
+    hash: u32,
+}
+
+impl Signature {
+    /// The signature of `T` in a dialect.
+    pub fn of<T: Pack>(dialect: Dialect) -> Self {
+        let mut literal = Vec::new();
+        T::literal(dialect, &mut literal);
+        let hash = md5_prefix(&literal) & !HEAD_HAS_META;
+        Self { literal: literal.into(), hash }
+    }
+
+    /// The type literal, without the zero byte that ends it in a message.
+    pub fn literal(&self) -> &[u8] {
+        &self.literal
+    }
+
+    /// The type hash. Its lowest bit is always clear.
+    pub fn hash(&self) -> u32 {
+        self.hash
+    }
+}
+
+/// The first four bytes of an MD5 sum as a big-endian number: how both type hashes and function ids are made.
+pub(crate) fn md5_prefix(bytes: &[u8]) -> u32 {
+    let [a, b, c, d, ..] = Md5::digest(bytes).0;
+    u32::from_be_bytes([a, b, c, d])
+}
+
+/// The type hash at the start of a packed value, or nothing if it is too short to have one.
+pub fn type_hash(packed: &[u8]) -> Option<u32> {
+    let head = packed.first_chunk()?;
+    Some(u32::from_le_bytes(*head) & !HEAD_HAS_META)
+}
+
+/// Appends a packed value. `signature` must be that of `T` in `dialect`.
+///
+/// # Errors
+/// As [`Pack::write`]. Then nothing is appended.
+pub fn encode<T: Pack>(
+    value: &T,
+    signature: &Signature,
+    dialect: Dialect,
+    out: &mut BytesMut,
+) -> Result<(), EncodeError> {
+    let start = out.len();
+    let mut written = Err(EncodeError::LengthTooWide);
+    for width_log2 in 0..=3 {
+        Writer::begin(signature, width_log2, out);
+        written = value.write(&mut Writer::new(out, 1 << width_log2, dialect));
+        if written.is_ok() {
+            return Ok(());
+        }
+        out.truncate(start);
+        if written != Err(EncodeError::LengthTooWide) {
+            break;
+        }
+    }
+    written
+}
+
+/// Reads a packed value. `signature` must be that of `T` in `dialect`.
+///
+/// # Errors
+/// When the bytes are not a value of that type, or go on after it.
+pub fn decode<'a, T: Unpack<'a>>(
+    packed: &'a [u8],
+    signature: &Signature,
+    dialect: Dialect,
+) -> Result<T, DecodeError> {
+    let mut reader = Reader::open(packed, signature, dialect)?;
+    let value = T::read(&mut reader)?;
+    reader.finish()?;
+    Ok(value)
+}

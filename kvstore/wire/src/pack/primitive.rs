@@ -1,0 +1,216 @@
+//! The forms of numbers, strings, containers and results.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{DecodeError, EncodeError, Pack, Reader, Unpack, Writer, mark};
+use crate::dialect::Dialect;
+use crate::error::ErrorCode;
+
+macro_rules! integers {
+    ($($integer:ty = $mark:literal),+) => {$(
+        impl Pack for $integer {
+            fn literal(_: Dialect, out: &mut Vec<u8>) {
+                out.push($mark);
+            }
+
+            fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+                writer.put(&self.to_le_bytes());
+                Ok(())
+            }
+        }
+
+        impl Unpack<'_> for $integer {
+            fn min_size(_: Dialect) -> usize {
+                size_of::<Self>()
+            }
+
+            fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+                reader.array().map(Self::from_le_bytes)
+            }
+        }
+    )+};
+}
+
+integers!(i32 = 0x01, u32 = 0x02, i64 = 0x03, u64 = 0x04, u8 = 0x06, u16 = 0x08);
+
+impl Pack for bool {
+    fn literal(_: Dialect, out: &mut Vec<u8>) {
+        out.push(0x0b);
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+        writer.put(&[u8::from(*self)]);
+        Ok(())
+    }
+}
+
+impl Unpack<'_> for bool {
+    fn min_size(_: Dialect) -> usize {
+        1
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(reader.byte()? != 0)
+    }
+}
+
+macro_rules! packed_strings {
+    ($($text:ty),+) => {$(
+        impl Pack for $text {
+            fn literal(_: Dialect, out: &mut Vec<u8>) {
+                out.extend(mark::STRING);
+            }
+
+            fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+                writer.text(self)
+            }
+        }
+    )+};
+}
+
+macro_rules! unpacked_strings {
+    ($($text:ty),+) => {$(
+        impl<'a> Unpack<'a> for $text {
+            fn min_size(_: Dialect) -> usize {
+                1
+            }
+
+            fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+                reader.text().map(Self::from)
+            }
+        }
+    )+};
+}
+
+packed_strings!(&str, String, Box<str>, Arc<str>, Cow<'_, str>);
+unpacked_strings!(&'a str, String, Box<str>, Arc<str>, Cow<'a, str>);
+
+impl Pack for () {
+    fn literal(_: Dialect, out: &mut Vec<u8>) {
+        out.push(mark::VOID);
+    }
+
+    fn write(&self, _: &mut Writer<'_>) -> Result<(), EncodeError> {
+        Ok(())
+    }
+}
+
+impl Unpack<'_> for () {
+    fn min_size(_: Dialect) -> usize {
+        0
+    }
+
+    fn read(_: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(())
+    }
+}
+
+impl<T: Pack> Pack for Vec<T> {
+    fn literal(dialect: Dialect, out: &mut Vec<u8>) {
+        out.push(mark::VECTOR);
+        T::literal(dialect, out);
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+        writer.length(self.len())?;
+        self.iter().try_for_each(|element| element.write(writer))
+    }
+}
+
+impl<'a, T: Unpack<'a>> Unpack<'a> for Vec<T> {
+    fn min_size(_: Dialect) -> usize {
+        1
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let count = reader.count::<T>()?;
+        let mut elements = Self::with_capacity(count);
+        for _ in 0..count {
+            elements.push(T::read(reader)?);
+        }
+        Ok(elements)
+    }
+}
+
+impl<K: Pack, V: Pack> Pack for BTreeMap<K, V> {
+    fn literal(dialect: Dialect, out: &mut Vec<u8>) {
+        out.push(mark::MAP);
+        K::literal(dialect, out);
+        V::literal(dialect, out);
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+        writer.length(self.len())?;
+        for (key, value) in self {
+            key.write(writer)?;
+            value.write(writer)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a, K: Unpack<'a> + Ord, V: Unpack<'a>> Unpack<'a> for BTreeMap<K, V> {
+    fn min_size(_: Dialect) -> usize {
+        1
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let count = reader.count::<K>()?;
+        let mut map = Self::new();
+        for _ in 0..count {
+            let key = K::read(reader)?;
+            map.insert(key, V::read(reader)?);
+        }
+        Ok(map)
+    }
+}
+
+impl<T: Pack> Pack for Option<T> {
+    fn literal(dialect: Dialect, out: &mut Vec<u8>) {
+        out.push(mark::OPTIONAL);
+        T::literal(dialect, out);
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+        self.is_some().write(writer)?;
+        self.as_ref().map_or(Ok(()), |value| value.write(writer))
+    }
+}
+
+impl<'a, T: Unpack<'a>> Unpack<'a> for Option<T> {
+    fn min_size(_: Dialect) -> usize {
+        1
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        if bool::read(reader)? { T::read(reader).map(Some) } else { Ok(None) }
+    }
+}
+
+impl<T: Pack> Pack for Result<T, ErrorCode> {
+    fn literal(dialect: Dialect, out: &mut Vec<u8>) {
+        out.push(mark::EXPECTED);
+        T::literal(dialect, out);
+        ErrorCode::literal(dialect, out);
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+        self.is_ok().write(writer)?;
+        match self {
+            Ok(value) => value.write(writer),
+            Err(code) => code.write(writer),
+        }
+    }
+}
+
+impl<'a, T: Unpack<'a>> Unpack<'a> for Result<T, ErrorCode> {
+    fn min_size(dialect: Dialect) -> usize {
+        1 + T::min_size(dialect).min(ErrorCode::min_size(dialect))
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        if bool::read(reader)? { T::read(reader).map(Ok) } else { ErrorCode::read(reader).map(Err) }
+    }
+}

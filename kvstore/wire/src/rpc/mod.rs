@@ -1,0 +1,127 @@
+//! The RPCs of Mooncake's master.
+//!
+//! A server looks a request's function id up ([`Method::from_function_id`]), learns from the body in which
+//! dialects it can be meant ([`Method::request_dialects`]), settles on one, reads the request in it
+//! ([`Request::decode`]) and answers in it ([`encode_reply`]). A client writes its request in the dialect that it
+//! supposes the server to speak ([`encode_request`]); a server of another release either refuses the arguments
+//! ([`crate::frame::Fault::INVALID_ARGUMENT`]) or answers in its own form, which [`decode_reply`] recognises.
+
+mod arguments;
+mod method;
+mod request;
+mod table;
+
+use bytes::BytesMut;
+
+pub use arguments::*;
+pub use method::*;
+pub use request::Request;
+
+use crate::dialect::{Dialect, DialectSet};
+use crate::frame::{self, RequestHeader, ResponseHeader};
+use crate::pack::{self, DecodeError, EncodeError, Pack, Unpack};
+
+fn encode_arguments<T: Pack>(
+    method: Method,
+    sequence: u32,
+    dialect: Dialect,
+    arguments: &T,
+    out: &mut BytesMut,
+) -> Result<(), EncodeError> {
+    if dialect < method.since() {
+        return Err(EncodeError::NotInDialect { what: method.name(), dialect });
+    }
+    let header = RequestHeader { sequence, function_id: method.function_id() };
+    frame::write_request(out, header, |out| {
+        let signature = method.arguments_signature(dialect);
+        if signature.literal().is_empty() {
+            return Ok(());
+        }
+        pack::encode(arguments, signature, dialect, out)
+    })
+}
+
+fn decode_body<'a, T: Unpack<'a>>(
+    method: Method,
+    dialect: Dialect,
+    body: &'a [u8],
+) -> Result<T, DecodeError> {
+    if dialect < method.since() {
+        return Err(DecodeError::UnknownForm(method.name()));
+    }
+    let signature = method.arguments_signature(dialect);
+    if signature.literal().is_empty() {
+        return match body.len() {
+            0 => T::read(&mut pack::Reader::empty(dialect)),
+            extra => Err(DecodeError::TrailingBytes(extra)),
+        };
+    }
+    pack::decode(body, signature, dialect)
+}
+
+/// Appends a frame with a request. The response will carry the same `sequence`.
+///
+/// # Errors
+/// When the dialect has no such request. Then nothing is appended.
+pub fn encode_request<M: Rpc, S>(
+    sequence: u32,
+    dialect: Dialect,
+    arguments: &M::Arguments<S>,
+    out: &mut BytesMut,
+) -> Result<(), EncodeError>
+where
+    M::Arguments<S>: Pack,
+{
+    encode_arguments(M::METHOD, sequence, dialect, arguments, out)
+}
+
+/// Reads the body of a request.
+///
+/// # Errors
+/// When it is not in the form that the dialect has for the arguments of this RPC.
+pub fn decode_arguments<'a, M: Rpc, S>(
+    dialect: Dialect,
+    body: &'a [u8],
+) -> Result<M::Arguments<S>, DecodeError>
+where
+    M::Arguments<S>: Unpack<'a>,
+{
+    decode_body(M::METHOD, dialect, body)
+}
+
+/// Appends a frame with the reply to a request, in the request's dialect.
+///
+/// # Errors
+/// When the dialect cannot express the reply, for example a kind of replica that it does not know. Then nothing
+/// is appended.
+pub fn encode_reply<M: Rpc, S>(
+    sequence: u32,
+    dialect: Dialect,
+    reply: &M::Reply<S>,
+    out: &mut BytesMut,
+) -> Result<(), EncodeError>
+where
+    M::Reply<S>: Pack,
+{
+    frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
+        pack::encode(reply, M::METHOD.reply_signature(dialect), dialect, out)
+    })
+}
+
+/// Reads the body of a reply, whatever release wrote it, and tells which that can be.
+///
+/// # Errors
+/// When it is in none of the known forms.
+pub fn decode_reply<'a, M: Rpc, S>(body: &'a [u8]) -> Result<(M::Reply<S>, DialectSet), DecodeError>
+where
+    M::Reply<S>: Unpack<'a>,
+{
+    let dialects = M::METHOD.reply_dialects(body);
+    // Dialects with the same hash have the same layout: any of them will do.
+    let dialect = dialects.newest().ok_or(DecodeError::UnknownForm(M::METHOD.name()))?;
+    let reply = pack::decode(body, M::METHOD.reply_signature(dialect), dialect)?;
+    Ok((reply, dialects))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! Every RPC, in every dialect: arguments and replies are read and written alike.
+//!
+//! Values are made from type literals, so that no list of types can be forgotten.
+
+use bytes::BytesMut;
+use proptest::prelude::*;
+
+use super::ClientArguments;
+use super::table::rpcs;
+use super::{Method, Request, Rpc, decode_reply, encode_reply};
+use crate::dialect::Dialect;
+use crate::frame::{self, Parsed, RequestHeader, ResponseHeader};
+use crate::pack::{DecodeError, Signature, mark};
+
+const LIMIT: usize = 1 << 20;
+
+/// Writes a value of the type at the start of `literal`, and takes that off. Lengths have one byte.
+fn value(literal: &mut &[u8], entropy: &mut impl Iterator<Item = u8>, out: &mut Vec<u8>) {
+    let (mark, rest) = literal.split_first().unwrap();
+    *literal = rest;
+    let mut random = || entropy.next().unwrap();
+    match *mark {
+        0x06 => out.push(random()),
+        0x08 => out.extend([random(), random()]),
+        0x01 | 0x02 => out.extend([random(), random(), random(), random()]),
+        0x03 | 0x04 => out.extend((0..8).map(|_| random())),
+        0x0b => out.push(random() % 2),
+        0x80 => {
+            *literal = &literal[1..];
+            let length = random() % 20;
+            out.push(length);
+            out.extend((0..length).map(|_| b'a' + random() % 26));
+        }
+        // More than one entry of a map could be in another order when written again.
+        mark::MAP => container(2, random() % 2, literal, entropy, out),
+        mark::VECTOR => container(1, random() % 3, literal, entropy, out),
+        mark::OPTIONAL => container(1, random() % 2, literal, entropy, out),
+        mark::VARIANT => {
+            let (chosen, at) = (usize::from(random()), out.len());
+            let mut alternatives = Vec::new();
+            while literal[0] != mark::END {
+                let mut alternative = Vec::new();
+                value(literal, entropy, &mut alternative);
+                alternatives.push(alternative);
+            }
+            *literal = &literal[1..];
+            let chosen = chosen % alternatives.len();
+            out.insert(at, u8::try_from(chosen).unwrap());
+            out.extend(&alternatives[chosen]);
+        }
+        mark::EXPECTED => {
+            let good = random() % 2;
+            let (mut value_bytes, mut error_bytes) = (Vec::new(), Vec::new());
+            value(literal, entropy, &mut value_bytes);
+            value(literal, entropy, &mut error_bytes);
+            out.push(good);
+            out.extend(if good == 1 { value_bytes } else { error_bytes });
+        }
+        mark::VOID => {}
+        mark::STRUCT => {
+            while literal[0] != mark::END {
+                // The alignment of a plain pair.
+                if literal[0] == 0x89 { *literal = &literal[1..] } else { value(literal, entropy, out) }
+            }
+            *literal = &literal[1..];
+        }
+        other => panic!("unknown mark {other:#04x}"),
+    }
+}
+
+fn container(
+    types: usize,
+    count: u8,
+    literal: &mut &[u8],
+    entropy: &mut impl Iterator<Item = u8>,
+    out: &mut Vec<u8>,
+) {
+    out.push(count);
+    let element = *literal;
+    for _ in 0..types {
+        value(literal, entropy, &mut Vec::new());
+    }
+    for _ in 0..count {
+        let mut element = element;
+        for _ in 0..types {
+            value(&mut element, entropy, out);
+        }
+    }
+}
+
+/// A packed value, in the form in which a debug build sends it or in the plain one.
+fn packed(signature: &Signature, entropy: &[u8], debug: bool) -> Vec<u8> {
+    let mut literal = signature.literal();
+    if literal.is_empty() {
+        return Vec::new();
+    }
+    let mut out = (signature.hash() | u32::from(debug)).to_le_bytes().to_vec();
+    if debug {
+        out.push(1 << 2);
+        out.extend(literal);
+        out.push(0);
+    }
+    // Each round over the entropy gives other numbers.
+    let mut step = 0_usize;
+    let mut stream = std::iter::repeat_with(move || {
+        step += 1;
+        entropy[step % entropy.len()].wrapping_add(u8::try_from((step / entropy.len()) % 251).unwrap())
+    });
+    value(&mut literal, &mut stream, &mut out);
+    assert!(literal.is_empty());
+    out
+}
+
+fn check_request(method: Method, dialect: Dialect, entropy: &[u8]) {
+    let body = packed(method.arguments_signature(dialect), entropy, false);
+    let request = Request::<&str>::decode(method, dialect, &body).unwrap();
+    let mut out = BytesMut::new();
+    request.encode(1, dialect, &mut out).unwrap();
+    let Parsed::Frame(frame) = frame::parse::<RequestHeader>(&out, LIMIT).unwrap() else { panic!() };
+    assert_eq!(frame.body, body, "{method:?} in {dialect}");
+    assert!(method.request_dialects(&body).contains(dialect));
+    // A debug build says the same.
+    let debug = packed(method.arguments_signature(dialect), entropy, true);
+    assert_eq!(Request::<&str>::decode(method, dialect, &debug).as_ref(), Ok(&request));
+    // Whatever an old release says, the newest can say too.
+    let mut newest = BytesMut::new();
+    request.encode(1, Dialect::NEWEST, &mut newest).unwrap();
+    let Parsed::Frame(frame) = frame::parse::<RequestHeader>(&newest, LIMIT).unwrap() else { panic!() };
+    assert_eq!(Request::<&str>::decode(method, Dialect::NEWEST, frame.body), Ok(request));
+}
+
+/// Every shorter body is refused, and changed bytes are refused or read, but nothing panics.
+fn check_damage(method: Method, dialect: Dialect, entropy: &[u8], at: usize, to: u8) {
+    let mut body = packed(method.arguments_signature(dialect), entropy, false);
+    for end in 0..body.len() {
+        assert!(Request::<&str>::decode(method, dialect, &body[..end]).is_err(), "{method:?} in {dialect}");
+    }
+    if let Some(length) = body.len().checked_sub(4).filter(|length| *length > 0) {
+        body[4 + at % length] = to;
+        let _ = Request::<&str>::decode(method, dialect, &body);
+        body[0] |= 1;
+        let _ = Request::<&str>::decode(method, dialect, &body);
+    }
+}
+
+macro_rules! replies {
+    ($($(#[$meta:meta])* $method:ident($arguments:ty) -> $reply:ty $(, since $since:ident)?;)+) => {
+        fn check_reply(method: Method, dialect: Dialect, entropy: &[u8], at: usize, to: u8) {
+            match method {
+                $(Method::$method => check_reply_of!($method, dialect, entropy, at, to),)+
+            }
+        }
+    };
+}
+
+macro_rules! check_reply_of {
+    ($method:ident, $dialect:ident, $entropy:ident, $at:ident, $to:ident) => {{
+        type Of = super::$method;
+        let mut body = packed(Of::METHOD.reply_signature($dialect), $entropy, false);
+        let (reply, dialects) = decode_reply::<Of, &str>(&body).unwrap();
+        assert!(dialects.contains($dialect));
+        let mut out = BytesMut::new();
+        encode_reply::<Of, &str>(1, $dialect, &reply, &mut out).unwrap();
+        let Parsed::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else { panic!() };
+        assert_eq!(frame.body, body, "{:?} in {}", Of::METHOD, $dialect);
+        for end in 0..body.len() {
+            assert!(decode_reply::<Of, &str>(&body[..end]).is_err(), "{:?} in {}", Of::METHOD, $dialect);
+        }
+        let length = body.len() - 4;
+        body[4 + $at % length] = $to;
+        let _ = decode_reply::<Of, &str>(&body);
+    }};
+}
+
+rpcs!(replies);
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn requests_round_trip(entropy in prop::collection::vec(any::<u8>(), 7..200), at: usize, to: u8) {
+        for method in Method::ALL {
+            for dialect in method.dialects().iter() {
+                check_request(*method, dialect, &entropy);
+                check_damage(*method, dialect, &entropy, at, to);
+            }
+        }
+    }
+
+    #[test]
+    fn replies_round_trip(entropy in prop::collection::vec(any::<u8>(), 7..200), at: usize, to: u8) {
+        for method in Method::ALL {
+            for dialect in method.dialects().iter() {
+                check_reply(*method, dialect, &entropy, at, to);
+            }
+        }
+    }
+
+    #[test]
+    fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        for method in Method::ALL {
+            prop_assert!(Request::<&str>::decode(*method, Dialect::NEWEST, &bytes).is_err() || bytes.is_empty());
+        }
+        let _ = frame::Fault::parse(4, &bytes);
+        let _ = frame::Fault::parse(255, &bytes);
+    }
+}
+
+#[test]
+fn a_count_beyond_the_input_is_refused_before_anything_is_allocated() {
+    let signature = Method::BatchExistKey.arguments_signature(Dialect::NEWEST);
+    // Lengths of eight bytes, the first as large as can be.
+    let mut body = (signature.hash() | 1).to_le_bytes().to_vec();
+    body.push(3 << 3);
+    body.extend([0xff; 8]);
+    body.extend([0; 30]);
+    let refused = Request::<&str>::decode(Method::BatchExistKey, Dialect::NEWEST, &body);
+    assert_eq!(refused, Err(DecodeError::Truncated));
+}
+
+#[test]
+fn an_rpc_that_a_release_lacks_is_refused() {
+    let request = Request::PollRemoveAll(ClientArguments { client_id: crate::types::Uuid::default() });
+    let mut out = BytesMut::from(&b"before"[..]);
+    assert!(Request::<&str>::encode(&request, 1, Dialect::V0_3_11, &mut out).is_err());
+    assert_eq!(&out[..], b"before");
+    request.encode(1, Dialect::V0_3_12, &mut out).unwrap();
+    let body = &out[6 + 20..];
+    assert!(!Method::PollRemoveAll.request_dialects(body).contains(Dialect::V0_3_11));
+    assert!(Request::<&str>::decode(Method::PollRemoveAll, Dialect::V0_3_11, body).is_err());
+    assert_eq!(Request::decode(Method::PollRemoveAll, Dialect::V0_3_12, body), Ok(request));
+}

@@ -1,0 +1,25 @@
+//! What RPCs carry: one type per thing, in the shape of the newest release.
+//!
+//! Strings are of the caller's choice (`S`): `&str` borrows from the message, `String` and `Arc<str>` own.
+
+mod object;
+mod offload;
+mod replica;
+mod segment;
+mod task;
+mod uuid;
+
+pub use object::{DataType, ObjectMeta, ReplicateConfig, SoftPin, SoftPinAction};
+pub use offload::{OffloadTask, OffloadTasks, StorageConfig, StoredObject};
+pub use replica::{
+    BufferDescriptor, DfsReplica, DiskReplica, LocalDiskReplica, Replica, ReplicaList, ReplicaMedium,
+    ReplicaStatus, ReplicaType,
+};
+pub use segment::{ClientStatus, NofSegment, NofSegmentOwner, PingReply, Segment, SegmentStatus};
+pub use task::{
+    CopyPlan, MovePlan, PromotionAllocation, TaskAssignment, TaskCompletion, TaskReport, TaskStatus, TaskType,
+};
+pub use uuid::{ParseUuidError, Uuid};
+
+/// The tenant of callers that name none.
+pub const DEFAULT_TENANT: &str = "default";

@@ -1,0 +1,146 @@
+//! Objects between memory and disk.
+
+use super::DEFAULT_TENANT;
+use crate::dialect::Dialect;
+use crate::pack::{DecodeError, EncodeError, Pack, Reader, Text, Unpack, Writer, layout, mark};
+
+/// Where and how a master wants clients to keep objects on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StorageConfig<S> {
+    /// A folder of a shared file system, or nothing.
+    pub fsdir: S,
+    /// Whether files are evicted.
+    pub enable_disk_eviction: bool,
+    /// Bytes on disk; 0 is without limit.
+    pub quota_bytes: u64,
+}
+
+layout! { StorageConfig<S> { fsdir, enable_disk_eviction, quota_bytes } }
+
+/// Where a client has put an object on its disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredObject<S> {
+    /// The bucket.
+    pub bucket_id: i64,
+    /// Where in the bucket, in bytes.
+    pub offset: i64,
+    /// Bytes of the key.
+    pub key_size: i64,
+    /// Bytes of the object.
+    pub data_size: i64,
+    /// The node's `host:port`.
+    pub transport_endpoint: S,
+}
+
+layout! { StoredObject<S> { bucket_id, offset, key_size, data_size, transport_endpoint } }
+
+/// An object that goes to or from disk.
+///
+/// Until 0.3.11 a client that reports such objects sends only keys, so the size is 0 then.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OffloadTask<S> {
+    /// The tenant. Since 0.3.12.
+    pub tenant_id: S,
+    /// The object's key.
+    pub key: S,
+    /// Bytes of the object.
+    pub size: i64,
+}
+
+/// The newest form of [`OffloadTask`].
+mod tenanted {
+    use crate::pack::layout;
+
+    pub(super) struct OffloadTask<S> {
+        pub(super) tenant_id: S,
+        pub(super) key: S,
+        pub(super) size: i64,
+    }
+
+    layout! { OffloadTask<S> { tenant_id, key, size } }
+}
+
+impl<S: Pack> Pack for OffloadTask<S> {
+    fn literal(dialect: Dialect, out: &mut Vec<u8>) {
+        if dialect < Dialect::V0_3_12 {
+            S::literal(dialect, out);
+        } else {
+            tenanted::OffloadTask::<S>::literal(dialect, out);
+        }
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+        if writer.dialect() < Dialect::V0_3_12 {
+            return self.key.write(writer);
+        }
+        self.tenant_id.write(writer)?;
+        self.key.write(writer)?;
+        self.size.write(writer)
+    }
+}
+
+impl<'a, S: Text<'a>> Unpack<'a> for OffloadTask<S> {
+    fn min_size(dialect: Dialect) -> usize {
+        if dialect < Dialect::V0_3_12 {
+            S::min_size(dialect)
+        } else {
+            tenanted::OffloadTask::<S>::min_size(dialect)
+        }
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        if reader.dialect() < Dialect::V0_3_12 {
+            return Ok(Self { tenant_id: S::from(DEFAULT_TENANT), key: reader.read()?, size: 0 });
+        }
+        let tenanted::OffloadTask { tenant_id, key, size } = reader.read()?;
+        Ok(Self { tenant_id, key, size })
+    }
+}
+
+/// What a master asks a client to move to or from disk. Until 0.3.11 a map from keys to sizes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OffloadTasks<S>(pub Vec<OffloadTask<S>>);
+
+impl<S: Pack> Pack for OffloadTasks<S> {
+    fn literal(dialect: Dialect, out: &mut Vec<u8>) {
+        if dialect < Dialect::V0_3_12 {
+            out.push(mark::MAP);
+            S::literal(dialect, out);
+            i64::literal(dialect, out);
+        } else {
+            Vec::<OffloadTask<S>>::literal(dialect, out);
+        }
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+        if writer.dialect() >= Dialect::V0_3_12 {
+            return self.0.write(writer);
+        }
+        writer.length(self.0.len())?;
+        for task in &self.0 {
+            task.key.write(writer)?;
+            task.size.write(writer)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a, S: Text<'a>> Unpack<'a> for OffloadTasks<S> {
+    fn min_size(_: Dialect) -> usize {
+        1
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        if reader.dialect() >= Dialect::V0_3_12 {
+            return reader.read().map(Self);
+        }
+        // Every size takes eight bytes.
+        let count = reader.count::<i64>()?;
+        let mut tasks = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (key, size) = (reader.read()?, reader.read()?);
+            tasks.push(OffloadTask { tenant_id: S::from(DEFAULT_TENANT), key, size });
+        }
+        Ok(Self(tasks))
+    }
+}

@@ -1,0 +1,144 @@
+//! Answers of a real admin server.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::{
+    Answer, BatchQueryKeys, CreateDrainJob, Data, DrainJob, DrainJobChanged, Health, JobStatus,
+    KvEventsStatus, QueryKey, RemovedAll, RequestedQuota, SegmentState, SegmentsDetail, TenantQuota,
+};
+use mooncake_wire::types::SegmentStatus;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Every request with its status and the answer's body.
+fn samples() -> impl Iterator<Item = (&'static str, u16, &'static str)> {
+    include_str!("vectors/admin.txt").split("### ").filter(|sample| !sample.is_empty()).map(|sample| {
+        let (request, rest) = sample.split_once('\n').unwrap();
+        let status = rest.split(' ').nth(1).unwrap().parse().unwrap();
+        (request, status, rest.trim_end().lines().last().unwrap())
+    })
+}
+
+/// The answers to requests that contain `what`. Each is read and written again without loss.
+fn answers<T: Serialize + Deserialize<'static>>(what: &str) -> Vec<T> {
+    let of = samples().filter(|(request, _, body)| request.contains(what) && body.starts_with('{'));
+    let answers: Vec<T> = of
+        .map(|(request, _, body)| {
+            let answer: T = serde_json::from_str(body).unwrap_or_else(|error| panic!("{request}: {error}"));
+            let written = serde_json::to_value(&answer).unwrap();
+            assert_eq!(written, serde_json::from_str::<Value>(body).unwrap(), "{request}");
+            answer
+        })
+        .collect();
+    assert!(!answers.is_empty(), "no sample of {what}");
+    answers
+}
+
+fn done<T>(answer: Answer<T>) -> Option<T> {
+    match answer {
+        Answer::Done(value) => Some(value),
+        Answer::Failed(_) => None,
+    }
+}
+
+/// What was right, and the codes of what failed.
+fn divide<T>(answers: Vec<Answer<T>>) -> (Vec<T>, Vec<ErrorCode>) {
+    let (mut right, mut failed) = (Vec::new(), Vec::new());
+    for answer in answers {
+        match answer {
+            Answer::Done(value) => right.push(value),
+            Answer::Failed(failure) => failed.push(failure.error_code),
+        }
+    }
+    (right, failed)
+}
+
+#[test]
+fn health_and_event_status() {
+    let health = &answers::<Health>("/health")[0];
+    assert_eq!((health.role.as_str(), health.service_ready, health.view_version), ("leader", true, None));
+    assert_eq!(answers::<KvEventsStatus>("/kv_events/status"), [KvEventsStatus::default()]);
+}
+
+#[test]
+fn keys() {
+    let (found, failed) = divide(answers::<QueryKey<'_>>("/query_key"));
+    assert_eq!(found.iter().map(|found| found.data.len()).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(found[0].data[0].size, 4096);
+    assert!(failed.len() >= 3 && failed.iter().all(|code| *code == ErrorCode::OBJECT_NOT_FOUND));
+
+    let answers = answers::<BatchQueryKeys<'_>>("/batch_query_keys");
+    let BatchQueryKeys::Found { data, .. } = &answers[0] else { panic!("{answers:?}") };
+    assert_eq!(data.keys().collect::<Vec<_>>(), ["hk1", "hk2", "nope"]);
+    assert!(data["hk1"].ok && !data["nope"].ok);
+    let endpoints = data["hk2"].values.iter().flatten().map(|buffer| &buffer.endpoint).collect::<Vec<_>>();
+    assert_eq!(endpoints, ["127.0.0.1:13102", "127.0.0.1:13681"]);
+    assert_eq!(
+        data["nope"].error.as_deref().and_then(ErrorCode::from_name),
+        Some(ErrorCode::OBJECT_NOT_FOUND)
+    );
+    assert!(matches!(&answers[1], BatchQueryKeys::Refused { success: false, .. }));
+}
+
+#[test]
+fn segments() {
+    let detail = &answers::<SegmentsDetail>("/get_segments_detail")[0];
+    assert_eq!(detail.total_segments, 2);
+    assert_eq!(detail.segments[0].segment_id.to_string(), "1606199659600931571-5960594924283721601");
+    assert!((detail.segments[0].allocator_usage_percent - 0.3102).abs() < 0.001);
+    let (states, failed) = divide(answers::<Answer<SegmentState>>("/api/v1/segments/status"));
+    assert_eq!(
+        states.iter().map(|state| state.status).collect::<Vec<_>>(),
+        [SegmentStatus::OK, SegmentStatus::DRAINING]
+    );
+    assert_eq!(failed, [ErrorCode::SEGMENT_NOT_FOUND, ErrorCode::INVALID_PARAMS]);
+}
+
+#[test]
+fn drain_jobs() {
+    let (jobs, failed) = divide(answers::<Answer<DrainJob>>("/api/v1/drain_jobs/query"));
+    assert_eq!(jobs.iter().map(|job| job.status).collect::<Vec<_>>(), [JobStatus::RUNNING]);
+    assert_eq!(failed, [ErrorCode::JOB_NOT_FOUND, ErrorCode::INVALID_PARAMS]);
+    let (created, failed) =
+        divide(answers::<Answer<DrainJobChanged>>("POST http://master:9003/api/v1/drain_jobs -"));
+    assert_eq!(created.iter().map(|job| job.status.as_str()).collect::<Vec<_>>(), ["CREATED"]);
+    assert_eq!(failed, [ErrorCode::INVALID_PARAMS, ErrorCode::SEGMENT_NOT_FOUND]);
+    let cancelled = answers::<Answer<DrainJobChanged>>("/api/v1/drain_jobs/cancel").remove(0);
+    assert_eq!(done(cancelled).unwrap().status, "CANCELED");
+    let body = CreateDrainJob { segments: vec!["a".to_owned()], ..CreateDrainJob::default() };
+    assert_eq!(serde_json::to_string(&body).unwrap(), r#"{"segments":["a"],"target_segments":[]}"#);
+}
+
+#[test]
+fn tenant_quotas() {
+    let mut lists = 0;
+    let mut single = 0;
+    let quotas = samples().filter(|(request, _, _)| request.contains("/tenant_quotas"));
+    for (request, status, body) in quotas {
+        let right = status == 200;
+        if request.contains("DELETE") {
+            assert_eq!(
+                done(serde_json::from_str::<Answer<Data<()>>>(body).unwrap()).is_some(),
+                right,
+                "{request}"
+            );
+        } else if request.contains("tenant_id") {
+            let quota = done(serde_json::from_str::<Answer<Data<TenantQuota>>>(body).unwrap());
+            assert_eq!(quota.is_some(), right, "{request}");
+            single += quota.map_or(0, |quota| quota.data.requested_quota_bytes / 1_048_576);
+        } else {
+            let list = done(serde_json::from_str::<Answer<Data<Vec<TenantQuota>>>>(body).unwrap());
+            assert_eq!(list.is_some(), right, "{request}");
+            lists += list.map_or(0, |list| list.data.len());
+        }
+    }
+    assert_eq!((lists, single), (1, 2));
+    let body = serde_json::to_string(&RequestedQuota { requested_quota_bytes: 5 }).unwrap();
+    assert_eq!(body, r#"{"requested_quota_bytes":5}"#);
+}
+
+#[test]
+fn remove_all() {
+    let removed = answers::<RemovedAll>("/api/v1/remove_all");
+    assert_eq!(removed.iter().map(|removed| removed.removed_count).collect::<Vec<_>>(), [1, 2]);
+}

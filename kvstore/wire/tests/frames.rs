@@ -1,0 +1,133 @@
+//! Frames arrive in pieces, and not all that arrives is a frame.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use bytes::BytesMut;
+use mooncake_wire::frame::{
+    self, Fault, FrameError, Header, Parsed, RequestHeader, ResponseHeader, write_request, write_response,
+};
+use proptest::prelude::*;
+
+const LIMIT: usize = 4096;
+
+fn body(bytes: &[u8]) -> impl FnOnce(&mut BytesMut) -> Result<(), mooncake_wire::pack::EncodeError> {
+    |out| {
+        out.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// Feeds `stream` in pieces of `piece` bytes and returns the frames that come out.
+fn frames<H: Header>(stream: &[u8], piece: usize) -> Result<Vec<(H, Vec<u8>)>, FrameError> {
+    let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
+    for piece in stream.chunks(piece) {
+        buffer.extend_from_slice(piece);
+        loop {
+            match frame::take::<H>(&mut buffer, LIMIT)? {
+                Parsed::Frame(frame) => found.push((frame.header, frame.body.to_vec())),
+                Parsed::Incomplete(missing) => {
+                    assert!(missing > 0);
+                    break;
+                }
+            }
+        }
+    }
+    assert!(buffer.is_empty(), "{} bytes left", buffer.len());
+    Ok(found)
+}
+
+proptest! {
+    #[test]
+    fn requests_survive_any_division(
+        sent in prop::collection::vec((any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..60)), 0..6),
+        piece in 1..100_usize,
+    ) {
+        let mut stream = BytesMut::new();
+        for (sequence, function_id, bytes) in &sent {
+            let header = RequestHeader { sequence: *sequence, function_id: *function_id };
+            write_request(&mut stream, header, body(bytes)).unwrap();
+        }
+        let expected: Vec<_> = sent
+            .into_iter()
+            .map(|(sequence, function_id, bytes)| (RequestHeader { sequence, function_id }, bytes))
+            .collect();
+        prop_assert_eq!(frames(&stream, piece), Ok(expected));
+    }
+
+    #[test]
+    fn responses_survive_any_division(
+        sent in prop::collection::vec((any::<u32>(), any::<u8>(), prop::collection::vec(any::<u8>(), 0..60)), 0..6),
+        piece in 1..100_usize,
+    ) {
+        let mut stream = BytesMut::new();
+        for (sequence, error, bytes) in &sent {
+            let header = ResponseHeader { sequence: *sequence, error: *error };
+            write_response(&mut stream, header, body(bytes)).unwrap();
+        }
+        let expected: Vec<_> = sent
+            .into_iter()
+            .map(|(sequence, error, bytes)| (ResponseHeader { sequence, error }, bytes))
+            .collect();
+        prop_assert_eq!(frames(&stream, piece), Ok(expected));
+    }
+
+    #[test]
+    fn faults_round_trip(code: u16, message in "\\PC{0,300}", sequence: u32) {
+        let fault = Fault { code, message };
+        let mut out = BytesMut::new();
+        fault.write(sequence, &mut out).unwrap();
+        let Parsed::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else { unreachable!() };
+        prop_assert_eq!(frame.header.sequence, sequence);
+        prop_assert_eq!(Fault::parse(frame.header.error, frame.body), Ok(fault));
+    }
+
+    #[test]
+    fn anything_else_is_refused_or_waited_for(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        if let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&bytes, LIMIT) {
+            prop_assert!(frame.size() <= bytes.len());
+        }
+        if let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(&bytes, LIMIT) {
+            prop_assert!(frame.size() <= bytes.len());
+        }
+    }
+}
+
+fn request() -> Vec<u8> {
+    let mut out = BytesMut::new();
+    write_request(&mut out, RequestHeader { sequence: 1, function_id: 2 }, body(b"body")).unwrap();
+    out.to_vec()
+}
+
+#[test]
+fn a_wrong_header_is_refused_from_its_first_bytes_on() {
+    for (at, wrong, expected) in [
+        (0, 0x47, FrameError::Magic(0x47)),
+        (1, 1, FrameError::Version(1)),
+        (2, 3, FrameError::Serialization(3)),
+    ] {
+        let mut bytes = request();
+        bytes[at] = wrong;
+        assert_eq!(frame::parse::<RequestHeader>(&bytes[..4], LIMIT), Err(expected));
+    }
+}
+
+#[test]
+fn a_frame_that_is_too_large_is_refused_when_its_header_is_there() {
+    let mut bytes = request();
+    bytes[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+    bytes[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
+    let size = 2 * u64::from(u32::MAX);
+    let refused = frame::parse::<RequestHeader>(&bytes[..20], LIMIT);
+    assert_eq!(refused, Err(FrameError::TooLarge { size, limit: LIMIT }));
+    assert!(frame::parse::<RequestHeader>(&request(), 4).is_ok());
+    assert!(frame::parse::<RequestHeader>(&request(), 3).is_err());
+}
+
+#[test]
+fn an_attachment_belongs_to_its_frame() {
+    let mut bytes = request();
+    bytes[16..20].copy_from_slice(&3_u32.to_le_bytes());
+    assert_eq!(frame::parse::<RequestHeader>(&bytes, LIMIT), Ok(Parsed::Incomplete(3)));
+    bytes.extend(b"attnext");
+    let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&bytes, LIMIT) else { unreachable!() };
+    assert_eq!((frame.body, frame.attachment, frame.size()), (&b"body"[..], &b"att"[..], 27));
+}

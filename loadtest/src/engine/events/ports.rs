@@ -1,0 +1,106 @@
+//! Sockets on consecutive ports: rank `r` listens on the first port plus `r`, as routers of both engines expect.
+
+use std::net::SocketAddr;
+
+use moongate_zmtp::{Endpoint, Options, Publisher, PublisherServer, Responder};
+
+use super::KvEvents;
+use crate::engine::config::SimError;
+
+/// How often free neighbouring ports are looked for.
+const ATTEMPTS: u32 = 64;
+
+/// First ports of an engine's event sockets, one for each data-parallel rank from there on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ports {
+    pub(crate) live: SocketAddr,
+    pub(crate) replay: SocketAddr,
+}
+
+impl Ports {
+    pub(crate) fn live(&self, rank: u32) -> SocketAddr {
+        offset(self.live, rank).unwrap_or(self.live)
+    }
+
+    pub(crate) fn replay(&self, rank: u32) -> SocketAddr {
+        offset(self.replay, rank).unwrap_or(self.replay)
+    }
+}
+
+/// One rank's sockets.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    pub(super) publisher: Publisher,
+    pub(super) server: PublisherServer,
+    pub(super) responder: Responder,
+}
+
+impl Sockets {
+    /// Opens one rank's sockets.
+    pub(super) async fn open(live: SocketAddr, replay: SocketAddr) -> Result<Self, moongate_zmtp::Error> {
+        let (publisher, server) = Publisher::bind(&Endpoint::from(live), Options::default()).await?;
+        let responder = Responder::bind(&Endpoint::from(replay), Options::default()).await?;
+        Ok(Self { publisher, server, responder })
+    }
+
+    /// Opens those of all ranks.
+    pub(crate) async fn open_all(settings: &KvEvents, ranks: u32) -> Result<(Ports, Vec<Self>), SimError> {
+        let fail = |source| SimError::Events { address: settings.listen, source };
+        let mut attempt = 1;
+        loop {
+            match Self::try_all(settings.listen, ranks).await {
+                Ok(opened) => return Ok(opened),
+                // Only the first port is known to be free; its neighbours may be another's.
+                Err(_) if settings.listen.port() == 0 && attempt < ATTEMPTS => attempt += 1,
+                Err(error) => return Err(fail(error)),
+            }
+        }
+    }
+
+    async fn try_all(first: SocketAddr, ranks: u32) -> Result<(Ports, Vec<Self>), moongate_zmtp::Error> {
+        let chosen = first.port() == 0;
+        let (publisher, server) = Publisher::bind(&Endpoint::from(first), Options::default()).await?;
+        let live = server.local_addr();
+        let replay_at = if chosen { Some(first) } else { offset(live, ranks) };
+        let responder = Responder::bind(&Endpoint::from(in_range(replay_at)?), Options::default()).await?;
+        let replay = responder.local_addr();
+        let mut all = vec![Self { publisher, server, responder }];
+        for rank in 1..ranks {
+            all.push(Self::open(in_range(offset(live, rank))?, in_range(offset(replay, rank))?).await?);
+        }
+        Ok((Ports { live, replay }, all))
+    }
+}
+
+fn offset(address: SocketAddr, by: u32) -> Option<SocketAddr> {
+    let port = u16::try_from(u32::from(address.port()) + by).ok()?;
+    Some(SocketAddr::new(address.ip(), port))
+}
+
+fn in_range(address: Option<SocketAddr>) -> Result<SocketAddr, moongate_zmtp::Error> {
+    address.ok_or_else(|| {
+        std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "there are no ports above 65535").into()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn ranks_have_neighbouring_ports() {
+        let (ports, sockets) = Sockets::open_all(&KvEvents::default(), 3).await.unwrap();
+        for (rank, sockets) in (0..).zip(&sockets) {
+            assert_eq!(sockets.server.local_addr(), ports.live(rank));
+            assert_eq!(sockets.responder.local_addr(), ports.replay(rank));
+        }
+        assert_eq!(ports.live(2).port(), ports.live.port() + 2);
+        let taken = KvEvents { listen: ports.live, ..KvEvents::default() };
+        assert!(matches!(Sockets::open_all(&taken, 1).await, Err(SimError::Events { .. })));
+    }
+
+    #[test]
+    fn ports_end() {
+        assert_eq!(offset("127.0.0.1:65535".parse().unwrap(), 1), None);
+    }
+}

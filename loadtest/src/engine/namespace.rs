@@ -1,0 +1,91 @@
+//! What separates caches of equal tokens.
+
+use moongate_pages::{DEFAULT_VLLM_SEED, Scheme, SchemeError, VllmExtra};
+use serde_json::{Map, Value};
+
+use super::Face;
+use super::tokens::hash_bytes;
+
+/// A request's `cache_salt` and, with SGLang, its `extra_key`. vLLM has no such member and ignores it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Namespace {
+    cache_salt: Option<String>,
+    extra_key: Option<String>,
+}
+
+impl Namespace {
+    /// Of the `prompt`-th prompt of a request: members are one text for all prompts, or a list. An empty text is none.
+    pub(crate) fn of(body: &Map<String, Value>, face: Face, prompt: usize) -> Self {
+        let text = |name: &str| {
+            let value = match body.get(name)? {
+                Value::Array(list) => list.get(prompt)?,
+                one => one,
+            };
+            value.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        let extra_key = if face == Face::Sglang { text("extra_key") } else { None };
+        Self { cache_salt: text("cache_salt"), extra_key }
+    }
+
+    pub(crate) fn cache_salt(&self) -> Option<&str> {
+        self.cache_salt.as_deref()
+    }
+
+    /// A number that is different for different namespaces.
+    pub(crate) fn number(&self) -> u64 {
+        if *self == Self::default() {
+            return 0;
+        }
+        let part = |text: &Option<String>| text.as_deref().map_or(0, |text| hash_bytes(text.as_bytes()) | 1);
+        super::tokens::mix(part(&self.cache_salt), part(&self.extra_key))
+    }
+
+    /// How the engine names pages of this namespace in its events. SGLang leaves its `extra_key` out of that.
+    pub(crate) fn scheme(&self, face: Face, page_tokens: u32) -> Result<Scheme, SchemeError> {
+        let cache_salt = self.cache_salt();
+        match face {
+            Face::Sglang => Scheme::sglang_events(page_tokens, cache_salt),
+            Face::Vllm => Scheme::vllm_sha256_cbor(
+                page_tokens,
+                DEFAULT_VLLM_SEED,
+                VllmExtra { adapter: None, cache_salt },
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn of(body: Value, face: Face, prompt: usize) -> Namespace {
+        Namespace::of(body.as_object().unwrap(), face, prompt)
+    }
+
+    #[test]
+    fn namespaces_are_kept_apart() {
+        let bodies = [
+            json!({}),
+            json!({"cache_salt": "a"}),
+            json!({"extra_key": "a"}),
+            json!({"cache_salt": "a", "extra_key": "a"}),
+            json!({"cache_salt": "b"}),
+        ];
+        let numbers: std::collections::BTreeSet<u64> =
+            bodies.iter().map(|body| of(body.clone(), Face::Sglang, 0).number()).collect();
+        assert_eq!(numbers.len(), bodies.len());
+        assert_eq!(of(json!({"cache_salt": ""}), Face::Sglang, 0).number(), 0);
+    }
+
+    #[test]
+    fn each_prompt_of_a_batch_has_its_own() {
+        let body = json!({"extra_key": ["a", "b"], "cache_salt": "c"});
+        assert_ne!(of(body.clone(), Face::Sglang, 0), of(body.clone(), Face::Sglang, 1));
+        assert_eq!(
+            of(body.clone(), Face::Sglang, 1),
+            of(json!({"extra_key": "b", "cache_salt": "c"}), Face::Sglang, 0)
+        );
+        assert_eq!(of(body, Face::Vllm, 0), of(json!({"cache_salt": "c"}), Face::Vllm, 0));
+    }
+}

@@ -1,0 +1,232 @@
+//! How much of a prompt every engine has, in one pass over its pages.
+
+use super::columns::{EngineSlot, has, members, put};
+use super::{PageIndex, SharedPlace};
+use crate::Place;
+use crate::prediction::{L3Run, Prediction, TierHits};
+
+/// Pages that are searched before any is looked at, so that their cache misses overlap.
+const BATCH: usize = 32;
+const UNKNOWN: u32 = u32::MAX;
+
+/// Contiguous prefix of a prompt in one engine, in pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineHits {
+    /// In device memory.
+    pub l1: u32,
+    /// In device or host memory; never less than `l1`.
+    pub own: u32,
+    /// Complete in the shared store, directly behind the engine's own ones.
+    pub shared: u32,
+}
+
+/// Consecutive complete pages of a prompt in one place of the shared store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedRun {
+    /// The first of them; pages are counted from 0.
+    pub first: u32,
+    /// How many.
+    pub pages: u32,
+    /// Where.
+    pub place: SharedPlace,
+}
+
+impl SharedRun {
+    fn end(&self) -> u32 {
+        self.first + self.pages
+    }
+}
+
+/// The answer to a lookup. Keep it for the next one: its memory is used again.
+#[derive(Debug, Clone, Default)]
+pub struct Hits {
+    /// By [`EngineSlot::at`].
+    pub engines: Vec<EngineHits>,
+    /// Runs in the shared store, in prompt order, as far as an engine could use them.
+    pub shared: Vec<SharedRun>,
+    scan: Scan,
+}
+
+/// State of one pass.
+#[derive(Debug, Clone, Default)]
+struct Scan {
+    /// Columns of engines whose L1 has all pages so far.
+    in_l1: Vec<u64>,
+    /// Columns of engines that have all pages so far.
+    in_own: Vec<u64>,
+    /// Columns of engines with the present page in L1.
+    l1: Vec<u64>,
+    /// Columns of engines with the present page.
+    own: Vec<u64>,
+    /// End of the contiguous pages around each run.
+    ends: Vec<u32>,
+    /// Where the longest prefix in an engine has ended.
+    longest: Option<u32>,
+}
+
+impl PageIndex {
+    /// How much of a prompt every engine has, and where the store has the rest. Marks the pages as used.
+    ///
+    /// `pages` are keys in prompt order, as [`Namespace::key`](super::Namespace::key) makes them. Stops at the first page that
+    /// extends nothing.
+    pub fn lookup(&self, pages: &[u64], out: &mut Hits) {
+        self.begin(out);
+        let mut last = None;
+        let mut place = None;
+        let mut at = 0;
+        'pages: for batch in pages.chunks(BATCH) {
+            let mut ids = [UNKNOWN; BATCH];
+            for (id, &key) in ids.iter_mut().zip(batch) {
+                *id = self.table.touch(key).unwrap_or(UNKNOWN);
+            }
+            for alike in ids[..batch.len()].chunk_by(PartialEq::eq) {
+                if last != Some(alike[0]) {
+                    last = Some(alike[0]);
+                    place = self.enter(alike[0], at, out);
+                }
+                if !out.scan.take(at, alike.len() as u32, place, &mut out.shared) {
+                    break 'pages;
+                }
+                at += alike.len() as u32;
+            }
+        }
+        self.finish(at, out);
+    }
+
+    fn begin(&self, out: &mut Hits) {
+        out.engines.clear();
+        out.engines.resize(self.columns.engines(), EngineHits::default());
+        out.shared.clear();
+        let words = self.columns.serving().len();
+        let scan = &mut out.scan;
+        for set in [&mut scan.in_l1, &mut scan.in_own] {
+            set.clear();
+            set.extend_from_slice(self.columns.serving());
+        }
+        for set in [&mut scan.l1, &mut scan.own] {
+            set.clear();
+            set.resize(words, 0);
+        }
+        scan.longest = scan.in_own.iter().all(|&word| word == 0).then_some(0);
+    }
+
+    /// Goes on to a page that is placed otherwise than the one before: engines without it drop out. Returns where the store
+    /// has it.
+    fn enter(&self, id: u32, at: u32, out: &mut Hits) -> Option<SharedPlace> {
+        if id == UNKNOWN {
+            out.scan.l1.fill(0);
+            out.scan.own.fill(0);
+        } else {
+            self.load(id, &mut out.scan);
+        }
+        let Hits { engines, scan, .. } = out;
+        let mut any = 0;
+        for word in 0..scan.in_own.len() {
+            let (l1, own) = (scan.l1[word], scan.own[word]);
+            self.drop_out(word, scan.in_l1[word] & !l1, |engine| engines[engine.at()].l1 = at);
+            self.drop_out(word, scan.in_own[word] & !own, |engine| engines[engine.at()].own = at);
+            scan.in_l1[word] &= l1;
+            scan.in_own[word] &= own;
+            any |= scan.in_own[word];
+        }
+        if any == 0 && scan.longest.is_none() {
+            scan.longest = Some(at);
+        }
+        if id == UNKNOWN { None } else { self.store.current(self.placements.shared(id)).complete() }
+    }
+
+    /// Who has the page, as sets of present columns.
+    fn load(&self, id: u32, scan: &mut Scan) {
+        let (l1, l2) = self.placements.sets(id);
+        for ((l1, l2), (to_l1, to_own)) in l1.iter().zip(l2).zip(scan.l1.iter_mut().zip(&mut scan.own)) {
+            *to_l1 = *l1;
+            *to_own = l1 | l2;
+        }
+        for alias in self.columns.aliases() {
+            let in_l1 = alias.counts[0] && has(l1, alias.from);
+            let in_l2 = alias.counts[1] && has(l2, alias.from);
+            if in_l1 {
+                put(&mut scan.l1, alias.to, true);
+            }
+            if in_l1 || in_l2 {
+                put(&mut scan.own, alias.to, true);
+            }
+        }
+    }
+
+    fn drop_out(&self, word: usize, columns: u64, mut each: impl FnMut(EngineSlot)) {
+        members(columns, word).for_each(|column| each(self.columns.engine_of(column)));
+    }
+
+    /// All pages before `at` were looked at.
+    fn finish(&self, at: u32, out: &mut Hits) {
+        let scan = &mut out.scan;
+        for word in 0..scan.in_own.len() {
+            self.drop_out(word, scan.in_l1[word], |engine| out.engines[engine.at()].l1 = at);
+            self.drop_out(word, scan.in_own[word], |engine| out.engines[engine.at()].own = at);
+        }
+        scan.ends.clear();
+        scan.ends.resize(out.shared.len(), 0);
+        for (run, this) in out.shared.iter().enumerate().rev() {
+            let next = out.shared.get(run + 1).filter(|next| next.first == this.end());
+            scan.ends[run] = next.map_or(this.end(), |_| scan.ends[run + 1]);
+        }
+        for engine in &mut out.engines {
+            let run = out.shared.partition_point(|run| run.end() <= engine.own);
+            if out.shared.get(run).is_some_and(|run| run.first <= engine.own) {
+                engine.shared = scan.ends[run] - engine.own;
+            }
+        }
+    }
+}
+
+impl Scan {
+    /// Adds pages that are placed alike to the runs of the store. Returns whether they extend anything.
+    fn take(&self, at: u32, pages: u32, place: Option<SharedPlace>, runs: &mut Vec<SharedRun>) -> bool {
+        // Behind every engine's prefix, a page that the store lacks makes all further ones useless.
+        let Some(place) = place else { return self.longest.is_none() };
+        match runs.last_mut().filter(|run| run.end() == at && run.place == place) {
+            Some(run) => run.pages += pages,
+            None => runs.push(SharedRun { first: at, pages, place }),
+        }
+        true
+    }
+}
+
+impl Hits {
+    /// The hits in tokens, for a scheduler whose instances are `engines` (in the cluster's order; `None` for those that the
+    /// index does not know). `place_of` tells where a store node runs.
+    #[must_use]
+    pub fn prediction(
+        &self,
+        page_tokens: u32,
+        engines: &[Option<EngineSlot>],
+        place_of: impl Fn(super::StoreNode) -> Place,
+    ) -> Prediction {
+        let tokens = |pages: u32| pages.saturating_mul(page_tokens);
+        let hits = |engine: &Option<EngineSlot>| {
+            let hits = engine.and_then(|engine| self.engines.get(engine.at())).copied().unwrap_or_default();
+            TierHits {
+                l1_tokens: tokens(hits.l1),
+                l2_tokens: tokens(hits.own.saturating_sub(hits.l1)),
+                l3_tokens: tokens(hits.shared),
+            }
+        };
+        let run = |run: &SharedRun| L3Run {
+            first_token: tokens(run.first),
+            tokens: tokens(run.pages),
+            place: place_of(run.place.node),
+            medium: run.place.medium,
+        };
+        Prediction {
+            per_instance: engines.iter().map(hits).collect(),
+            shared: self.shared.iter().map(run).collect(),
+        }
+    }
+
+    /// The hits of one engine.
+    #[must_use]
+    pub fn of(&self, engine: EngineSlot) -> EngineHits {
+        self.engines.get(engine.at()).copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,166 @@
+//! Predicted cache hits against what simulated engines find in their caches.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::time::Duration;
+
+use moongate_loadtest::engine::{Connector, KvEvents, SimConfig};
+use serde_json::{Value, json};
+
+use world::PATIENCE;
+use world::fleet::{Fleet, World};
+
+/// Tokens of a conversation: its name, and how long it has become.
+fn tokens(conversation: u32, length: u32) -> Vec<u32> {
+    (0..length).map(|at| conversation * 1_000 + at % 997).collect()
+}
+
+fn with_events(config: SimConfig) -> SimConfig {
+    SimConfig { kv_events: Some(KvEvents::default()), ..config.fast() }
+}
+
+/// What the gateway says of the one engine that computes prompts.
+async fn predict(world: &World, body: &Value) -> Value {
+    let url = world.gateway.admin_url("/debug/predict/v1/completions");
+    let answer: Value = world.client.post(url).json(body).send().await.unwrap().json().await.unwrap();
+    let engines = answer["engines"].as_array().unwrap_or_else(|| panic!("no prediction: {answer}"));
+    engines.iter().find(|engine| engine["role"] != "decode").unwrap().clone()
+}
+
+fn cached(prediction: &Value) -> u64 {
+    ["l1_tokens", "l2_tokens", "l3_tokens"].iter().map(|tier| prediction[tier].as_u64().unwrap()).sum()
+}
+
+/// Waits until the gateway has heard that the engine has all that it can have of this prompt.
+async fn settled(world: &World, body: &Value, expected: u64) {
+    let wait = async {
+        while cached(&predict(world, body).await) != expected {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, wait).await;
+    assert!(waited.is_ok(), "{expected} cached tokens are not foretold");
+}
+
+/// Tokens of a prompt that can come from a cache: full pages, and never all of it.
+fn usable(world: &World, length: u32) -> u64 {
+    let page = world.engines.all().next().unwrap().config().page_size as u64;
+    (u64::from(length) - 1) / page * page
+}
+
+fn body(world: &World, ids: &[u32]) -> Value {
+    json!({"model": world.model(), "prompt": ids, "max_tokens": 3})
+}
+
+/// Sends a prompt and compares what was foretold with what was found.
+async fn ask(world: &World, body: &Value) -> u64 {
+    let foretold = cached(&predict(world, body).await);
+    let answer: Value = world.post("/v1/completions", body.to_string()).await.json().await.unwrap();
+    let found = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    assert_eq!(Some(foretold), found, "{answer}");
+    foretold
+}
+
+/// Three conversations grow in turn. Returns how many tokens were foretold in all.
+async fn converse(world: &World) -> u64 {
+    let mut foretold = 0;
+    for turn in 1..8_u32 {
+        for conversation in 1..4_u32 {
+            let length = turn * 331 * conversation;
+            let body = body(world, &tokens(conversation, length));
+            foretold += ask(world, &body).await;
+            settled(world, &body, usable(world, length)).await;
+        }
+    }
+    foretold
+}
+
+async fn metric(world: &World, name: &str) -> u64 {
+    let text =
+        world.client.get(world.gateway.admin_url("/metrics")).send().await.unwrap().text().await.unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hits_are_foretold_exactly() {
+    for fleet in [
+        Fleet::sglang().plain(1),
+        Fleet::sglang().pairs(1),
+        Fleet::vllm(Connector::Nixl).plain(1),
+        Fleet::vllm(Connector::Nixl).pairs(1),
+    ] {
+        let world = fleet.tune(with_events).start().await;
+        assert!(converse(&world).await > 10_000, "most of each prompt is the turn before");
+        assert_eq!(metric(&world, "moongate_prediction_false_tokens_total").await, 0);
+        assert_eq!(metric(&world, "moongate_prediction_missed_tokens_total").await, 0);
+        assert!(metric(&world, "moongate_prediction_cached_tokens_total{tier=\"l1\"}").await > 10_000);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_salted_prompt_shares_nothing_with_others() {
+    for fleet in [Fleet::sglang().plain(1), Fleet::vllm(Connector::Nixl).plain(1)] {
+        let world = fleet.tune(with_events).start().await;
+        let plain = body(&world, &tokens(1, 2_000));
+        assert_eq!(ask(&world, &plain).await, 0);
+        let mut salted = plain.clone();
+        salted["cache_salt"] = json!("tenant-a");
+        assert_eq!(ask(&world, &salted).await, 0);
+        settled(&world, &salted, usable(&world, 2_000)).await;
+        assert!(ask(&world, &salted).await > 1_900);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_messages_are_asked_for_again() {
+    let world = Fleet::sglang().plain(1).tune(with_events).start().await;
+    world.engines.workers[0].lose_kv_events(3);
+    for turn in 1..12 {
+        let prompt = body(&world, &tokens(1, turn * 331)).to_string();
+        assert_eq!(world.post("/v1/completions", prompt).await.status(), 200);
+    }
+    // A loss shows when something follows it.
+    let last = body(&world, &tokens(1, 11 * 331));
+    let healed = async {
+        for other in 2.. {
+            if cached(&predict(&world, &last).await) == usable(&world, 11 * 331) {
+                return;
+            }
+            world.post("/v1/completions", body(&world, &tokens(other, 100)).to_string()).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, healed).await.is_ok(), "lost messages stay lost");
+    world.engines.workers[0].lose_kv_events(0);
+    ask(&world, &last).await;
+    assert!(metric(&world, "moongate_kv_events_replays_total").await > 1);
+    assert_eq!(metric(&world, "moongate_kv_events_messages_lost_total").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_engine_has_nothing_and_is_known_to() {
+    for fleet in [Fleet::sglang().plain(1), Fleet::vllm(Connector::Nixl).plain(1)] {
+        let world = fleet.tune(with_events).start().await;
+        converse(&world).await;
+        world.engines.workers[0].restart_caches();
+        let body = body(&world, &tokens(3, 2_000));
+        settled(&world, &body, 0).await;
+        assert_eq!(ask(&world, &body).await, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_starts_later_knows_the_same() {
+    let first = Fleet::sglang().plain(1).tune(with_events).start().await;
+    converse(&first).await;
+    let flags = first.engines.flags();
+    let gateway = world::gateway::Gateway::start_ready(&flags).await;
+    let World { engines, .. } = first;
+    let second = World { engines, gateway, client: world::client() };
+    for conversation in 1..4 {
+        let length = 7 * 331 * conversation;
+        let body = body(&second, &tokens(conversation, length));
+        settled(&second, &body, usable(&second, length)).await;
+    }
+}
