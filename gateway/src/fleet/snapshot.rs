@@ -8,7 +8,7 @@ use moongate_scheduler as scheduler;
 use scheduler::{Cluster, InstanceIx, ModelIx, PairingDomain};
 
 use super::endpoint::{Endpoint, EndpointLimits};
-use crate::predict::{Keyspace, KvIndex, StoredAs};
+use crate::predict::{Group, Keyspace, KvIndex, StoredAs};
 
 /// The reason that discovery gives before it has asked an engine.
 const NOT_PROBED: &str = "not probed yet";
@@ -19,9 +19,9 @@ pub(crate) struct Member {
     pub(crate) instance: Arc<Instance>,
     pub(crate) endpoint: Arc<Endpoint>,
     /// How its pages are named; `None` if that is not known.
-    pub(crate) keyspace: Option<Keyspace>,
+    pub(crate) keyspace: Option<Arc<Keyspace>>,
     /// How its pages are named in the store; `None` if it uses none, or that is not known.
-    pub(crate) stored: Option<StoredAs>,
+    pub(crate) stored: Option<Arc<StoredAs>>,
 }
 
 impl Member {
@@ -46,6 +46,8 @@ pub(crate) struct Fleet {
     endpoints: HashMap<InstanceId, Arc<Endpoint>>,
     models: HashMap<Arc<str>, ModelIx>,
     names: Vec<Arc<str>>,
+    /// By model: engines that name pages alike.
+    groups: Vec<Vec<Arc<Group>>>,
     /// Instances that discovery lists but that are not usable, with the reason.
     pub(crate) waiting: Vec<Waiting>,
 }
@@ -95,11 +97,12 @@ impl Fleet {
                 dp_size: facts.dp_size.max(1),
                 place: places.place(&instance.place),
             });
-            let keyspace = Keyspace::of(instance);
-            let stored = keyspace.as_ref().and_then(|keyspace| keyspace.stored_as(facts));
+            let keyspace = Keyspace::of(instance).map(Arc::new);
+            let stored = keyspace.as_ref().and_then(|keyspace| keyspace.stored_as(facts)).map(Arc::new);
             fleet.members.push(Member { instance: instance.clone(), endpoint, keyspace, stored });
         }
         fleet.cluster = Cluster::new(instances);
+        fleet.groups = (0..fleet.names.len()).map(|model| fleet.divide(model)).collect();
         fleet
     }
 
@@ -108,12 +111,24 @@ impl Fleet {
         self.endpoints.get(&endpoint.id).is_some_and(|known| Arc::ptr_eq(known, endpoint))
     }
 
+    fn divide(&self, model: usize) -> Vec<Arc<Group>> {
+        let instances = self.cluster.instances().iter().zip(&self.members);
+        let serving =
+            instances.filter(|(instance, _)| instance.models.iter().any(|ix| ix.0 as usize == model));
+        Group::divide(serving.map(|(_, member)| member)).into_iter().map(Arc::new).collect()
+    }
+
+    /// Engines of a model that name pages alike.
+    pub(crate) fn groups(&self, model: ModelIx) -> &[Arc<Group>] {
+        self.groups.get(model.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
     /// How engines' pages are named in the store, each form once.
     pub(crate) fn stored_as(&self) -> Vec<StoredAs> {
         let mut all: Vec<StoredAs> = Vec::new();
         for stored in self.members.iter().filter_map(|member| member.stored.as_ref()) {
-            if !all.contains(stored) {
-                all.push(stored.clone());
+            if !all.contains(&**stored) {
+                all.push(StoredAs::clone(stored));
             }
         }
         all

@@ -171,7 +171,7 @@ async fn predict(gateway: &Gateway, ask: &mut Ask) {
 pub(super) async fn find(gateway: &Gateway, ask: &Ask) -> Result<Predicted, Unknown> {
     let request = ask.request.as_ref().ok_or(Unknown::Batch)?;
     let fleet = gateway.dispatcher.fleet.current();
-    gateway.predictor.predict(&fleet, ask.api, request.model, &ask.body).await
+    gateway.predictor.predict(&fleet, ask.api, request.model, &ask.head, &ask.body).await
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

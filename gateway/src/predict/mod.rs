@@ -4,6 +4,7 @@
 //! prompt each engine has. All of it is a hint: whatever is missing or wrong here costs time on an engine, never a wrong answer.
 
 mod feeds;
+mod group;
 mod index;
 mod keyspace;
 mod models;
@@ -12,6 +13,7 @@ mod stored;
 mod tokens;
 
 pub(crate) use feeds::{Feeds, StoreView, follow_feeds};
+pub(crate) use group::Group;
 pub(crate) use index::{EngineEntry, KvIndex};
 pub(crate) use keyspace::Keyspace;
 pub(crate) use models::Models;

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use moongate_discovery::Engine;
 use moongate_pages::Page;
-use moongate_scheduler::index::{EngineHits, Hits};
+use moongate_scheduler::index::{EngineSlot, Hits};
 use moongate_scheduler::{ModelIx, Prediction, TierHits};
 
 use super::feeds::StoreView;
+use super::group::Group;
 use super::index::KvIndex;
 use super::keyspace::{Extras, Keyspace};
-use super::models::Models;
-use super::stored::StoredAs;
+use super::models::{Models, PromptModel};
 use super::tokens::{Kept, Tokens, Unknown};
 use crate::feedback::Expected;
 use crate::fleet::{Fleet, Member};
-use crate::prompt::Api;
+use crate::prompt::{Api, Head};
 
 /// Bodies above this size are read on a thread for blocking work: tokenising 100 KiB takes about a millisecond.
 const READ_INLINE: usize = 64 << 10;
@@ -42,12 +42,13 @@ pub(crate) struct Predicted {
 struct Question {
     api: Api,
     body: Bytes,
-    groups: Vec<Group>,
+    /// Each with the model that its engines make of the body, if it is loaded.
+    groups: Vec<(Arc<Group>, Option<Arc<PromptModel>>)>,
 }
 
 /// The pages of a prompt under one keyspace.
 struct Hashed {
-    group: Group,
+    group: Arc<Group>,
     own: Named,
     /// The same pages as the store names them, where that differs.
     stored: Option<Named>,
@@ -60,31 +61,30 @@ struct Named {
     keys: Vec<u64>,
 }
 
-/// Engines that name pages alike.
-struct Group {
-    keyspace: Keyspace,
-    engine: Engine,
-    stored: Option<StoredAs>,
-    model: Option<Arc<super::models::PromptModel>>,
-    members: Vec<Member>,
-}
-
 impl Predictor {
     pub(crate) fn new(index: Arc<KvIndex>, models: Arc<Models>, store: Option<Arc<StoreView>>) -> Self {
         Self { index, models, store }
     }
 
-    /// What each engine that serves `model` has of the prompt in `body`.
+    /// What each engine that serves `model` has of the prompt in `body`, which begins as `head` says.
     pub(crate) async fn predict(
         &self,
         fleet: &Fleet,
         api: Api,
         model: ModelIx,
+        head: &Head<'_>,
         body: &Bytes,
     ) -> Result<Predicted, Unknown> {
-        let groups = self.groups(fleet, model);
+        let groups = fleet.groups(model);
         if groups.is_empty() {
             return Err(Unknown::Engines);
+        }
+        let name = fleet.model_name(model).map_or("", AsRef::as_ref);
+        let groups: Vec<_> =
+            groups.iter().map(|group| (group.clone(), self.models.get(name, group.engine))).collect();
+        // Known before a long text is read for nothing.
+        if head.prompt_ids == 0 && groups.iter().all(|(_, model)| model.is_none()) {
+            return Err(Unknown::NoTokenizer);
         }
         let question = Question { api, body: body.clone(), groups };
         let (input_tokens, hashed) = if body.len() <= READ_INLINE {
@@ -104,44 +104,16 @@ impl Predictor {
             if let Some(stored) = stored {
                 self.index.lookup(&stored.keys, &mut in_store);
             }
-            for member in &group.members {
-                let slot = member.endpoint.entry.slot();
-                let mut pages = hits.of(slot);
+            for engine in &group.engines {
+                let mut pages = hits.of(engine.slot);
                 if stored.is_some() {
                     // Nobody has pages of that name, so the store's begin with the prompt.
-                    pages.shared = in_store.of(slot).shared.saturating_sub(pages.own);
+                    pages.shared = in_store.of(engine.slot).shared.saturating_sub(pages.own);
                 }
-                predicted.add(member, pages, group.keyspace.page_tokens());
+                predicted.put(engine.slot, engine.hits(pages, group.keyspace.page_tokens()));
             }
         }
         Ok(predicted)
-    }
-
-    fn groups(&self, fleet: &Fleet, model: ModelIx) -> Vec<Group> {
-        let mut groups: Vec<Group> = Vec::new();
-        for (instance, member) in fleet.cluster.instances().iter().zip(&fleet.members) {
-            let (Some(keyspace), Some(facts)) = (&member.keyspace, member.facts()) else { continue };
-            if !instance.models.contains(&model) {
-                continue;
-            }
-            let same = |group: &&mut Group| {
-                group.keyspace == *keyspace && group.engine == facts.engine && group.stored == member.stored
-            };
-            match groups.iter_mut().find(same) {
-                Some(group) => group.members.push(member.clone()),
-                None => {
-                    let name = fleet.model_name(model).map_or("", AsRef::as_ref);
-                    groups.push(Group {
-                        keyspace: keyspace.clone(),
-                        engine: facts.engine,
-                        stored: member.stored.clone(),
-                        model: self.models.get(name, facts.engine),
-                        members: vec![member.clone()],
-                    });
-                }
-            }
-        }
-        groups
     }
 }
 
@@ -152,10 +124,10 @@ impl Question {
         let mut input_tokens = 0;
         let mut made: Vec<(Engine, Tokens)> = Vec::new();
         let mut hashed = Vec::with_capacity(self.groups.len());
-        for group in self.groups {
+        for (group, model) in self.groups {
             let Some(names) = group.keyspace.names(&extras) else { continue };
             if !made.iter().any(|(engine, _)| *engine == group.engine) {
-                made.push((group.engine, Tokens::of(self.api, &self.body, group.model.clone())?));
+                made.push((group.engine, Tokens::of(self.api, &self.body, model)?));
             }
             let Some((_, tokens)) = made.iter().find(|(engine, _)| *engine == group.engine) else { continue };
             input_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
@@ -179,17 +151,11 @@ fn usable_pages<'a>(pages: &'a [Page], tokens: usize, keyspace: &Keyspace) -> &'
 }
 
 impl Predicted {
-    fn add(&mut self, member: &Member, pages: EngineHits, page_tokens: u32) {
-        let slot = member.endpoint.entry.slot();
-        let tokens = |pages: u32| pages.saturating_mul(page_tokens);
+    fn put(&mut self, slot: EngineSlot, hits: TierHits) {
         if self.by_slot.len() <= slot.at() {
             self.by_slot.resize(slot.at() + 1, TierHits::default());
         }
-        self.by_slot[slot.at()] = TierHits {
-            l1_tokens: tokens(pages.l1),
-            l2_tokens: tokens(pages.own.saturating_sub(pages.l1)),
-            l3_tokens: loadable(member, tokens(pages.shared)),
-        };
+        self.by_slot[slot.at()] = hits;
     }
 
     /// What one engine has of the prompt.
@@ -208,14 +174,5 @@ impl Predicted {
             per_instance: fleet.members.iter().map(|member| self.of(member)).collect(),
             shared: Vec::new(),
         }
-    }
-}
-
-/// What an engine would load of `tokens` that the store has: nothing without a connection to it, and nothing below its threshold.
-fn loadable(member: &Member, tokens: u32) -> u32 {
-    let store = member.facts().and_then(|facts| facts.store.as_ref());
-    match store {
-        Some(store) if tokens >= store.prefetch_threshold.unwrap_or(0) => tokens,
-        _ => 0,
     }
 }
