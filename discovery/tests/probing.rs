@@ -372,6 +372,21 @@ async fn an_endless_answer_is_cut_off() {
 }
 
 #[tokio::test]
+async fn a_vllm_whose_server_info_fails_is_still_a_vllm() {
+    let supervisor = Supervisor::new();
+    let server = Server::start(&supervisor).await;
+    let plain = StaticInstance::new(Role::Plain, server.url());
+    server.on("/server_info", 500, "Internal Server Error");
+    let report = probe_once(&plain, &quick()).await.unwrap();
+    assert!(
+        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("/server_info: HTTP 500"))
+    );
+    fake::vllm(&server, "");
+    server.on("/server_info", 500, "Internal Server Error");
+    assert_eq!(facts_of(&plain).await.engine, Engine::Vllm);
+}
+
+#[tokio::test]
 async fn something_else_than_an_engine_is_named_as_such() {
     let supervisor = Supervisor::new();
     let server = Server::start(&supervisor).await;

@@ -29,11 +29,13 @@ pub(crate) struct Answer {
 pub(crate) struct Trouble {
     pub(crate) reason: String,
     pub(crate) timed_out: bool,
+    /// The server answered with a status from 500 on.
+    pub(crate) server_error: bool,
 }
 
 impl Trouble {
     pub(crate) fn new(reason: String) -> Self {
-        Self { reason, timed_out: false }
+        Self { reason, timed_out: false, server_error: false }
     }
 }
 
@@ -76,6 +78,7 @@ impl<'a> Conversation<'a> {
                 let trouble = Trouble {
                     reason: format!("GET {url}: {outcome}"),
                     timed_out: outcome == CheckOutcome::TimedOut,
+                    server_error: false,
                 };
                 check.outcome = outcome;
                 check.concluded = "nothing".to_owned();

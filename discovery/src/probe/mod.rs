@@ -59,15 +59,25 @@ fn not_ready(trouble: Trouble, facts: Option<EngineFacts>) -> Verdict {
 /// Finds the engine's kind. The deprecated `/get_server_info` comes last: a vLLM would log one more 404 per probe.
 async fn kind(talk: &mut Conversation<'_>, listed: &Listed) -> Result<Kind, Trouble> {
     let declared = listed.declared.engine;
-    if declared != Some(Engine::Vllm)
-        && let Some(info) = server_info(talk, &listed.url, "/server_info").await?
-    {
-        return Ok(Kind::Sglang(Box::new(info)));
+    let mut failed = None;
+    if declared != Some(Engine::Vllm) {
+        match server_info(talk, &listed.url, "/server_info").await {
+            Ok(Some(info)) => return Ok(Kind::Sglang(Box::new(info))),
+            Ok(None) => {}
+            // A vLLM in development mode has this path too, and fails there if it cannot describe its environment.
+            Err(trouble) if trouble.server_error && declared.is_none() => failed = Some(trouble),
+            Err(trouble) => return Err(trouble),
+        }
     }
-    if declared != Some(Engine::Sglang)
-        && let Some(version) = vllm::version(talk, &listed.url).await?
-    {
-        return Ok(Kind::Vllm { version });
+    if declared != Some(Engine::Sglang) {
+        match vllm::version(talk, &listed.url).await {
+            Ok(Some(version)) => return Ok(Kind::Vllm { version }),
+            Ok(None) => {}
+            Err(trouble) => return Err(failed.unwrap_or(trouble)),
+        }
+    }
+    if let Some(trouble) = failed {
+        return Err(trouble);
     }
     if declared != Some(Engine::Vllm)
         && let Some(info) = server_info(talk, &listed.url, "/get_server_info").await?
@@ -109,9 +119,11 @@ fn usable(talk: &mut Conversation<'_>, answer: &Answer) -> Result<(), Trouble> {
             format!("GET {url}: HTTP {status}, the engine wants an API key"),
             "set the engine API key of the gateway to the engine's --api-key",
         ))),
-        500.. => Err(Trouble::new(
-            talk.mend(format!("GET {url}: HTTP {status}"), "the engine is starting or broken; see its log"),
-        )),
+        500.. => {
+            let reason = talk
+                .mend(format!("GET {url}: HTTP {status}"), "the engine is starting or broken; see its log");
+            Err(Trouble { server_error: true, ..Trouble::new(reason) })
+        }
         _ => Ok(()),
     }
 }

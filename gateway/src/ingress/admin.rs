@@ -26,6 +26,8 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
         .route("/debug/predict/v1/chat/completions", post(predict::chat))
         .route("/debug/predict/v1/completions", post(predict::completions))
         .route("/debug/predict/generate", post(predict::generate))
+        .route("/debug/tokens/v1/chat/completions", post(predict::chat_tokens))
+        .route("/debug/tokens/v1/completions", post(predict::completions_tokens))
         .with_state(gateway)
 }
 

@@ -1,15 +1,15 @@
-//! `POST /debug/predict/…`: what is cached of a prompt, without sending it anywhere.
+//! `POST /debug/predict/…`: what is cached of a prompt, and `POST /debug/tokens/…`: its tokens. Nothing is sent anywhere.
 
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
 use http::{Response, StatusCode};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::handler::{Gateway, find, read};
 use super::router;
-use crate::predict::Predicted;
+use crate::predict::{Predicted, Unknown};
 use crate::prompt::Api;
 
 /// The body is that of a chat completion.
@@ -34,9 +34,44 @@ async fn predict(gateway: &Gateway, api: Api, request: Request) -> Response<Body
     };
     let answer = match find(gateway, &ask).await {
         Ok(predicted) => describe(gateway, &predicted),
-        Err(unknown) => json!({"reason": unknown.name(), "why": unknown.to_string()}),
+        Err(unknown) => unexplained(&unknown),
     };
     router::json(StatusCode::OK, &answer)
+}
+
+/// The body is that of a chat completion.
+pub(super) async fn chat_tokens(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
+    tokens(&gateway, Api::Chat, request).await
+}
+
+/// The body is that of a completion.
+pub(super) async fn completions_tokens(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
+    tokens(&gateway, Api::Completions, request).await
+}
+
+async fn tokens(gateway: &Gateway, api: Api, request: Request) -> Response<Body> {
+    let ask = match read(gateway, api, request).await {
+        Ok(ask) => ask,
+        Err(error) => return error.response(),
+    };
+    let fleet = gateway.dispatcher.fleet.current();
+    let tokens = match &ask.request {
+        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.body).await,
+        None => Err(Unknown::Engines),
+    };
+    let answer = match tokens {
+        Ok(tokens) => {
+            let by_engine: Map<_, _> =
+                tokens.into_iter().map(|(engine, ids)| (engine.to_owned(), ids.into())).collect();
+            Value::Object(by_engine)
+        }
+        Err(unknown) => unexplained(&unknown),
+    };
+    router::json(StatusCode::OK, &answer)
+}
+
+fn unexplained(unknown: &Unknown) -> Value {
+    json!({"reason": unknown.name(), "why": unknown.to_string()})
 }
 
 fn describe(gateway: &Gateway, predicted: &Predicted) -> Value {

@@ -11,7 +11,7 @@ use moongate_scheduler::{ModelIx, Prediction, TierHits};
 use super::feeds::StoreView;
 use super::group::Group;
 use super::index::KvIndex;
-use super::keyspace::{Extras, Keyspace};
+use super::keyspace::{Extras, Keyspace, SGLANG, VLLM};
 use super::models::{Models, PromptModel};
 use super::tokens::{Kept, Tokens, Unknown};
 use crate::feedback::Expected;
@@ -75,13 +75,10 @@ impl Predictor {
         head: &Head<'_>,
         body: &Bytes,
     ) -> Result<Predicted, Unknown> {
-        let groups = fleet.groups(model);
+        let groups = self.groups(fleet, model);
         if groups.is_empty() {
             return Err(Unknown::Engines);
         }
-        let name = fleet.model_name(model).map_or("", AsRef::as_ref);
-        let groups: Vec<_> =
-            groups.iter().map(|group| (group.clone(), self.models.get(name, group.engine))).collect();
         // Known before a long text is read for nothing.
         if head.prompt_ids == 0 && groups.iter().all(|(_, model)| model.is_none()) {
             return Err(Unknown::NoTokenizer);
@@ -114,6 +111,38 @@ impl Predictor {
             }
         }
         Ok(predicted)
+    }
+
+    /// The tokens that each kind of engine makes of the prompt in `body`, by the engine's name.
+    pub(crate) async fn tokens(
+        &self,
+        fleet: &Fleet,
+        api: Api,
+        model: ModelIx,
+        body: &Bytes,
+    ) -> Result<Vec<(&'static str, Vec<u32>)>, Unknown> {
+        let (groups, body) = (self.groups(fleet, model), body.clone());
+        let make = move || {
+            let mut made: Vec<(&str, Vec<u32>)> = Vec::new();
+            for (group, model) in groups {
+                let name = match group.engine {
+                    Engine::Sglang => SGLANG,
+                    Engine::Vllm => VLLM,
+                };
+                if !made.iter().any(|(engine, _)| *engine == name) {
+                    made.push((name, Tokens::of(api, &body, model)?.to_vec()));
+                }
+            }
+            Ok(made)
+        };
+        // It only fails at shutdown, when nobody wants the answer.
+        tokio::task::spawn_blocking(make).await.unwrap_or(Err(Unknown::Engines))
+    }
+
+    /// The groups of engines that serve `model`, each with the model that they make of a body, if it is loaded.
+    fn groups(&self, fleet: &Fleet, model: ModelIx) -> Vec<(Arc<Group>, Option<Arc<PromptModel>>)> {
+        let name = fleet.model_name(model).map_or("", AsRef::as_ref);
+        fleet.groups(model).iter().map(|group| (group.clone(), self.models.get(name, group.engine))).collect()
     }
 }
 

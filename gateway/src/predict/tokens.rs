@@ -93,6 +93,13 @@ impl Tokens {
         }
     }
 
+    pub(super) fn to_vec(&self) -> Vec<u32> {
+        match self {
+            Tokens::Given(ids) => ids.clone(),
+            Tokens::Made(prompt, _) => prompt.ids().to_vec(),
+        }
+    }
+
     /// The prompt's full pages. Those that an earlier turn of the conversation had are not hashed again.
     pub(super) fn pages(&self, keyspace: &Keyspace, scheme: Scheme, plain: bool) -> Kept {
         let (mut pages, rest) = match self {

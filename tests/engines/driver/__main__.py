@@ -11,20 +11,23 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from checks import CHECKS, Context, warm_up
 from direct import StandIn
-from pairs import GATEWAY, GATEWAY_ADMIN_PORT, GATEWAY_PORT, HOST, PAIRS, Pair
+from hits import HIT_CHECKS, Hits
+from pairs import GATEWAY_PORT, HOST, PAIRS, Pair
 from processes import Processes, Running, Server, StartFailed
 
 
-def gateway(pair: Pair) -> Server:
-    listen = ["--listen", f"{HOST}:{GATEWAY_PORT}", "--admin-listen", f"{HOST}:{GATEWAY_ADMIN_PORT}"]
+def gateway(pair: Pair, name: str = "gateway", port: int = GATEWAY_PORT) -> Server:
+    """Its admin listener is at the next port."""
+    listen = ["--listen", f"{HOST}:{port}", "--admin-listen", f"{HOST}:{port + 1}"]
     return Server(
-        name="gateway",
+        name=name,
         command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags()],
-        ready_url=f"{GATEWAY}/ready",
+        ready_url=f"http://{HOST}:{port}/ready",
         ready_seconds=60,
     )
 
@@ -69,8 +72,9 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
             processes.await_ready(running)
         context = Context(pair, gateway=not direct)
         if report.run("warm up", lambda: warm_up(context)):
-            for check in CHECKS:
-                report.run(check.__name__, lambda check=check: check(context))
+            given = Hits(pair, processes, partial(gateway, pair)) if pair.predicted else context
+            for check in HIT_CHECKS if pair.predicted else CHECKS:
+                report.run(check.__name__, lambda check=check: check(given))
         if not direct:
             report.run("the gateway stops", lambda: stops_cleanly(processes, running))
     if report.failed:
@@ -95,7 +99,9 @@ def main() -> int:
         try:
             for server in pair.before:
                 processes.await_ready(processes.start(server))
-            engines = [processes.start(server) for server in (pair.prefill, pair.decode)]
+            if pair.store_node:
+                processes.await_ready(processes.start(pair.store_node))
+            engines = [processes.start(server) for server in pair.engines]
             for engine in engines:
                 seconds = processes.await_ready(engine)
                 print(f"{given.mode}  {engine.server.name} ready after {seconds:.0f} s", flush=True)

@@ -12,6 +12,8 @@ HERE = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT = 8100, 8200, 8998
 MASTER_PORT, MASTER_HTTP_PORT = 51051, 19003
+# An engine's KV events; a replay is asked for ten ports above.
+PREFILL_EVENTS_PORT, DECODE_EVENTS_PORT = 5561, 5562
 GATEWAY_PORT, GATEWAY_ADMIN_PORT = 30000, 30001
 CONTEXT = 8192
 # An engine takes one to three minutes on two idle cores, and the cores may be busy with compilers.
@@ -32,16 +34,45 @@ class Pair:
     # The gateway's name of vLLM's connector.
     connector: str | None
     prefill: Server
-    decode: Server
+    # None: the engine named prefill does both.
+    decode: Server | None
     before: list[Server] = field(default_factory=list)
     bootstrap_port: int | None = None
+    # The folder of the model whose cache hits the gateway predicts; None: it predicts nothing.
+    predicted: Path | None = None
+    # A node that gives the store memory and belongs to no engine.
+    store_node: Server | None = None
 
     def gateway_flags(self) -> list[str]:
+        if self.predicted is None:
+            hits = []
+        else:
+            hits = ["--model", f"tiny={self.predicted}", "--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"]
+        if self.decode is None:
+            return ["--worker", PREFILL, *hits]
         comma = f",{self.bootstrap_port}" if self.bootstrap_port else ""
-        return ["--prefill", f"{PREFILL}{comma}", "--decode", DECODE]
+        return ["--prefill", f"{PREFILL}{comma}", "--decode", DECODE, *hits]
+
+    @property
+    def engines(self) -> list[Server]:
+        return [self.prefill] if self.decode is None else [self.prefill, self.decode]
 
 
-def vllm(installed: Path, name: str, port: int, transfer: dict, env: dict[str, str]) -> Server:
+# Little enough device memory for evictions: 512 blocks.
+SMALL_KV_BYTES = 16 << 20
+
+
+def vllm(
+    installed: Path,
+    name: str,
+    port: int,
+    transfer: dict,
+    env: dict[str, str],
+    flags: list[str] | None = None,
+    kv_bytes: int = 128 << 20,
+    hash_algorithm: str | None = "sha256_cbor",
+) -> Server:
+    hashing = [] if hash_algorithm is None else ["--prefix-caching-hash-algo", hash_algorithm]
     venv = installed / "vllm"
     return Server(
         name=name,
@@ -51,10 +82,11 @@ def vllm(installed: Path, name: str, port: int, transfer: dict, env: dict[str, s
             *(str(venv / "bin/vllm"), "serve", str(installed / "model/tiny-qwen3")),
             *("--served-model-name", "tiny", "--host", HOST, "--port", str(port)),
             *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"),
-            *("--block-size", "32", "--kv-cache-memory-bytes", str(128 << 20)),
-            *("--enable-prefix-caching", "--prefix-caching-hash-algo", "sha256_cbor"),
+            *("--block-size", "32", "--kv-cache-memory-bytes", str(kv_bytes)),
+            *("--enable-prefix-caching", *hashing),
             "--enable-prompt-tokens-details",
             *("--kv-transfer-config", json.dumps(transfer)),
+            *(flags or []),
         ],
         env={
             **path_of(venv),
@@ -68,7 +100,14 @@ def vllm(installed: Path, name: str, port: int, transfer: dict, env: dict[str, s
     )
 
 
-def sglang(installed: Path, name: str, port: int, flags: list[str]) -> Server:
+def sglang(
+    installed: Path,
+    name: str,
+    port: int,
+    flags: list[str],
+    env: dict[str, str] | None = None,
+    kv_tokens: int = 65536,
+) -> Server:
     venv = installed / "sglang"
     return Server(
         name=name,
@@ -79,7 +118,7 @@ def sglang(installed: Path, name: str, port: int, flags: list[str]) -> Server:
             *("--model-path", str(installed / "model/tiny-qwen3"), "--served-model-name", "tiny"),
             *("--host", HOST, "--port", str(port), "--device", "cpu", "--dtype", "float32"),
             *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-            *("--context-length", str(CONTEXT), "--max-total-tokens", "65536", "--max-running-requests", "16"),
+            *("--context-length", str(CONTEXT), "--max-total-tokens", str(kv_tokens), "--max-running-requests", "16"),
             *("--page-size", "32", "--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle"),
             *("--enable-cache-report", "--enable-metrics"),
             *("--disaggregation-transfer-backend", "mooncake"),
@@ -94,6 +133,7 @@ def sglang(installed: Path, name: str, port: int, flags: list[str]) -> Server:
             "OMP_NUM_THREADS": "1",
             "MC_FORCE_TCP": "1",
             "MOONCAKE_PROTOCOL": "tcp",
+            **(env or {}),
         },
     )
 
@@ -163,7 +203,8 @@ def vllm_mooncake(installed: Path, _logs: Path) -> Pair:
     )
 
 
-def vllm_store(installed: Path, logs: Path) -> Pair:
+def store_config(logs: Path) -> Path:
+    """What vLLM's connector reads of the store."""
     config = logs / "mooncake-store.json"
     config.write_text(
         json.dumps(
@@ -177,7 +218,11 @@ def vllm_store(installed: Path, logs: Path) -> Pair:
             }
         )
     )
-    master = Server(
+    return config
+
+
+def mooncake_master(installed: Path) -> Server:
+    return Server(
         name="master",
         ready_url=f"{MASTER_HTTP}/health",
         ready_seconds=60,
@@ -189,17 +234,104 @@ def vllm_store(installed: Path, logs: Path) -> Pair:
         ],
     )
 
+
+def store_node(installed: Path) -> Server:
+    return Server(
+        name="store-node",
+        ready_url=f"{MASTER_HTTP}/health",
+        ready_seconds=60,
+        command=[
+            str(installed / "vllm/bin/mooncake_client"),
+            *(f"--master_server_address={HOST}:{MASTER_PORT}", f"--host={HOST}", "--port=51061"),
+            *("--metadata_server=P2PHANDSHAKE", "--protocol=tcp", "--global_segment_size=256 MB"),
+            "--logtostderr=true",
+        ],
+        env={"MC_FORCE_TCP": "1"},
+    )
+
+
+def vllm_store(installed: Path, logs: Path) -> Pair:
+    env = {"MOONCAKE_CONFIG_PATH": str(store_config(logs)), "MC_FORCE_TCP": "1"}
+
     def engine(name: str, port: int) -> Server:
-        transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", **RECOMPUTE}
-        return vllm(installed, name, port, transfer, {"MOONCAKE_CONFIG_PATH": str(config), "MC_FORCE_TCP": "1"})
+        return vllm(installed, name, port, STORE_TRANSFER, env)
 
     return Pair(
         engine="vllm",
         connector="store",
-        before=[master],
+        before=[mooncake_master(installed)],
         prefill=engine("prefill", PREFILL_PORT),
         decode=engine("decode", DECODE_PORT),
     )
+
+
+STORE_TRANSFER = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", **RECOMPUTE}
+
+
+def events(port: int) -> list[str]:
+    """Flags of both engines to publish KV events, and to repeat them."""
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{port + 10}",
+        "topic": "kv",
+    }
+    return ["--kv-events-config", json.dumps(config)]
+
+
+def vllm_hits(installed: Path, logs: Path) -> Pair:
+    env = {
+        "MOONCAKE_CONFIG_PATH": str(store_config(logs)),
+        "MC_FORCE_TCP": "1",
+        # For /reset_prefix_cache.
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+
+    def engine(name: str, port: int, events_port: int, **more) -> Server:
+        return vllm(installed, name, port, STORE_TRANSFER, env, events(events_port), **more)
+
+    return Pair(
+        engine="vllm",
+        connector="store",
+        before=[mooncake_master(installed)],
+        store_node=store_node(installed),
+        predicted=installed / "model/tiny-qwen3",
+        prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, kv_bytes=SMALL_KV_BYTES),
+        decode=engine("decode", DECODE_PORT, DECODE_EVENTS_PORT),
+    )
+
+
+def vllm_hits_sha256(installed: Path, logs: Path) -> Pair:
+    """One engine for both, with vLLM's own default for hashes."""
+    pair = vllm_hits(installed, logs)
+    env = pair.prefill.env
+    more = {"kv_bytes": SMALL_KV_BYTES, "hash_algorithm": None}
+    pair.prefill = vllm(installed, "worker", PREFILL_PORT, STORE_TRANSFER, env, events(PREFILL_EVENTS_PORT), **more)
+    pair.decode = None
+    return pair
+
+
+def sglang_hits(installed: Path, logs: Path) -> Pair:
+    pair = sglang_pd(installed, logs)
+    store = [
+        *("--enable-hierarchical-cache", "--hicache-size", "1", "--hicache-io-backend", "direct"),
+        *("--hicache-mem-layout", "page_first_direct", "--hicache-storage-backend", "mooncake"),
+        *("--hicache-write-policy", "write_through", "--hicache-storage-prefetch-policy", "wait_complete"),
+    ]
+    env = {
+        "MOONCAKE_MASTER": f"{HOST}:{MASTER_PORT}",
+        "MOONCAKE_TE_META_DATA_SERVER": "P2PHANDSHAKE",
+        "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(256 << 20),
+        "MOONCAKE_LOCAL_HOSTNAME": HOST,
+    }
+    prefill = ["--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT)]
+    flags = [*prefill, *store, *events(PREFILL_EVENTS_PORT)]
+    pair.prefill = sglang(installed, "prefill", PREFILL_PORT, flags, env, kv_tokens=16384)
+    pair.before = [mooncake_master(installed)]
+    pair.store_node = store_node(installed)
+    pair.predicted = installed / "model/tiny-qwen3"
+    return pair
 
 
 PAIRS = {
@@ -207,4 +339,7 @@ PAIRS = {
     "vllm-nixl": vllm_nixl,
     "vllm-mooncake": vllm_mooncake,
     "vllm-store": vllm_store,
+    "vllm-hits": vllm_hits,
+    "vllm-hits-sha256": vllm_hits_sha256,
+    "sglang-hits": sglang_hits,
 }

@@ -86,6 +86,12 @@ class Processes:
         text = f"{server.name} was not ready after {server.ready_seconds} s at {server.ready_url}"
         raise StartFailed(f"{text}; its log {running.log} ends with:\n{running.tail()}")
 
+    def kill(self, running: Running) -> None:
+        """Ends a server as a crash would."""
+        self.running.remove(running)
+        _signal_session(running.process.pid, signal.SIGKILL)
+        running.process.wait(STOP_SECONDS)
+
     def stop(self, running: Running) -> None:
         self.running.remove(running)
         for sign in (signal.SIGTERM, signal.SIGKILL):

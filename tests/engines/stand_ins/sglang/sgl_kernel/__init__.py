@@ -4,11 +4,12 @@ On a CPU SGLang computes with torch itself and needs two of the kernels, both of
 without calling them; those are made up on demand and raise if they are called after all.
 """
 
-from sgl_kernel import torch_without_gpu
+from sgl_kernel import page_copies, torch_without_gpu
 
 __version__ = "0.0.0+cpu"
 
 torch_without_gpu.install()
+page_copies.install()
 
 
 def assign_req_to_token_pool_cpu(rows, table, starts, ends, slots, _row_length) -> None:

@@ -1,6 +1,6 @@
 """Makes torch's streams, events and pinned memory into no-ops.
 
-SGLang's disaggregation orders its copies with them. On a CPU every copy has happened when the call returns, so there is nothing to
+SGLang's disaggregation and its HiCache order their copies with them. On a CPU every copy has happened when the call returns, so there is nothing to
 order.
 """
 
@@ -55,6 +55,16 @@ class Stream:
         return True
 
 
+class CudaRuntime:
+    """Registers memory with a driver that is not there; 0 is success."""
+
+    def cudaHostRegister(self, *_args) -> int:
+        return 0
+
+    def cudaHostUnregister(self, *_args) -> int:
+        return 0
+
+
 def _without_pinning(create):
     def created(*args, pin_memory=None, **kwargs):
         return create(*args, **kwargs)
@@ -71,6 +81,7 @@ def install() -> None:
         device.stream = Stream
         device.StreamContext = Stream
         device.current_stream = Stream
+    torch.cuda.cudart = CudaRuntime
     torch.cuda.synchronize = lambda *_args: None
     for name in ("empty", "full", "ones", "tensor", "zeros"):
         setattr(torch, name, _without_pinning(getattr(torch, name)))
