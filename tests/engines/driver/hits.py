@@ -104,6 +104,11 @@ class Hits:
         cached = metrics.sum(name, 'source="local_cache_hit"') + metrics.sum(name, 'source="external_kv_transfer"')
         return computed + cached, cached
 
+    @staticmethod
+    def unconfirmed() -> float:
+        """Prompts for which the store's master did not answer the gateway in its few milliseconds."""
+        return Metrics(GATEWAY_ADMIN).sum("moongate_store_confirmation_failures_total")
+
     def settle(self) -> None:
         """Waits until the entry is idle and the store has what was computed."""
         api, last, since = APIS[self.pair.engine], None, time.monotonic()
@@ -118,7 +123,8 @@ class Hits:
         """Empties the entry's own caches; the store keeps what it has."""
         self.settle()
         path = "/flush_cache" if self.pair.engine == "sglang" else "/reset_prefix_cache"
-        deadline = time.monotonic() + 20
+        # SGLang refuses until it has given up what it wants of a store that does not answer.
+        deadline = time.monotonic() + 90
         while (answer := post(PREFILL, path, {})).status != 200:
             assert time.monotonic() < deadline, f"{path}: HTTP {answer.status}: {answer.body[:200]!r}"
             time.sleep(0.2)
@@ -163,7 +169,7 @@ def mixed_prompts(hits: Hits) -> str:
     before = _counts()
     tally = Tally([hits.ask(prompt)[0] for prompt in prompts()])
     hits.settle()
-    note = tally.text()
+    note = f"{tally.text()}; {hits.unconfirmed():g} not confirmed"
     counted = [int(now - then) for now, then in zip(_counts(), before)]
     tokens = sum(one.tokens for one in tally.seen)
     assert counted[0] == tokens, f"the gateway compared {counted[0]} tokens of {tokens}; {note}"
@@ -247,10 +253,13 @@ def _try(what: Callable[[], list[Seen]]) -> list[Seen] | None:
 @check
 def a_killed_store_node(hits: Hits) -> str:
     """Pages on a node that died are not expected, though the master lists them for ten more seconds."""
-    lengths = (1000, 1024, 1999, 2000)
-    sent = [completion(f"{length} ids", ids(length, length)) for length in lengths]
+    # New ones: the store spreads their pages over all nodes.
+    sent = [completion(f"{length} ids", ids(7000 + length, length)) for length in (1000, 1024, 1999, 2000)]
+    for prompt in sent:
+        hits.ask(prompt)
     hits.flush()
     before = sum(hits.predict(prompt).l3 for prompt in sent)
+    unconfirmed = hits.unconfirmed()
     (node,) = [running for running in hits.processes.running if running.server.name == "store-node"]
     dead = time.monotonic()
     hits.processes.kill(node)
@@ -258,6 +267,7 @@ def a_killed_store_node(hits: Hits) -> str:
         assert time.monotonic() - dead < 8, f"{before} tokens in the store are still expected"
         time.sleep(0.1)
     note = f"{before} tokens expected in the store, and {after} of them {time.monotonic() - dead:.1f} s after the end"
+    note += f" ({unconfirmed:g} prompts were not confirmed before)"
     # Until the master forgets them, vLLM counts pages as found that it then fails to read.
     early = Tally([hits.ask(prompt)[0] for prompt in sent[:2]])
     assert early.false == 0, f"{note}; {early}"
@@ -270,29 +280,28 @@ def a_killed_store_node(hits: Hits) -> str:
 @check
 def a_restarted_master(hits: Hits) -> str:
     """A master that starts again knows no page, and the gateway expects none from it for long."""
-    lengths = (1000, 1024, 1999, 2000)
+    sent = [completion(f"{length} ids", ids(length, length)) for length in (1000, 1024, 1999, 2000)]
     hits.flush()
-    tally = Tally([hits.ask(completion(f"{length} ids", ids(length, length)))[0] for length in lengths])
+    tally = Tally([hits.ask(prompt)[0] for prompt in sent])
     hits.flush()
     (master,) = [running for running in hits.processes.running if running.server.name == "master"]
     hits.processes.kill(master)
     gone = time.monotonic()
     # Without a master the engines find nothing in the store.
-    while any(hits.predict(completion("", ids(length, length))).l3 for length in lengths):
-        if time.monotonic() - gone > 20:
-            break
+    while any(hits.predict(prompt).l3 for prompt in sent):
+        assert time.monotonic() - gone < 20, "pages are still expected 20 s after the master's end"
         time.sleep(0.2)
     down = time.monotonic() - gone
     start = time.monotonic()
     hits.processes.await_ready(hits.processes.start(master.server))
-    while any(hits.predict(completion("", ids(length, length))).l3 for length in lengths):
+    while any(hits.predict(prompt).l3 for prompt in sent):
         assert time.monotonic() - start < 30, "pages are still expected 30 s after the master's start"
         time.sleep(0.2)
     seconds = time.monotonic() - start
     # The engines bring their memory back within ten seconds.
     time.sleep(max(0.0, 15 - seconds))
-    again = Tally([hits.ask(completion(f"{length} ids", ids(length, length)))[0] for length in lengths])
+    again = Tally([hits.ask(prompt)[0] for prompt in sent])
     hits.flush()
-    stored = Tally([hits.ask(completion(f"{length} ids", ids(length, length)))[0] for length in lengths])
+    stored = Tally([hits.ask(prompt)[0] for prompt in sent])
     note = f"none expected {down:.1f} s after its end, {seconds:.1f} s after its start"
     return f"{note}; before {tally.text()}; then {again.text()}; stored again {stored.text()}"

@@ -235,14 +235,15 @@ def mooncake_master(installed: Path) -> Server:
     )
 
 
-def store_node(installed: Path) -> Server:
+def store_node(installed: Path, port: int) -> Server:
+    """Two on one machine need different ports even in networks of their own: a local socket is named after it."""
     return Server(
         name="store-node",
         ready_url=f"{MASTER_HTTP}/health",
         ready_seconds=60,
         command=[
             str(installed / "vllm/bin/mooncake_client"),
-            *(f"--master_server_address={HOST}:{MASTER_PORT}", f"--host={HOST}", "--port=51061"),
+            *(f"--master_server_address={HOST}:{MASTER_PORT}", f"--host={HOST}", f"--port={port}"),
             *("--metadata_server=P2PHANDSHAKE", "--protocol=tcp", "--global_segment_size=256 MB"),
             "--logtostderr=true",
         ],
@@ -295,7 +296,7 @@ def vllm_hits(installed: Path, logs: Path) -> Pair:
         engine="vllm",
         connector="store",
         before=[mooncake_master(installed)],
-        store_node=store_node(installed),
+        store_node=store_node(installed, 51061),
         predicted=installed / "model/tiny-qwen3",
         prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, kv_bytes=SMALL_KV_BYTES),
         decode=engine("decode", DECODE_PORT, DECODE_EVENTS_PORT),
@@ -329,7 +330,7 @@ def sglang_hits(installed: Path, logs: Path) -> Pair:
     flags = [*prefill, *store, *events(PREFILL_EVENTS_PORT)]
     pair.prefill = sglang(installed, "prefill", PREFILL_PORT, flags, env, kv_tokens=16384)
     pair.before = [mooncake_master(installed)]
-    pair.store_node = store_node(installed)
+    pair.store_node = store_node(installed, 51062)
     pair.predicted = installed / "model/tiny-qwen3"
     return pair
 

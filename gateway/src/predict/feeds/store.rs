@@ -19,7 +19,7 @@ use moongate_scheduler::Medium;
 use moongate_scheduler::index::{PageIndex, Source, StoreNode};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::feedback::StoreMetrics;
@@ -43,6 +43,9 @@ const CONFIRMED_PAGES: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_millis(20);
 /// After a failure, requests do not ask for so long.
 const SULK: Duration = Duration::from_secs(1);
+/// How long the master may be silent before its pages are forgotten: engines read nothing from a store without a master. It is longer
+/// than a master takes to start again, or to hand over.
+const MASTER_GRACE: Duration = Duration::from_secs(5);
 
 /// The store, as the gateway sees it.
 #[derive(Debug)]
@@ -98,28 +101,52 @@ impl StoreView {
     /// Follows the store's nodes until `stop`.
     pub(crate) async fn watch_nodes(self: Arc<Self>, stop: CancellationToken) {
         let mut watch = NodeWatch::new(self.admin.clone(), Default::default());
-        while let Some(event) = stop.run_until_cancelled(watch.next()).await {
-            match event {
-                NodeEvent::Up(node) => {
-                    tracing::info!(node = node.endpoint, "store node is there");
-                    self.nodes.lock().lost.remove(&node.endpoint);
-                    self.read_now.notify_one();
+        let mut forget_at: Option<Instant> = None;
+        loop {
+            let event = tokio::select! {
+                () = stop.cancelled() => return,
+                event = watch.next() => event,
+                () = sleep_until(forget_at.unwrap_or_else(Instant::now)), if forget_at.is_some() => {
+                    forget_at = None;
+                    self.forget();
+                    continue;
                 }
-                NodeEvent::Lost(node, why) => {
-                    tracing::warn!(node = node.endpoint, %why, "store node is lost, its pages do not count any more");
-                    self.lose(&node.endpoint);
-                    self.read_now.notify_one();
-                }
-                NodeEvent::MasterLost(error) => {
-                    tracing::warn!(%error, "the store's master does not answer; what is known of the store may be old");
-                }
-                NodeEvent::MasterBack => {
-                    tracing::info!("the store's master answers");
-                    self.read_now.notify_one();
-                }
+            };
+            match &event {
+                NodeEvent::MasterLost(_) => forget_at = Some(Instant::now() + MASTER_GRACE),
+                NodeEvent::MasterBack => forget_at = None,
+                NodeEvent::Up(_) | NodeEvent::Lost(..) => {}
             }
+            self.node_told(event);
             self.metrics.nodes.set(i64::try_from(watch.up().count()).unwrap_or(i64::MAX));
         }
+    }
+
+    fn node_told(&self, event: NodeEvent) {
+        match event {
+            NodeEvent::Up(node) => {
+                tracing::info!(node = node.endpoint, "store node is there");
+                self.nodes.lock().lost.remove(&node.endpoint);
+            }
+            NodeEvent::Lost(node, why) => {
+                tracing::warn!(node = node.endpoint, %why, "store node is lost, its pages do not count any more");
+                self.lose(&node.endpoint);
+            }
+            NodeEvent::MasterLost(error) => {
+                tracing::warn!(%error, "the store's master does not answer; its pages are forgotten soon");
+                return;
+            }
+            NodeEvent::MasterBack => tracing::info!("the store's master answers"),
+        }
+        self.read_now.notify_one();
+    }
+
+    /// Forgets all pages, until they are found again.
+    fn forget(&self) {
+        tracing::warn!("the store's master stays silent: no page in the store counts until it answers");
+        let known = std::mem::take(&mut self.nodes.lock().known);
+        self.index.change(|pages| known.into_values().for_each(|node| pages.store_node_lost(node)));
+        self.confirmed.invalidate_all();
     }
 
     fn lose(&self, endpoint: &str) {
@@ -267,5 +294,58 @@ fn hash(page: &Page) -> Option<PageHash> {
     match &page.digest {
         Digest::Sha256(digest) => PageHash::new(digest),
         Digest::Unsigned(_) | Digest::Signed(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moongate_discovery::{KvStore, StoreKeys};
+    use moongate_scheduler::index::{Hits, Namespace};
+
+    use super::*;
+    use crate::predict::index::EngineEntry;
+
+    const KEY: &str = "tiny@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@58d0879dff3800f65f8c5fd449d73048c0f7699dd238a03b84b146b151d55111";
+
+    fn layout() -> StoredAs {
+        let store = KvStore {
+            keys: StoreKeys::Vllm { prefix: String::new(), model: Some("tiny".into()) },
+            tp_size: Some(1),
+            pp_size: None,
+            prefetch_threshold: None,
+            prefetch_policy: None,
+            master: None,
+        };
+        StoredAs::of(&store, Namespace::new(&["vllm", "tiny"])).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pages_of_a_store_whose_master_stays_silent_are_forgotten() {
+        // Nobody listens there.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let admin = Admin::new(&free.to_string(), Default::default()).unwrap();
+        let index = KvIndex::new(100);
+        let engine = EngineEntry::new(index.clone());
+        let view = StoreView::new(admin, index.clone(), Arc::default());
+        let stored = layout().read(&ObjectKey::parse(KEY).unwrap()).unwrap();
+        let key = stored.page;
+        let at = ("127.0.0.1:1".to_owned(), Medium::Dram);
+        assert!(view.page_is(&layout(), key, [Some(at.clone()), Some(at)]));
+        let shared = |index: &KvIndex| {
+            let mut hits = Hits::default();
+            index.lookup(&[key], &mut hits);
+            hits.of(engine.slot()).shared
+        };
+        assert_eq!(shared(&index), 1);
+        let stop = CancellationToken::new();
+        let start = Instant::now();
+        let wait = async {
+            while shared(&index) > 0 {
+                sleep(Duration::from_millis(100)).await;
+            }
+            stop.cancel();
+        };
+        tokio::join!(view.watch_nodes(stop.clone()), wait);
+        assert!(start.elapsed() >= MASTER_GRACE, "a short silence is forgiven");
     }
 }
