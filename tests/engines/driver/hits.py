@@ -280,9 +280,12 @@ def a_killed_store_node(hits: Hits) -> str:
 @check
 def a_restarted_master(hits: Hits) -> str:
     """A master that starts again knows no page, and the gateway expects none from it for long."""
-    sent = [completion(f"{length} ids", ids(length, length)) for length in (1000, 1024, 1999, 2000)]
+    sent = [completion(f"{length} ids", ids(8000 + length, length)) for length in (1000, 1024, 1999, 2000)]
+    for prompt in sent:
+        hits.ask(prompt)
     hits.flush()
     tally = Tally([hits.ask(prompt)[0] for prompt in sent])
+    assert tally.seen[0].l3 > 0, f"nothing is expected in the store: {tally.seen}"
     hits.flush()
     (master,) = [running for running in hits.processes.running if running.server.name == "master"]
     hits.processes.kill(master)

@@ -76,10 +76,13 @@ def _chats() -> list[Prompt]:
 
 def _salted() -> list[Prompt]:
     prompt, messages = ids(77, 700), [{"role": "user", "content": text(78, 300)}]
-    found = [completion("700 ids", prompt), chat("long chat", messages)]
+    # So short that SGLang has it from its own caches or not at all.
+    short = ids(79, 200)
+    found = [completion("700 ids", prompt), chat("long chat", messages), completion("200 ids more", short)]
     for salt in ("tenant-a", "tenant-ß", "tenant-a"):
         found.append(completion(f"700 ids salted {salt}", prompt, cache_salt=salt))
         found.append(chat(f"long chat salted {salt}", messages, cache_salt=salt))
+        found.append(completion(f"200 ids salted {salt}", short, cache_salt=salt))
     return found
 
 
