@@ -1,8 +1,8 @@
 """Mooncake's own client: lends memory to a store, and does what it is told on stdin, a command a line.
 
 store.py MASTER METADATA MEBIBYTES
-put KEY SIZE | fill SIZE KEY... | get KEY | remove KEY | close
-fill puts many objects, into its own memory while there is room.
+put KEY SIZE | fill COPIES SIZE KEY... | get KEY | remove KEY | close
+fill puts many objects, one copy of each into its own memory while there is room.
 Its answers begin with "> ", because the client writes to stdout too.
 """
 
@@ -28,7 +28,8 @@ for line in sys.stdin:
     if command == "put":
         say(store.put(words[0], bytes(int(words[1]))))
     elif command == "fill":
-        size, *keys = words
+        copies, size, *keys = words
+        own.replica_num = int(copies)
         say(store.put_batch(keys, [bytes(int(size))] * len(keys), own))
     elif command == "remove":
         say(store.remove(words[0]))

@@ -133,9 +133,14 @@ impl RealNode {
     /// Puts many objects, into this node's own memory while there is room. Returns how many batches of them did not
     /// succeed as a whole.
     pub(crate) async fn fill(&mut self, keys: &[String], size: usize) -> usize {
+        self.fill_copies(keys, size, 1).await
+    }
+
+    /// The same with copies on other nodes.
+    pub(crate) async fn fill_copies(&mut self, keys: &[String], size: usize, copies: usize) -> usize {
         let mut failed = 0;
         for keys in keys.chunks((BATCH_BYTES / size).clamp(1, BATCH)) {
-            let result = self.ask(&format!("fill {size} {}", keys.join(" "))).await;
+            let result = self.ask(&format!("fill {copies} {size} {}", keys.join(" "))).await;
             failed += usize::from(result != "0");
         }
         failed
