@@ -120,7 +120,7 @@ async fn a_stream_and_its_headers_pass_byte_for_byte() {
         assert!(!response.headers().contains_key(gone), "{gone}");
     }
     assert_eq!(response.text().await.unwrap(), stream);
-    assert_eq!(decode.last().body, prefill.last().body);
+    assert_eq!(decode.only().await.body, prefill.only().await.body);
 }
 
 /// SGLang takes one room for each prompt of a batch.

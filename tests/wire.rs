@@ -112,7 +112,7 @@ impl Stage {
         let stage = Self::start(cast, answer(&exchange.prefill), answer(&exchange.decode)).await;
         let got = stage.post(&exchange.path, exchange.client_body()).await;
         assert_eq!(got, exchange.decode.response.get(), "the client's answer");
-        let (prefill, decode) = (stage.prefill.last(), stage.decode.last());
+        let (prefill, decode) = (stage.prefill.only().await, stage.decode.only().await);
         assert_eq!((&prefill.path, &decode.path), (&exchange.path, &exchange.path));
         (prefill, decode, stage)
     }
@@ -261,8 +261,8 @@ async fn mooncake_engine_id_is_that_of_the_prefills_rank() {
     futures_util::future::join_all(posts).await;
 
     let mut ranks = BTreeSet::new();
-    let prefills = stage.prefill.received();
-    for decode in stage.decode.received() {
+    let prefills = stage.prefill.received(16).await;
+    for decode in stage.decode.received(16).await {
         let id = decode.header("x-request-id");
         let prefill = prefills.iter().find(|prefill| prefill.header("x-request-id") == id).unwrap();
         let rank = prefill.header("x-data-parallel-rank");

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -11,9 +12,13 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
 use moongate_runtime::Supervisor;
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// How long a request may take to arrive.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// What a scripted engine says it is.
 #[derive(Debug, Clone)]
@@ -64,7 +69,7 @@ impl Answer {
 struct Shared {
     script: Script,
     answer: Answer,
-    received: Mutex<Vec<Received>>,
+    received: watch::Sender<Vec<Received>>,
 }
 
 /// A running scripted engine. Its bootstrap server is at the same port.
@@ -78,7 +83,7 @@ impl Scripted {
     pub(crate) async fn start(script: Script, answer: Answer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let shared = Arc::new(Shared { script, answer, received: Mutex::default() });
+        let shared = Arc::new(Shared { script, answer, received: watch::Sender::default() });
         let router = Router::new().fallback(respond).with_state(shared.clone());
         let supervisor = Supervisor::new();
         let stop = supervisor.token();
@@ -91,14 +96,17 @@ impl Scripted {
         Self { address, shared, supervisor }
     }
 
-    /// All generation requests so far.
-    pub(crate) fn received(&self) -> Vec<Received> {
-        self.shared.received.lock().clone()
+    /// All generation requests, once there are so many: a client may have its answer before both legs have arrived.
+    pub(crate) async fn received(&self, count: usize) -> Vec<Received> {
+        let mut received = self.shared.received.subscribe();
+        let arrived = received.wait_for(|received| received.len() >= count);
+        timeout(LIMIT, arrived).await.expect("the engine gets its requests").unwrap().clone()
     }
 
-    /// The latest generation request.
-    pub(crate) fn last(&self) -> Received {
-        self.shared.received.lock().last().cloned().expect("the engine has got a request")
+    /// The only generation request.
+    pub(crate) async fn only(&self) -> Received {
+        let [only] = self.received(1).await.try_into().expect("one request");
+        only
     }
 }
 
@@ -118,7 +126,7 @@ async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Respons
     if parts.uri.path() == "/abort_request" {
         return Response::new(Body::empty());
     }
-    shared.received.lock().push(Received { path, headers: parts.headers, body });
+    shared.received.send_modify(|received| received.push(Received { path, headers: parts.headers, body }));
     let Answer { content_type, headers, body } = shared.answer.clone();
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));

@@ -31,6 +31,11 @@ impl KvIndex {
         self.pages.read().lookup(keys, hits);
     }
 
+    /// How many of these pages, from the first on, are complete in the store.
+    pub(crate) fn shared_prefix(&self, keys: &[u64]) -> usize {
+        self.pages.read().shared_prefix(keys)
+    }
+
     /// Applies a small change.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut PageIndex) -> R) -> R {
         let mut pages = self.pages.write();

@@ -73,6 +73,11 @@ impl NodeWatch {
     pub fn up(&self) -> impl Iterator<Item = &Node> {
         self.state.up()
     }
+
+    /// Nodes that are lost although the master still lists them, with all of their pages.
+    pub fn lost(&self) -> impl Iterator<Item = &Node> {
+        self.state.lost()
+    }
 }
 
 async fn nodes_of(admin: &Admin) -> Result<Vec<Node>, AdminError> {
@@ -112,6 +117,10 @@ impl State {
 
     pub(super) fn up(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|(_, listed)| !listed.lost).map(|(node, _)| node)
+    }
+
+    pub(super) fn lost(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|(_, listed)| listed.lost).map(|(node, _)| node)
     }
 
     /// The master has answered, or not. Returns the lines of new nodes.

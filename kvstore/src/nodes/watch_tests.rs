@@ -71,6 +71,7 @@ proptest! {
             // Only listed nodes are up.
             let known: BTreeSet<_> = listed.iter().map(|n| node(*n)).collect();
             prop_assert!(up.is_subset(&known));
+            prop_assert_eq!(state.lost().collect::<Vec<_>>(), known.difference(&up).collect::<Vec<_>>());
         }
     }
 }

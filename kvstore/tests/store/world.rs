@@ -1,5 +1,7 @@
 //! Real masters and real store nodes.
 
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -17,8 +19,15 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NEWEST: &str = "0.3.13.post1";
 pub(crate) const HANDSHAKE: &str = "P2PHANDSHAKE";
 
+/// Objects that are put at once at most, and their bytes: a client copies them through a buffer of 16 MiB.
+const BATCH: usize = 512;
+const BATCH_BYTES: usize = 4 << 20;
+
+/// Where this file and its programs are. Tests of several packages use them.
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store")
+    let mut above =
+        Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|it| it.join("kvstore/tests/store"));
+    above.find(|folder| folder.is_dir()).expect("the sources are there")
 }
 
 /// Installs Mooncake unless it is there; returns where.
@@ -119,6 +128,27 @@ impl RealNode {
 
     pub(crate) async fn put(&mut self, key: &str, size: usize) {
         assert_eq!(self.ask(&format!("put {key} {size}")).await, "0", "put {key}");
+    }
+
+    /// Puts many objects, into this node's own memory while there is room. Returns how many batches of them did not
+    /// succeed as a whole.
+    pub(crate) async fn fill(&mut self, keys: &[String], size: usize) -> usize {
+        self.fill_copies(keys, size, 1).await
+    }
+
+    /// The same with copies on other nodes.
+    pub(crate) async fn fill_copies(&mut self, keys: &[String], size: usize, copies: usize) -> usize {
+        let mut failed = 0;
+        for keys in keys.chunks((BATCH_BYTES / size).clamp(1, BATCH)) {
+            let result = self.ask(&format!("fill {copies} {size} {}", keys.join(" "))).await;
+            failed += usize::from(result != "0");
+        }
+        failed
+    }
+
+    /// Removes an object that nobody has a lease on.
+    pub(crate) async fn remove(&mut self, key: &str) {
+        assert_eq!(self.ask(&format!("remove {key}")).await, "0", "remove {key}");
     }
 
     /// The size of the object, 0 if it cannot be had.

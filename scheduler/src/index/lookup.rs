@@ -93,6 +93,16 @@ impl PageIndex {
         self.finish(at, out);
     }
 
+    /// How many pages at the beginning of `pages` are complete in the store. Marks none as used.
+    #[must_use]
+    pub fn shared_prefix(&self, pages: &[u64]) -> usize {
+        let complete = |key: &&u64| {
+            let id = self.table.find(**key).and_then(|at| self.table.value(at));
+            id.is_some_and(|id| self.store.current(self.placements.shared(id)).complete().is_some())
+        };
+        pages.iter().take_while(complete).count()
+    }
+
     fn begin(&self, out: &mut Hits) {
         out.engines.clear();
         out.engines.resize(self.columns.engines(), EngineHits::default());

@@ -65,7 +65,7 @@ pub(crate) struct StoreView {
 #[derive(Debug, Default)]
 struct Nodes {
     known: HashMap<String, StoreNode>,
-    /// Dead ones that the master may still list.
+    /// Dead ones that the master still lists, and says of their pages that they can be read.
     lost: HashSet<String>,
 }
 
@@ -82,6 +82,28 @@ impl Nodes {
         self.known.insert(endpoint.to_owned(), node);
         Some(node)
     }
+
+    /// Where an object can be read: in memory if a node that lives has a replica there.
+    fn place(&self, replicas: &KeyReplicas<'_>) -> Option<(String, Medium)> {
+        let lives = |endpoint: &str| !self.lost.contains(endpoint);
+        let mut buffers = replicas.values.iter().flatten();
+        if let Some(buffer) = buffers.find(|buffer| lives(&buffer.endpoint)) {
+            return Some((buffer.endpoint.clone().into_owned(), Medium::Dram));
+        }
+        let mut disks = replicas.local_disk_values.iter().flatten();
+        let disk = disks.find(|disk| lives(&disk.transport_endpoint))?;
+        Some((disk.transport_endpoint.clone(), Medium::Nvme))
+    }
+}
+
+/// Endpoints at which only dead nodes are listed.
+fn lost(watch: &NodeWatch) -> HashSet<String> {
+    let mut lost: HashSet<String> = watch.lost().map(|node| node.endpoint.clone()).collect();
+    // One that has restarted at the same address is listed twice for a while.
+    watch.up().for_each(|node| {
+        lost.remove(&node.endpoint);
+    });
+    lost
 }
 
 impl StoreView {
@@ -112,6 +134,7 @@ impl StoreView {
                     continue;
                 }
             };
+            self.nodes.lock().lost = lost(&watch);
             match &event {
                 NodeEvent::MasterLost(_) => forget_at = Some(Instant::now() + MASTER_GRACE),
                 NodeEvent::MasterBack => forget_at = None,
@@ -126,7 +149,6 @@ impl StoreView {
         match event {
             NodeEvent::Up(node) => {
                 tracing::info!(node = node.endpoint, "store node is there");
-                self.nodes.lock().lost.remove(&node.endpoint);
             }
             NodeEvent::Lost(node, why) => {
                 tracing::warn!(node = node.endpoint, %why, "store node is lost, its pages do not count any more");
@@ -136,7 +158,11 @@ impl StoreView {
                 tracing::warn!(%error, "the store's master does not answer; its pages are forgotten soon");
                 return;
             }
-            NodeEvent::MasterBack => tracing::info!("the store's master answers"),
+            NodeEvent::MasterBack => {
+                tracing::info!("the store's master answers");
+                // It may be another process, which has no keys.
+                self.confirmed.invalidate_all();
+            }
         }
         self.read_now.notify_one();
     }
@@ -151,7 +177,6 @@ impl StoreView {
 
     fn lose(&self, endpoint: &str) {
         let mut nodes = self.nodes.lock();
-        nodes.lost.insert(endpoint.to_owned());
         if let Some(node) = nodes.known.remove(endpoint) {
             self.index.change(|pages| pages.store_node_lost(node));
         }
@@ -219,7 +244,9 @@ impl StoreView {
     }
 
     async fn ask(&self, layout: &StoredAs, pages: &[Page], keys: &[u64]) -> Result<(), AdminError> {
-        let known = keys.iter().take_while(|key| self.confirmed.contains_key(*key)).count();
+        let confirmed = keys.iter().take_while(|key| self.confirmed.contains_key(*key)).count();
+        // A full index may have displaced some of them since.
+        let known = self.index.shared_prefix(&keys[..confirmed]);
         let (mut at, mut size) = (known, FIRST_PROBE);
         while at < pages.len() {
             let end = pages.len().min(at + size);
@@ -239,7 +266,7 @@ impl StoreView {
         asked.dedup();
         let mut answers = HashMap::with_capacity(asked.len());
         let told = |key: &str, replicas: &KeyReplicas<'_>| {
-            answers.insert(key.to_owned(), replicas.ok.then(|| place(replicas)).flatten());
+            answers.insert(key.to_owned(), replicas.ok.then(|| self.nodes.lock().place(replicas)).flatten());
         };
         self.admin.locate(&asked, told).await?;
         let mut complete = true;
@@ -272,22 +299,13 @@ impl StoreView {
 
     /// Enters objects that were found.
     fn put(&self, objects: &[Stored], replicas: &KeyReplicas<'_>) {
-        let Some((endpoint, medium)) = place(replicas) else { return };
         let mut nodes = self.nodes.lock();
+        let Some((endpoint, medium)) = nodes.place(replicas) else { return };
         self.index.change(|pages| {
             let Some(node) = nodes.at(&endpoint, pages) else { return };
             objects.iter().for_each(|stored| pages.part_stored(stored.page, stored.part, node, medium));
         });
     }
-}
-
-/// Where an object can be read: in memory if there is such a replica.
-fn place(replicas: &KeyReplicas<'_>) -> Option<(String, Medium)> {
-    if let Some(buffer) = replicas.values.as_ref().and_then(|buffers| buffers.first()) {
-        return Some((buffer.endpoint.clone().into_owned(), Medium::Dram));
-    }
-    let disk = replicas.local_disk_values.as_ref().and_then(|disks| disks.first());
-    disk.map(|disk| (disk.transport_endpoint.clone(), Medium::Nvme))
 }
 
 fn hash(page: &Page) -> Option<PageHash> {

@@ -1,0 +1,317 @@
+//! Whether the gateway knows what a real Mooncake store has: real masters and real store nodes, whatever happens to them.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+#[path = "../kvstore/tests/store/world.rs"]
+mod store;
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use moongate_loadtest::engine::SimConfig;
+use moongate_pages::{Chain, Scheme, SglangNamespace};
+use serde_json::{Value, json};
+
+use store::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
+use world::fleet::{Fleet, World};
+use world::gateway::Gateway;
+
+/// Tokens of a page, and what an SGLang engine asks the store for at least.
+const PAGE: u32 = 64;
+const THRESHOLD: u64 = 256;
+/// Bytes of an object, where they do not matter.
+const SMALL: usize = 4096;
+/// A page's objects: keys and values.
+type Objects = [String; 2];
+
+/// An engine that uses the store, and a gateway that looks into it.
+async fn world(master: &RealMaster, flags: &[&str]) -> World {
+    let fleet = Fleet::sglang().plain(1).tune(|config| SimConfig { use_storage: true, ..config.fast() });
+    let fleet = fleet.flag(&format!("--mooncake-admin={}", master.admin));
+    flags.iter().fold(fleet, |fleet, flag| fleet.flag(flag)).start().await
+}
+
+/// A prompt all of whose `pages` can come from a cache: an engine computes at least one token.
+fn prompt(number: u32, pages: u32) -> Vec<u32> {
+    (0..=pages * PAGE).map(|at| number * 1_000 + at % 997).collect()
+}
+
+/// What the engine would store of a prompt.
+fn objects(prompt: &[u32]) -> Vec<Objects> {
+    let mut pages = Vec::new();
+    Chain::new(Scheme::sglang(PAGE, SglangNamespace::default()).unwrap()).extend(prompt, &mut pages);
+    pages.iter().map(|page| ["k", "v"].map(|tensor| format!("sim_{}_0_{tensor}", page.digest))).collect()
+}
+
+/// The tokens that the gateway says the engine would load from the store.
+async fn foretold(world: &World, prompt: &[u32]) -> u64 {
+    let url = world.gateway.admin_url("/debug/predict/v1/completions");
+    let body = json!({"model": world.model(), "prompt": prompt});
+    let answer: Value = world.client.post(url).json(&body).send().await.unwrap().json().await.unwrap();
+    let engine = &answer["engines"][0];
+    assert_eq!((&engine["l1_tokens"], &engine["l2_tokens"]), (&json!(0), &json!(0)), "{answer}");
+    engine["l3_tokens"].as_u64().unwrap()
+}
+
+/// Waits until so many pages are foretold. On the way there, `allowed` must hold of the number.
+async fn settles(world: &World, prompt: &[u32], pages: u32, allowed: impl Fn(u64) -> bool) -> Duration {
+    let (begun, expected) = (Instant::now(), u64::from(pages * PAGE));
+    let mut last = 0;
+    while begun.elapsed() < LIMIT {
+        last = foretold(world, prompt).await;
+        if last == expected {
+            return begun.elapsed();
+        }
+        assert!(allowed(last), "{last} tokens on the way to {expected}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{last} tokens are foretold, not {expected}");
+}
+
+/// Waits until so many pages are foretold, and never more.
+async fn grows_to(world: &World, prompt: &[u32], pages: u32) {
+    settles(world, prompt, pages, |tokens| tokens < u64::from(pages * PAGE)).await;
+}
+
+/// Waits until so many pages are foretold, and never fewer. Returns how long it took.
+async fn falls_to(world: &World, prompt: &[u32], pages: u32) -> Duration {
+    settles(world, prompt, pages, |tokens| tokens > u64::from(pages * PAGE)).await
+}
+
+async fn metric(world: &World, name: &str) -> u64 {
+    let text =
+        world.client.get(world.gateway.admin_url("/metrics")).send().await.unwrap().text().await.unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Waits until a metric is what it should be.
+async fn metric_is(world: &World, name: &str, right: impl Fn(u64) -> bool) {
+    let begun = Instant::now();
+    let mut last = metric(world, name).await;
+    while !right(last) {
+        assert!(begun.elapsed() < LIMIT, "{name} stays at {last}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        last = metric(world, name).await;
+    }
+}
+
+/// All keys that the master lists.
+async fn listed(master: &RealMaster) -> BTreeSet<String> {
+    let (mut all, mut keys) = (BTreeSet::new(), master.admin().keys().await.unwrap());
+    while let Some(page) = keys.next().await.unwrap() {
+        all.extend(page.iter().map(str::to_owned));
+    }
+    all
+}
+
+/// The tokens that an engine would load of a prompt, if these objects can be read.
+fn loadable(prompt: &[u32], readable: &BTreeSet<String>) -> u64 {
+    let pages = objects(prompt);
+    let run = pages.iter().take_while(|page| page.iter().all(|key| readable.contains(key)));
+    let tokens = run.count() as u64 * u64::from(PAGE);
+    if tokens < THRESHOLD { 0 } else { tokens }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_count_when_all_of_them_is_there() {
+    let master = RealMaster::start(NEWEST).await;
+    let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
+    let world = world(&master, &[]).await;
+    let prompt = prompt(1, 10);
+    let mut pages = objects(&prompt);
+    let [_, late] = pages[6].clone();
+    grows_to(&world, &prompt, 0).await;
+    let first: Vec<String> = pages.drain(..3).flatten().collect();
+    assert_eq!(node.fill(&first, SMALL).await, 0);
+    let rest: Vec<String> = pages.into_iter().flatten().filter(|key| *key != late).collect();
+    // Three pages are less than an engine asks for.
+    metric_is(&world, "moongate_store_objects", |objects| objects == 6).await;
+    assert_eq!(foretold(&world, &prompt).await, 0);
+    assert_eq!(node.fill(&rest, SMALL).await, 0);
+    grows_to(&world, &prompt, 6).await;
+    node.put(&late, SMALL).await;
+    grows_to(&world, &prompt, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_page_ends_the_run() {
+    let master = RealMaster::start(NEWEST).await;
+    let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
+    let world = world(&master, &[]).await;
+    let prompt = prompt(1, 10);
+    let pages = objects(&prompt);
+    assert_eq!(node.fill(&pages.concat(), SMALL).await, 0);
+    grows_to(&world, &prompt, 10).await;
+    node.remove(&pages[7][1]).await;
+    falls_to(&world, &prompt, 7).await;
+    node.remove(&pages[5][0]).await;
+    falls_to(&world, &prompt, 5).await;
+    node.put(&pages[5][0], SMALL).await;
+    grows_to(&world, &prompt, 7).await;
+    node.put(&pages[7][1], SMALL).await;
+    grows_to(&world, &prompt, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_evicted_does_not_count() {
+    const PROMPTS: u32 = 80;
+    const USED: u32 = 30;
+    let size = 64 << 10;
+    let master = RealMaster::start(NEWEST).await;
+    // Room for 1,024 objects; the prompts have 1,280.
+    let mut node = RealNode::start(&master, HANDSHAKE, 64).await;
+    let world = world(&master, &[]).await;
+    let prompts: Vec<Vec<u32>> = (0..PROMPTS).map(|number| prompt(number, 8)).collect();
+    for (number, prompt) in (0..).zip(&prompts) {
+        let keys = objects(prompt).concat();
+        // A full store refuses now and then, because it evicts more slowly than this writes.
+        node.fill(&keys, size).await;
+        if number < USED {
+            for key in &keys {
+                // What was read is not evicted for some seconds.
+                assert_eq!(node.get(key).await, size);
+            }
+        }
+    }
+    let begun = Instant::now();
+    loop {
+        let readable = listed(&master).await;
+        let expected: BTreeMap<u32, u64> =
+            (0..).zip(&prompts).map(|(number, prompt)| (number, loadable(prompt, &readable))).collect();
+        let mut told = BTreeMap::new();
+        for (number, prompt) in (0..).zip(&prompts) {
+            told.insert(number, foretold(&world, prompt).await);
+        }
+        if told == expected && listed(&master).await == readable {
+            assert!(
+                expected.values().any(|&tokens| tokens == 512),
+                "some prompts are complete: {expected:?}"
+            );
+            assert!(expected.values().any(|&tokens| tokens < 512), "some are not: {expected:?}");
+            assert!(readable.len() < 1_024, "{} objects", readable.len());
+            return;
+        }
+        assert!(begun.elapsed() < LIMIT, "{told:?} is foretold, {expected:?} is there");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_a_killed_node_stop_counting_within_a_second() {
+    let master = RealMaster::start(NEWEST).await;
+    let mut doomed = RealNode::start(&master, HANDSHAKE, 32).await;
+    let mut other = RealNode::start(&master, HANDSHAKE, 32).await;
+    let world = world(&master, &[]).await;
+    let prompts = [1, 2, 3, 4].map(|number| prompt(number, 10));
+    let [lost, kept, both, copied] = [0, 1, 2, 3].map(|at: usize| objects(&prompts[at]));
+    assert_eq!(doomed.fill_copies(&copied.concat(), SMALL, 2).await, 0);
+    assert_eq!(doomed.fill(&lost.concat(), SMALL).await, 0);
+    assert_eq!(other.fill(&kept.concat(), SMALL).await, 0);
+    // One value of a page in the middle is on the node that dies.
+    let (odd, even): (Vec<String>, Vec<String>) =
+        both.concat().into_iter().partition(|key| *key == both[5][1]);
+    assert_eq!(doomed.fill(&odd, SMALL).await + other.fill(&even, SMALL).await, 0);
+    for prompt in &prompts {
+        grows_to(&world, prompt, 10).await;
+    }
+    let before = listed(&master).await;
+    let killed = Instant::now();
+    doomed.kill().await;
+    falls_to(&world, &prompts[0], 0).await;
+    let noticed = killed.elapsed();
+    falls_to(&world, &prompts[2], 5).await;
+    grows_to(&world, &prompts[3], 10).await;
+    let all = killed.elapsed();
+    println!("noticed after {noticed:?}, and what was on both nodes after {all:?}");
+    assert_eq!(foretold(&world, &prompts[1]).await, 640, "the other node's pages");
+    assert_eq!(listed(&master).await, before, "the master goes on to list them");
+    assert!(all < Duration::from_secs(1), "{noticed:?}, {all:?}");
+    // A node that comes afterwards counts.
+    let mut third = RealNode::start(&master, HANDSHAKE, 32).await;
+    let new = prompt(5, 10);
+    assert_eq!(third.fill(&objects(&new).concat(), SMALL).await, 0);
+    grows_to(&world, &new, 10).await;
+    assert_eq!(foretold(&world, &prompts[0]).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_master_has_no_keys() {
+    let mut master = RealMaster::start(NEWEST).await;
+    let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
+    let world = world(&master, &[]).await;
+    let prompt = prompt(1, 10);
+    let keys = objects(&prompt).concat();
+    assert_eq!(node.fill(&keys, SMALL).await, 0);
+    grows_to(&world, &prompt, 10).await;
+    master.kill().await;
+    let master = master.start_again().await;
+    let back = async {
+        while master.admin().segments().await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, back).await.expect("the node comes back");
+    falls_to(&world, &prompt, 0).await;
+    let again = async { while node.fill(&keys, SMALL).await != 0 {} };
+    tokio::time::timeout(LIMIT, again).await.expect("the store takes objects again");
+    grows_to(&world, &prompt, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_starts_later_reads_what_is_there() {
+    let master = RealMaster::start(NEWEST).await;
+    let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
+    let first = world(&master, &[]).await;
+    let prompts: Vec<Vec<u32>> = (0..50).map(|number| prompt(number, number % 20 + 1)).collect();
+    let keys: Vec<String> = prompts.iter().flat_map(|prompt| objects(prompt).concat()).collect();
+    assert_eq!(node.fill(&keys, SMALL).await, 0);
+    for (number, prompt) in (0..).zip(&prompts) {
+        let pages = number % 20 + 1;
+        grows_to(&first, prompt, if pages < 4 { 0 } else { pages }).await;
+    }
+    let mut flags = first.engines.flags();
+    flags.push(format!("--mooncake-admin={}", master.admin));
+    let gateway = Gateway::start_ready(&flags).await;
+    let World { engines, .. } = first;
+    let second = World { engines, gateway, client: world::client() };
+    // Nobody has asked it yet.
+    metric_is(&second, "moongate_index_pages", |pages| pages == keys.len() as u64 / 2).await;
+    for (number, prompt) in (0..).zip(&prompts) {
+        let pages = number % 20 + 1;
+        grows_to(&second, prompt, if pages < 4 { 0 } else { pages }).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_larger_than_the_index_does_not_displace_what_is_asked_for() {
+    const BOUND: u64 = 1_000;
+    let master = RealMaster::start(NEWEST).await;
+    let mut node = RealNode::start(&master, HANDSHAKE, 64).await;
+    let cold: Vec<String> = (0..500).flat_map(|number| objects(&prompt(number, 10)).concat()).collect();
+    assert_eq!((node.fill(&cold, SMALL).await, cold.len()), (0, 10_000));
+    let world = world(&master, &[&format!("--index-pages={BOUND}")]).await;
+    let mut readings = 0;
+    let mut unanswered = 0;
+    let mut newcomers = Vec::new();
+    while readings < 4 {
+        for number in 0..5 {
+            let hot = prompt(number, 10);
+            if foretold(&world, &hot).await != 640 {
+                // A master that is slow to answer is left alone for a while.
+                let now = metric(&world, "moongate_store_unconfirmed_total").await;
+                assert!(now > unanswered, "a prompt is forgotten whose pages the master has been asked for");
+                unanswered = now;
+                grows_to(&world, &hot, 10).await;
+            }
+        }
+        let pages = metric(&world, "moongate_index_pages").await;
+        assert!(pages <= BOUND, "{pages} pages");
+        let now = metric(&world, "moongate_store_readings_total").await;
+        if now > readings {
+            assert_eq!(pages, BOUND, "the index is full");
+            readings = now;
+            // A node that comes has the keys read again.
+            newcomers.push(RealNode::start(&master, HANDSHAKE, 16).await);
+        }
+    }
+}
