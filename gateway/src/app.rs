@@ -7,6 +7,7 @@ use std::time::Duration;
 use moongate_discovery::{DiscoveryError, TopologyReader};
 use moongate_kvstore::admin::{Admin, AdminError, Options as AdminOptions};
 use moongate_runtime::{BindError, Serving, Supervisor};
+use moongate_scheduler::Settings;
 use moongate_telemetry::Traces;
 use tokio_util::sync::CancellationToken;
 
@@ -104,7 +105,7 @@ pub async fn start(
     let dispatcher = Dispatcher {
         fleet,
         topology: topology.clone(),
-        decider: Decider::new(options.policy.build()),
+        decider: Decider::new(options.policy.build(&Settings::default())),
         aborter: Arc::new(Aborter::new(supervisor.clone(), metrics.clone())),
         metrics: metrics.clone(),
         limits: options.retry_limits(),

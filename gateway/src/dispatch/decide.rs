@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use moongate_discovery::Role;
-use moongate_scheduler::{Booking, Decision, Input, Load, Policy, Prediction, Refusal, Request, Route};
+use moongate_scheduler::{
+    Booking, Decision, Input, Load, Policy, Prediction, Refusal, Request, Route, Verdict,
+};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::ask::Ask;
@@ -14,7 +17,7 @@ use crate::prompt::Api;
 /// The policy with what it needs from outside: time, order, chance.
 #[derive(Debug)]
 pub(crate) struct Decider {
-    policy: Box<dyn Policy>,
+    policy: Mutex<Box<dyn Policy>>,
     sequence: AtomicU64,
     start: Instant,
 }
@@ -49,7 +52,7 @@ enum Pickiness {
 
 impl Decider {
     pub(crate) fn new(policy: Box<dyn Policy>) -> Self {
-        Self { policy, sequence: AtomicU64::new(0), start: Instant::now() }
+        Self { policy: Mutex::new(policy), sequence: AtomicU64::new(0), start: Instant::now() }
     }
 
     /// Chooses a route that avoids the engines in `tried`.
@@ -75,6 +78,7 @@ impl Decider {
         tried: &[Arc<Endpoint>],
     ) -> Result<Chosen, Refusal> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let now = self.start.elapsed().as_secs_f64();
         let prediction =
             ask.predicted.as_ref().map_or_else(Prediction::default, |predicted| predicted.for_fleet(fleet));
         let mut refusal = Refusal::UnknownModel;
@@ -85,12 +89,18 @@ impl Decider {
                 cluster: &fleet.cluster,
                 loads: &loads,
                 prediction: &prediction,
-                now: self.start.elapsed().as_secs_f64(),
+                now,
+                arrived: now,
                 sequence,
                 entropy: fastrand::u64(..),
             };
-            match self.policy.decide(&input) {
-                Ok(decision) => return chosen(fleet, decision).ok_or(refusal),
+            let mut policy = self.policy.lock();
+            match policy.decide(&input) {
+                Ok(Verdict::Send(decision)) => {
+                    policy.sent(&input, &decision);
+                    return chosen(fleet, decision).ok_or(refusal);
+                }
+                Ok(Verdict::Hold { until }) => refusal = Refusal::Overloaded { retry_after: until - now },
                 Err(error) => refusal = error,
             }
         }

@@ -23,7 +23,7 @@ impl Book {
             in_flight: self.in_flight.load(Ordering::Relaxed),
             pending_prefill_tokens: self.pending_prefill_tokens.load(Ordering::Relaxed),
             active_decode_tokens: self.active_decode_tokens.load(Ordering::Relaxed),
-            reported: None,
+            ..Load::default()
         }
     }
 }

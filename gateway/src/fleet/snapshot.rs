@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use moongate_discovery::{Engine, EngineFacts, Instance, InstanceId, KvTransfer, Readiness, Role, Topology};
 use moongate_scheduler as scheduler;
-use scheduler::{Cluster, InstanceIx, ModelIx, PairingDomain};
+use scheduler::{CacheRules, Cluster, InstanceIx, ModelIx, PairingDomain};
 
 use super::endpoint::{Endpoint, EndpointLimits};
 use crate::predict::{Group, Keyspace, KvIndex, StoredAs};
@@ -96,6 +96,7 @@ impl Fleet {
                 domain: domain(facts),
                 dp_size: facts.dp_size.max(1),
                 place: places.place(&instance.place),
+                cache: CacheRules::default(),
             });
             let keyspace = Keyspace::of(instance).map(Arc::new);
             let stored = keyspace.as_ref().and_then(|keyspace| keyspace.stored_as(facts)).map(Arc::new);

@@ -221,6 +221,8 @@ fn describe(model: scheduler::ModelIx, head: &Head<'_>) -> scheduler::Request {
         sequences: head.sequences(),
         priority: 0,
         session: None,
+        tenant: None,
+        ttft_target: None,
     }
 }
 

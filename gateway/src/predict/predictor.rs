@@ -201,7 +201,7 @@ impl Predicted {
     pub(crate) fn for_fleet(&self, fleet: &Fleet) -> Prediction {
         Prediction {
             per_instance: fleet.members.iter().map(|member| self.of(member)).collect(),
-            shared: Vec::new(),
+            ..Prediction::default()
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Policies: the interface, their names, and what all of them share (which pairs are possible at all).
 
 mod least_load;
+mod least_requests;
 mod power_of_two;
+mod random;
 mod rotation;
 
 use std::fmt;
@@ -11,6 +13,7 @@ use crate::cluster::{Cluster, Instance, InstanceIx, Load, Role};
 use crate::decision::{Booking, Candidate, Decision, Explanation, Refusal, Route};
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
+use crate::settings::Settings;
 
 /// Everything a decision may depend on.
 #[derive(Debug, Clone, Copy)]
@@ -25,55 +28,95 @@ pub struct Input<'a> {
     pub prediction: &'a Prediction,
     /// The caller's clock.
     pub now: Seconds,
+    /// When the request arrived, by the same clock.
+    pub arrived: Seconds,
     /// Number of this decision, counting from 0: what rotation turns on.
     pub sequence: u64,
     /// Random bits for tie-breaks, drawn by the caller.
     pub entropy: u64,
 }
 
-/// A way to choose. Implementations are pure: the same input gives the same answer.
-pub trait Policy: fmt::Debug + Send + Sync {
+/// What to do with a request now.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// Send it.
+    Send(Decision),
+    /// Keep it: a later engine is better than any now.
+    Hold {
+        /// When to ask again, if nothing else happens before; infinite if only an event can change the answer.
+        until: Seconds,
+    },
+}
+
+/// A way to choose. Implementations are deterministic: the same calls give the same answers.
+pub trait Policy: fmt::Debug + Send {
     /// Which policy it is.
     fn name(&self) -> PolicyName;
 
-    /// Chooses a route.
+    /// Its place among held requests: smaller goes first, equals in order of arrival. Asked when the request arrives and
+    /// when its prediction changes. Policies that never hold need none.
+    fn rank(&self, input: &Input<'_>) -> f64 {
+        input.arrived
+    }
+
+    /// Chooses a route, or to wait. Asking changes nothing that a later answer depends on; only [`Policy::sent`] does.
     ///
     /// # Errors
     /// [`Refusal`] if no route is possible or wanted.
-    fn decide(&self, input: &Input<'_>) -> Result<Decision, Refusal>;
+    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal>;
+
+    /// The decision was carried out: for policies that keep a picture of their own.
+    fn sent(&mut self, input: &Input<'_>, decision: &Decision) {
+        let _ = (input, decision);
+    }
 }
 
 /// The policies that can be asked for by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
+    /// Any entry, any decode.
+    Random,
     /// Entries and decodes in turn.
     RoundRobin,
     /// The less loaded of two entries drawn at random, the same for decodes.
     PowerOfTwo,
+    /// The entry with the fewest requests, the same for decodes.
+    LeastRequests,
     /// The entry with the fewest waiting prompt tokens, the decode with the fewest held tokens.
     LeastLoad,
 }
 
 impl PolicyName {
     /// All, in the order that help texts list them.
-    pub const ALL: [PolicyName; 3] = [PolicyName::LeastLoad, PolicyName::PowerOfTwo, PolicyName::RoundRobin];
+    pub const ALL: [PolicyName; 5] = [
+        PolicyName::LeastLoad,
+        PolicyName::LeastRequests,
+        PolicyName::PowerOfTwo,
+        PolicyName::RoundRobin,
+        PolicyName::Random,
+    ];
 
     /// The name in flags and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            PolicyName::Random => "random",
             PolicyName::RoundRobin => "round_robin",
             PolicyName::PowerOfTwo => "power_of_two",
+            PolicyName::LeastRequests => "least_requests",
             PolicyName::LeastLoad => "least_load",
         }
     }
 
     /// Makes the policy.
     #[must_use]
-    pub fn build(self) -> Box<dyn Policy> {
+    pub fn build(self, settings: &Settings) -> Box<dyn Policy> {
+        let _ = settings;
         match self {
+            PolicyName::Random => Box::new(random::Random),
             PolicyName::RoundRobin => Box::new(rotation::RoundRobin),
             PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo),
+            PolicyName::LeastRequests => Box::new(least_requests::LeastRequests),
             PolicyName::LeastLoad => Box::new(least_load::LeastLoad),
         }
     }
@@ -87,7 +130,7 @@ impl fmt::Display for PolicyName {
 
 /// A policy name that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no policy is called {0:?}; the policies are least_load, power_of_two, round_robin")]
+#[error("no policy is called {0:?}; the policies are {all}", all = PolicyName::ALL.map(PolicyName::as_str).join(", "))]
 pub struct UnknownPolicy(String);
 
 impl FromStr for PolicyName {
@@ -166,7 +209,7 @@ fn conclude(
     entry: InstanceIx,
     decode: Option<InstanceIx>,
     candidates: Vec<Candidate>,
-) -> Decision {
+) -> Verdict {
     let rank = |ix: InstanceIx| {
         let dp_size = input.cluster.get(ix).map_or(1, |instance| instance.dp_size.max(1));
         u32::try_from(input.sequence % u64::from(dp_size)).unwrap_or(0)
@@ -182,7 +225,38 @@ fn conclude(
         prefill_tokens: input.request.total_input_tokens().saturating_sub(cached).max(1),
         decode_tokens: input.request.total_tokens(),
     };
-    Decision { route, booking, predicted_ttft: None, explanation: Explanation { policy, reason, candidates } }
+    let explanation = Explanation { policy, reason, candidates };
+    Verdict::Send(Decision { route, booking, predicted_ttft: None, explanation })
+}
+
+/// One of many, by random bits.
+fn drawn(from: &[InstanceIx], entropy: u64) -> Option<InstanceIx> {
+    let len = from.len().max(1) as u64;
+    from.get(usize::try_from((entropy & 0xffff_ffff) % len).unwrap_or(0)).copied()
+}
+
+/// The cheapest; among equals each is as likely as any other (reservoir of one, fed from `entropy`).
+fn lightest(priced: impl Iterator<Item = (InstanceIx, f64)>, entropy: u64) -> Option<InstanceIx> {
+    let mut best: Option<(InstanceIx, f64)> = None;
+    let mut equals = 0_u64;
+    let mut bits = entropy;
+    for (ix, cost) in priced {
+        match best {
+            Some((_, least)) if cost > least => {}
+            Some((_, least)) if cost == least => {
+                equals += 1;
+                bits = bits.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                if (bits >> 33).is_multiple_of(equals) {
+                    best = Some((ix, cost));
+                }
+            }
+            _ => {
+                equals = 1;
+                best = Some((ix, cost));
+            }
+        }
+    }
+    best.map(|(ix, _)| ix)
 }
 
 /// Whether `entry` hands over to a decode.

@@ -1,0 +1,133 @@
+//! What one engine would need for one prompt.
+
+use crate::cache_rules::{CacheRules, Prefetch};
+use crate::cluster::Load;
+use crate::prediction::TierHits;
+use crate::request::Seconds;
+
+/// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
+const FETCH_LATENCY: Seconds = 0.002;
+
+/// Times for one prompt on one engine, if it were sent now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// Until the engine is done with what is ahead.
+    pub wait: Seconds,
+    /// Until the pages that it will use of the shared store are there; 0 without such pages.
+    pub fetch: Seconds,
+    /// Computation.
+    pub service: Seconds,
+    /// Tokens of the prompt that it need not compute.
+    pub cached_tokens: u32,
+    /// Those of them that come from the shared store.
+    pub fetched_tokens: u32,
+}
+
+impl Estimate {
+    /// Prices a prompt of `input_tokens` with `hits` on an engine with `load` and the `rules` of its cache.
+    #[must_use]
+    pub fn of(input_tokens: u64, hits: TierHits, load: &Load, rules: &CacheRules) -> Self {
+        let wait = load.prefill_wait;
+        let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
+        let offered = if hits.l3_tokens < rules.prefetch_threshold { 0 } else { hits.l3_tokens };
+        let (fetched, fetch) = fetched(offered, wait, load.fetch_wait, rules);
+        let cached = own.saturating_add(fetched);
+        // An engine always computes the last token.
+        let new = input_tokens.saturating_sub(u64::from(cached)).max(1);
+        let compute = load.service.seconds(new, u64::from(cached));
+        // Loading from host memory runs layer by layer beside the computation.
+        let load_back = f64::from(hits.l2_tokens) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
+        Self { wait, fetch, service: compute.max(load_back), cached_tokens: cached, fetched_tokens: fetched }
+    }
+
+    /// Until the first token.
+    #[must_use]
+    pub fn ttft(&self) -> Seconds {
+        self.wait.max(self.fetch) + self.service
+    }
+}
+
+/// How many of `offered` tokens are fetched when the prompt's turn comes after `wait`, and when the engine has them.
+fn fetched(offered: u32, wait: Seconds, queue: Seconds, rules: &CacheRules) -> (u32, Seconds) {
+    if offered == 0 {
+        return (0, 0.0);
+    }
+    let per_token = rules.kv_bytes_per_token / rules.l3_bytes_per_s;
+    let begin = queue + FETCH_LATENCY;
+    let complete = begin + f64::from(offered) * per_token;
+    let given_up = match rules.prefetch {
+        Prefetch::WaitComplete => return (offered, complete),
+        Prefetch::BestEffort => wait,
+        Prefetch::Timeout { base_s, per_1k_tokens_s } => {
+            wait.max(base_s + per_1k_tokens_s * f64::from(offered) / 1024.0)
+        }
+    };
+    if complete <= given_up {
+        return (offered, complete);
+    }
+    let page = f64::from(rules.page_tokens.max(1));
+    let tokens = ((given_up - begin).max(0.0) / per_token / page).floor() * page;
+    // Below `offered`, because the fetch is not complete.
+    (tokens as u32, given_up)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::ServiceModel;
+
+    /// 1,000 tokens per second from the store, a token a millisecond to compute.
+    fn rules(prefetch: Prefetch) -> CacheRules {
+        CacheRules {
+            prefetch,
+            page_tokens: 100,
+            prefetch_threshold: 256,
+            l3_bytes_per_s: 1000.0,
+            l2_bytes_per_s: 1e9,
+            kv_bytes_per_token: 1.0,
+            ..CacheRules::default()
+        }
+    }
+
+    fn estimate(prefetch: Prefetch, l3_tokens: u32, prefill_wait: f64) -> Estimate {
+        let service = ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
+        let load = Load { prefill_wait, service, ..Load::default() };
+        Estimate::of(1000, TierHits { l3_tokens, ..TierHits::default() }, &load, &rules(prefetch))
+    }
+
+    #[test]
+    fn best_effort_counts_what_arrives_while_queueing() {
+        let idle = estimate(Prefetch::BestEffort, 900, 0.0);
+        assert_eq!((idle.fetched_tokens, idle.ttft()), (0, 1.0));
+        let some = estimate(Prefetch::BestEffort, 900, 0.5);
+        assert_eq!(some.fetched_tokens, 400);
+        assert!((some.ttft() - 1.1).abs() < 1e-9);
+        assert_eq!(estimate(Prefetch::BestEffort, 900, 2.0).fetched_tokens, 900);
+    }
+
+    #[test]
+    fn wait_complete_waits() {
+        let idle = estimate(Prefetch::WaitComplete, 900, 0.0);
+        assert_eq!(idle.fetched_tokens, 900);
+        assert!((idle.ttft() - (FETCH_LATENCY + 0.9 + 0.1)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn timeout_waits_so_long() {
+        let cut = Prefetch::Timeout { base_s: 0.3, per_1k_tokens_s: 0.0 };
+        assert_eq!(estimate(cut, 900, 0.0).fetched_tokens, 200);
+        assert!((estimate(cut, 900, 0.0).ttft() - 1.1).abs() < 1e-9);
+        assert_eq!(estimate(cut, 900, 0.6).fetched_tokens, 500);
+    }
+
+    #[test]
+    fn few_tokens_are_not_fetched() {
+        assert_eq!(estimate(Prefetch::WaitComplete, 255, 0.0).cached_tokens, 0);
+        assert_eq!(estimate(Prefetch::WaitComplete, 256, 0.0).cached_tokens, 256);
+    }
+
+    #[test]
+    fn at_least_one_token_is_computed() {
+        assert!(estimate(Prefetch::WaitComplete, 1000, 0.0).service >= 0.001);
+    }
+}
