@@ -76,10 +76,6 @@ impl Calendar {
     pub(crate) fn next(&mut self) -> Option<(f64, Event)> {
         self.heap.pop().map(|entry| (entry.at, entry.event))
     }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.heap.is_empty()
-    }
 }
 
 #[cfg(test)]

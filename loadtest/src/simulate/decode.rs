@@ -99,7 +99,8 @@ impl DecodeEngine {
         self.turn += 1;
         self.used_tokens = 0;
         let batch = self.batch.drain().map(|Reverse((_, attempt, _))| attempt);
-        let mut lost: Vec<u32> = batch.chain(self.waiting.drain(..).map(|sequence| sequence.attempt)).collect();
+        let mut lost: Vec<u32> =
+            batch.chain(self.waiting.drain(..).map(|sequence| sequence.attempt)).collect();
         lost.sort_unstable();
         lost
     }

@@ -165,7 +165,9 @@ impl<'a> Fleet<'a> {
         let life = prefill.life;
         for later in self.later.drain(..) {
             match later {
-                Later::Fetched(at, turn) => self.calendar.plan(at, Event::Fetched(number(engine), turn, life)),
+                Later::Fetched(at, turn) => {
+                    self.calendar.plan(at, Event::Fetched(number(engine), turn, life))
+                }
                 Later::Begin(at) => self.calendar.plan(at, Event::Begin(number(engine))),
             }
         }
@@ -234,8 +236,8 @@ impl<'a> Fleet<'a> {
             let record = self.attempts[attempt as usize];
             self.outcome.first_token(now, record.request, &record.computed);
             self.notices.push(Notice::FirstToken(attempt));
-            if let Source::Closed(sender) = &self.source {
-                let at = now + sender.settings.lag * record.computed.service_s;
+            if let Source::Closed(sender) = &mut self.source {
+                let at = now + sender.lag_s(record.computed.service_s);
                 self.calendar.plan(at, Event::Freed(record.request));
             }
         }

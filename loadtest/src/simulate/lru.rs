@@ -45,11 +45,6 @@ impl BlockLru {
         self.newer.get(block as usize).is_some_and(|&newer| newer != ABSENT)
     }
 
-    /// Tokens held.
-    pub(crate) fn used(&self) -> u64 {
-        self.used
-    }
-
     /// How many of `blocks` are held without a gap, from the first on.
     pub(crate) fn leading(&self, blocks: &[u32]) -> usize {
         blocks.iter().take_while(|&&block| self.contains(block)).count()
@@ -184,11 +179,11 @@ mod tests {
                 }));
                 prop_assert!((0..30).all(|block| lru.contains(block) == told.contains(&block)));
                 let sum: u64 = told.iter().map(|&block| u64::from(weights[block as usize])).sum();
-                prop_assert_eq!(sum, lru.used());
+                prop_assert_eq!(sum, lru.used);
                 prop_assert!(sum <= capacity);
             }
             lru.clear(&weights, |change| if let Change::Evicted(block) = change { told.remove(&block); });
-            prop_assert!(told.is_empty() && lru.used() == 0);
+            prop_assert!(told.is_empty() && lru.used == 0);
         }
     }
 }

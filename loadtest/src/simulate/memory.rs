@@ -56,18 +56,14 @@ impl Memory {
         let own = &self.engines[engine];
         let device = own.device.leading(blocks);
         let rest = &blocks[device..];
-        let more = rest.iter().take_while(|&&block| own.host.contains(block) || own.device.contains(block)).count();
+        let more =
+            rest.iter().take_while(|&&block| own.host.contains(block) || own.device.contains(block)).count();
         (device, device + more)
     }
 
     /// How many of `blocks` the store holds, from the first on.
     pub(crate) fn stored(&self, blocks: &[u32]) -> usize {
         self.store.leading(blocks)
-    }
-
-    /// Tokens that the store holds.
-    pub(crate) fn stored_tokens(&self) -> u64 {
-        self.store.used()
     }
 
     /// An engine has looked `blocks` up in its own caches.

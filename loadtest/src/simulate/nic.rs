@@ -63,7 +63,8 @@ impl Nic {
         if let Some(active) = self.active.filter(|active| active.fetch.attempt == attempt) {
             self.active = None;
             let reading = active.duration - service.storage_latency_s;
-            let share = if reading > 0.0 { (now - active.began - service.storage_latency_s) / reading } else { 1.0 };
+            let share =
+                if reading > 0.0 { (now - active.began - service.storage_latency_s) / reading } else { 1.0 };
             return (f64::from(active.fetch.blocks) * share.clamp(0.0, 1.0)) as u32;
         }
         self.waiting.retain(|fetch| fetch.attempt != attempt);

@@ -49,6 +49,8 @@ pub struct Outcome {
     pub records: Vec<Record>,
     /// Requests that are not over.
     pub open: usize,
+    /// The first requests, which found cold caches and do not count.
+    warmup: usize,
     /// Prompt tokens of each request.
     input_tokens: Vec<u32>,
     /// What each request's time to first token may be.
@@ -84,7 +86,7 @@ pub struct Summary {
     pub hit_l2: f64,
     /// … in the shared store.
     pub hit_l3: f64,
-    /// Prompt tokens served per second, from the first arrival to the last end.
+    /// Prompt tokens served per second, from the first counted arrival to the last end.
     pub input_tokens_per_s: f64,
     /// Of the clients that came back when they were told to: the share that got its first token in time then.
     pub retry_after_right: Option<f64>,
@@ -111,6 +113,7 @@ impl Outcome {
         Self {
             records: vec![record; requests.len()],
             open: requests.len(),
+            warmup: (requests.len() as f64 * settings.warmup_share.clamp(0.0, 1.0)) as usize,
             input_tokens: requests.iter().map(|request| request.input_tokens).collect(),
             target_s: requests.iter().map(|request| settings.ttft_target_s(request.input_tokens)).collect(),
             end_s: 0.0,
@@ -163,11 +166,16 @@ impl Outcome {
         self.input_tokens[request]
     }
 
-    /// Times to first token of those that had one, in ascending order.
+    /// The requests that count, with their numbers: caches were warm.
+    fn counted(&self) -> impl Iterator<Item = (usize, &Record)> {
+        self.records.iter().enumerate().skip(self.warmup)
+    }
+
+    /// Times to first token of those that count and had one, in ascending order.
     #[must_use]
     pub fn ttfts(&self) -> Vec<f64> {
-        let served = self.records.iter().filter(|record| !record.first_token_s.is_nan());
-        let mut times: Vec<f64> = served.map(|record| record.first_token_s - record.arrived_s).collect();
+        let served = self.counted().filter(|(_, record)| !record.first_token_s.is_nan());
+        let mut times: Vec<f64> = served.map(|(_, record)| record.first_token_s - record.arrived_s).collect();
         times.sort_by(f64::total_cmp);
         times
     }
@@ -176,16 +184,20 @@ impl Outcome {
     #[must_use]
     pub fn summary(&self) -> Summary {
         let times = self.ttfts();
-        let all = self.records.len().max(1) as f64;
-        let share = |state: State| self.records.iter().filter(|record| record.state == state).count() as f64 / all;
-        let targets = self.records.iter().zip(&self.target_s);
-        let met = targets.filter(|(record, target)| record.first_token_s - record.arrived_s <= **target).count();
-        let served = || self.records.iter().zip(&self.input_tokens).filter(|(r, _)| !r.first_token_s.is_nan());
-        let tokens: f64 = served().map(|(_, &tokens)| f64::from(tokens)).sum();
-        let hit = |of: fn(&Record) -> u32| {
-            served().map(|(record, _)| f64::from(of(record))).sum::<f64>() / tokens.max(1.0)
+        let all = self.counted().count().max(1) as f64;
+        let share =
+            |state: State| self.counted().filter(|(_, record)| record.state == state).count() as f64 / all;
+        let in_time = |(at, record): &(usize, &Record)| {
+            record.first_token_s - record.arrived_s <= self.target_s[*at] && record.state != State::Failed
         };
-        let first = self.records.iter().map(|record| record.arrived_s).fold(f64::INFINITY, f64::min);
+        let met = self.counted().filter(in_time).count();
+        let sum = |of: &dyn Fn(usize, &Record) -> u32| -> f64 {
+            let served = self.counted().filter(|(_, record)| !record.first_token_s.is_nan());
+            served.map(|(at, record)| f64::from(of(at, record))).sum()
+        };
+        let tokens = sum(&|at, _| self.input_tokens[at]);
+        let hit = |of: fn(&Record) -> u32| sum(&|_, record| of(record)) / tokens.max(1.0);
+        let first = self.counted().map(|(_, record)| record.arrived_s).fold(f64::INFINITY, f64::min);
         Summary {
             ttft_mean_s: times.iter().sum::<f64>() / (times.len().max(1) as f64),
             ttft_p50_s: quantile(&times, 0.5),
@@ -205,11 +217,10 @@ impl Outcome {
     }
 
     fn retry_after_right(&self) -> Option<f64> {
-        let retried = self.records.iter().zip(&self.target_s).filter(|(record, _)| !record.retried_s.is_nan());
         let (mut right, mut all) = (0_u32, 0_u32);
-        for (record, target) in retried {
+        for (at, record) in self.counted().filter(|(_, record)| !record.retried_s.is_nan()) {
             all += 1;
-            right += u32::from(record.first_token_s - record.retried_s <= *target);
+            right += u32::from(record.first_token_s - record.retried_s <= self.target_s[at]);
         }
         (all > 0).then(|| f64::from(right) / f64::from(all))
     }

@@ -169,7 +169,9 @@ impl PrefillEngine {
                 job.reserved = missing;
                 self.reserved += u64::from(missing);
                 let fetch = Fetch { attempt, blocks: u32::try_from(stored).unwrap_or(u32::MAX), tokens };
-                later.extend(self.nic.add(now, fetch, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)));
+                later.extend(
+                    self.nic.add(now, fetch, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)),
+                );
                 if settings.prefetch == Prefetch::Timeout {
                     later.push(Later::Begin(now + timeout_s(&job, settings)));
                 }
@@ -179,7 +181,13 @@ impl PrefillEngine {
     }
 
     /// A read from the shared store has ended. Answers whose it was, unless it was abandoned.
-    pub(crate) fn fetched(&mut self, now: f64, turn: u32, settings: &Settings, later: &mut Vec<Later>) -> Option<Arrived> {
+    pub(crate) fn fetched(
+        &mut self,
+        now: f64,
+        turn: u32,
+        settings: &Settings,
+        later: &mut Vec<Later>,
+    ) -> Option<Arrived> {
         let fetch = self.nic.ended(turn)?;
         later.extend(self.nic.begin(now, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)));
         let job = self.waiting.iter_mut().find(|job| job.attempt == fetch.attempt)?;
@@ -214,7 +222,9 @@ impl PrefillEngine {
             Fetching::Pending => {
                 self.reserved -= u64::from(job.reserved);
                 let blocks = self.nic.cut(now, job.attempt, &settings.service);
-                later.extend(self.nic.begin(now, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)));
+                later.extend(
+                    self.nic.begin(now, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)),
+                );
                 blocks
             }
         };
@@ -348,5 +358,6 @@ pub(crate) struct Arrived {
 }
 
 fn timeout_s(job: &Job, settings: &Settings) -> f64 {
-    settings.prefetch_timeout_base_s + settings.prefetch_timeout_per_ki_s * f64::from(job.input_tokens) / 1_024.0
+    settings.prefetch_timeout_base_s
+        + settings.prefetch_timeout_per_ki_s * f64::from(job.input_tokens) / 1_024.0
 }

@@ -24,7 +24,12 @@ pub(crate) trait Control {
 }
 
 /// Plays a workload through. Equal arguments give equal outcomes.
-pub(crate) fn play(settings: &Settings, workload: &Workload, seed: u64, control: &mut dyn Control) -> Outcome {
+pub(crate) fn play(
+    settings: &Settings,
+    workload: &Workload,
+    seed: u64,
+    control: &mut dyn Control,
+) -> Outcome {
     let mut fleet = Fleet::new(settings, workload, seed);
     begin(&mut fleet);
     while fleet.outcome.open > 0 {

@@ -30,7 +30,13 @@ mod tests {
     use std::time::Duration;
 
     fn row(input_tokens: usize, blocks: &[u64]) -> TraceRow {
-        TraceRow { at: Duration::ZERO, input_tokens, output_tokens: 1, blocks: blocks.to_vec(), block_tokens: 512 }
+        TraceRow {
+            at: Duration::ZERO,
+            input_tokens,
+            output_tokens: 1,
+            blocks: blocks.to_vec(),
+            block_tokens: 512,
+        }
     }
 
     #[test]

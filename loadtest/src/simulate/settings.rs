@@ -90,6 +90,8 @@ pub struct Settings {
     pub index_lag_s: f64,
     /// How long the cache prediction of a held request is believed.
     pub refresh_s: f64,
+    /// Share of the requests, from the first on, that find cold caches and are left out of the figures.
+    pub warmup_share: f64,
     /// Whether all engines share one cache without bounds, as in the ideal.
     pub shared_cache: bool,
     /// Whether a refused client comes back once, after the time it was told.
@@ -126,6 +128,7 @@ impl Settings {
             poll_s: 0.1,
             index_lag_s: 0.0,
             refresh_s: 0.1,
+            warmup_share: 0.1,
             shared_cache: false,
             retry: false,
             deadlines: false,
@@ -142,6 +145,7 @@ impl Settings {
             l2_tokens: 0,
             l3_tokens: 0,
             prefetch: Prefetch::BestEffort,
+            warmup_share: 0.0,
             ..Self::eight_plus_four()
         }
     }

@@ -96,7 +96,8 @@ impl View {
     ) -> Vec<L3Run> {
         // At least one token is left to compute.
         let usable = input_tokens.saturating_sub(1);
-        let tokens = |count: usize| usable.min(u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(block_tokens));
+        let tokens =
+            |count: usize| usable.min(u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(block_tokens));
         let all = if self.engines >= 64 { u64::MAX } else { (1 << self.engines) - 1 };
         let (mut on_device, mut local) = (all, all);
         let mut runs: Vec<L3Run> = Vec::new();

@@ -49,7 +49,7 @@ pub struct Workload {
     tokens_of: Arc<[u32]>,
     /// For each request, the requests that come after it.
     successors: Arc<[Vec<u32>]>,
-    /// For each request, the keys of its blocks.
+    /// For each request, the keys of its full blocks.
     keys: Arc<[Arc<[u64]>]>,
 }
 
@@ -96,7 +96,7 @@ impl Workload {
         Arc::clone(&self.tokens_of)
     }
 
-    /// Keys of a request's blocks, for policies that keep a picture of their own.
+    /// Keys of a request's full blocks, for policies that keep a picture of their own.
     pub(crate) fn keys(&self, request: u32) -> Arc<[u64]> {
         Arc::clone(&self.keys[request as usize])
     }
@@ -138,7 +138,13 @@ pub(crate) struct Prompts {
 impl Prompts {
     pub(crate) fn new(block_tokens: usize) -> Self {
         let block_tokens = block_tokens.max(1);
-        Self { block_tokens, requests: Vec::new(), blocks: Vec::new(), tokens_of: Vec::new(), numbers: HashMap::new() }
+        Self {
+            block_tokens,
+            requests: Vec::new(),
+            blocks: Vec::new(),
+            tokens_of: Vec::new(),
+            numbers: HashMap::new(),
+        }
     }
 
     /// Adds a request whose blocks have the names `ids`; blocks without a name are its own.
@@ -185,7 +191,8 @@ impl Prompts {
         }
         let key = |&block: &u32| crate::engine::tokens::mix(u64::from(block), 1);
         let keys_of = |request: &SimRequest| {
-            let blocks = &self.blocks[request.first_block..request.first_block + request.blocks];
+            let full = request.input_tokens as usize / self.block_tokens;
+            let blocks = &self.blocks[request.first_block..request.first_block + full];
             blocks.iter().map(key).collect::<Arc<[u64]>>()
         };
         Workload {
