@@ -1,8 +1,8 @@
 //! What one engine would need for one prompt.
 
 use crate::cache_rules::{CacheRules, Prefetch};
-use crate::cluster::Load;
-use crate::prediction::TierHits;
+use crate::cluster::{Distance, Instance, InstanceIx, Load, Place};
+use crate::prediction::{L3Run, Medium, Prediction};
 use crate::request::Seconds;
 
 /// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
@@ -17,6 +17,8 @@ pub struct Estimate {
     pub fetch: Seconds,
     /// Computation.
     pub service: Seconds,
+    /// From the end of the computation to the first token.
+    pub handover: Seconds,
     /// Tokens of the prompt that it need not compute.
     pub cached_tokens: u32,
     /// Those of them that come from the shared store.
@@ -24,35 +26,49 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Prices a prompt of `input_tokens` with `hits` on an engine with `load` and the `rules` of its cache.
+    /// Prices a prompt of `input_tokens` on the engine at `ix`, if it gets to it after `wait`.
     #[must_use]
-    pub fn of(input_tokens: u64, hits: TierHits, load: &Load, rules: &CacheRules) -> Self {
-        let wait = load.prefill_wait;
+    pub fn of(
+        input_tokens: u64,
+        prediction: &Prediction,
+        (ix, instance): (InstanceIx, &Instance),
+        load: &Load,
+        wait: Seconds,
+    ) -> Self {
+        let (hits, rules) = (prediction.hits(ix), &instance.cache);
         let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
-        let offered = if hits.l3_tokens < rules.prefetch_threshold { 0 } else { hits.l3_tokens };
-        let (fetched, fetch) = fetched(offered, wait, load.fetch_wait, rules);
+        let (fetched, fetch) = if hits.l3_tokens == 0 || hits.l3_tokens < rules.prefetch_threshold {
+            (0, 0.0)
+        } else {
+            let farness = farness(&prediction.shared, own, hits.l3_tokens, &instance.place);
+            fetched(hits.l3_tokens, farness, wait, load.fetch_wait, rules)
+        };
         let cached = own.saturating_add(fetched);
         // An engine always computes the last token.
         let new = input_tokens.saturating_sub(u64::from(cached)).max(1);
         let compute = load.service.seconds(new, u64::from(cached));
         // Loading from host memory runs layer by layer beside the computation.
-        let load_back = f64::from(hits.l2_tokens) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
-        Self { wait, fetch, service: compute.max(load_back), cached_tokens: cached, fetched_tokens: fetched }
+        let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
+        Self {
+            wait,
+            fetch,
+            service: compute.max(load_back),
+            handover: input_tokens as f64 * load.handover_per_token,
+            cached_tokens: cached,
+            fetched_tokens: fetched,
+        }
     }
 
     /// Until the first token.
     #[must_use]
     pub fn ttft(&self) -> Seconds {
-        self.wait.max(self.fetch) + self.service
+        self.wait.max(self.fetch) + self.service + self.handover
     }
 }
 
 /// How many of `offered` tokens are fetched when the prompt's turn comes after `wait`, and when the engine has them.
-fn fetched(offered: u32, wait: Seconds, queue: Seconds, rules: &CacheRules) -> (u32, Seconds) {
-    if offered == 0 {
-        return (0, 0.0);
-    }
-    let per_token = rules.kv_bytes_per_token / rules.l3_bytes_per_s;
+fn fetched(offered: u32, farness: f64, wait: Seconds, queue: Seconds, rules: &CacheRules) -> (u32, Seconds) {
+    let per_token = farness * rules.kv_bytes_per_token / rules.l3_bytes_per_s;
     let begin = queue + FETCH_LATENCY;
     let complete = begin + f64::from(offered) * per_token;
     let given_up = match rules.prefetch {
@@ -71,9 +87,33 @@ fn fetched(offered: u32, wait: Seconds, queue: Seconds, rules: &CacheRules) -> (
     (tokens as u32, given_up)
 }
 
+/// How much longer than usual it takes to fetch `tokens` behind `first` to `place`, by where they are.
+fn farness(runs: &[L3Run], first: u32, tokens: u32, place: &Place) -> f64 {
+    let last = first.saturating_add(tokens);
+    let (mut weighted, mut known) = (0.0, 0_u32);
+    for run in runs {
+        let overlap =
+            run.first_token.saturating_add(run.tokens).min(last).saturating_sub(run.first_token.max(first));
+        let of_link = match run.place.distance(place) {
+            Distance::Nvlink | Distance::Node => 0.5,
+            Distance::Rack | Distance::Zone | Distance::Unknown => 1.0,
+            Distance::Far => 4.0,
+        };
+        let of_medium = match run.medium {
+            Medium::Dram => 1.0,
+            Medium::Nvme => 3.0,
+        };
+        weighted += f64::from(overlap) * of_link * of_medium;
+        known += overlap;
+    }
+    if known == 0 { 1.0 } else { weighted / f64::from(known) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::{PairingDomain, Role};
+    use crate::prediction::TierHits;
     use crate::service::ServiceModel;
 
     /// 1,000 tokens per second from the store, a token a millisecond to compute.
@@ -89,10 +129,36 @@ mod tests {
         }
     }
 
-    fn estimate(prefetch: Prefetch, l3_tokens: u32, prefill_wait: f64) -> Estimate {
+    fn instance(rules: CacheRules) -> Instance {
+        Instance {
+            name: "engine".into(),
+            role: Role::Prefill,
+            models: Vec::new(),
+            domain: PairingDomain(0),
+            dp_size: 1,
+            place: Place { zone: Some(1), rack: Some(1), node: Some(1), ..Place::default() },
+            cache: rules,
+        }
+    }
+
+    fn estimate(prefetch: Prefetch, l3_tokens: u32, wait: f64) -> Estimate {
         let service = ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
-        let load = Load { prefill_wait, service, ..Load::default() };
-        Estimate::of(1000, TierHits { l3_tokens, ..TierHits::default() }, &load, &rules(prefetch))
+        let load = Load { service, ..Load::default() };
+        let hits = TierHits { l3_tokens, ..TierHits::default() };
+        let prediction = Prediction { per_instance: vec![hits], ..Prediction::default() };
+        Estimate::of(1000, &prediction, (InstanceIx(0), &instance(rules(prefetch))), &load, wait)
+    }
+
+    #[test]
+    fn far_and_slow_stores_take_longer() {
+        let here = instance(CacheRules::default()).place;
+        let run = |first_token, place, medium| L3Run { first_token, tokens: 100, place, medium };
+        let far = Place { zone: Some(9), ..Place::default() };
+        let runs = [run(0, here, Medium::Dram), run(100, far, Medium::Dram), run(200, here, Medium::Nvme)];
+        assert_eq!(farness(&runs, 0, 100, &here), 0.5);
+        assert_eq!(farness(&runs, 0, 200, &here), 2.25);
+        assert_eq!(farness(&runs, 150, 100, &here), 2.75);
+        assert_eq!(farness(&[], 0, 100, &here), 1.0);
     }
 
     #[test]

@@ -11,8 +11,10 @@ mod cluster;
 mod decision;
 mod estimate;
 pub mod index;
+mod learn;
 mod policy;
 mod prediction;
+mod prefill_queue;
 mod request;
 mod scheduler;
 mod service;
@@ -22,11 +24,11 @@ pub use cache_rules::{CacheRules, Prefetch};
 pub use cluster::{
     Cluster, Distance, Instance, InstanceIx, Load, ModelIx, PairingDomain, Place, Reported, Role,
 };
-pub use decision::{Booking, Candidate, Decision, Explanation, Refusal, Route, Term};
+pub use decision::{Booking, Candidate, Decision, Explanation, Refusal, Route, Term, Terms};
 pub use estimate::Estimate;
-pub use policy::{Input, Policy, PolicyName, UnknownPolicy, Verdict};
+pub use policy::{Input, Policy, PolicyName, Round, UnknownPolicy, Verdict};
 pub use prediction::{L3Run, Medium, Prediction, TierHits};
 pub use request::{Request, Seconds};
 pub use scheduler::{Ask, Event, Scheduler, Ticket};
 pub use service::ServiceModel;
-pub use settings::Settings;
+pub use settings::{Settings, TtftTarget};

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::book::EngineBook;
-use crate::cluster::{Cluster, InstanceIx, Load, Reported};
+use crate::book::{Computed, EngineBook};
+use crate::cluster::{Cluster, InstanceIx, Load, ModelIx, Reported};
 use crate::decision::{Decision, Refusal};
 use crate::estimate::Estimate;
-use crate::policy::{Input, Policy, Verdict};
+use crate::learn::{Learner, Work};
+use crate::policy::{Input, Policy, Round, Verdict};
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
 use crate::settings::Settings;
@@ -57,6 +58,9 @@ pub struct Scheduler {
     cluster: Arc<Cluster>,
     /// In the cluster's order.
     engines: Vec<EngineBook>,
+    /// What was learned of engines of one kind, and which kind an engine is.
+    learners: Vec<Learner>,
+    kinds: Vec<usize>,
     /// In order of rank, then of submission.
     held: Vec<Held>,
     sent: BTreeMap<Ticket, Sent>,
@@ -98,6 +102,8 @@ impl Scheduler {
             settings,
             cluster: Arc::new(Cluster::default()),
             engines: Vec::new(),
+            learners: Vec::new(),
+            kinds: Vec::new(),
             held: Vec::new(),
             sent: BTreeMap::new(),
             submitted: 0,
@@ -118,14 +124,18 @@ impl Scheduler {
             self.cluster.instances().iter().map(|old| new_ix.get(&*old.name).copied()).collect();
         let moved = |ix: InstanceIx| moved.get(ix.at()).copied().flatten();
 
-        let mut engines: Vec<EngineBook> =
-            cluster.instances().iter().map(|_| EngineBook::new(self.settings.service_prior)).collect();
-        for (old, book) in (0_u32..).map(InstanceIx).zip(self.engines.drain(..)) {
+        let mut engines: Vec<Option<(EngineBook, usize)>> =
+            cluster.instances().iter().map(|_| None).collect();
+        let old_books = self.engines.drain(..).zip(self.kinds.drain(..));
+        for (old, book_and_kind) in (0_u32..).map(InstanceIx).zip(old_books) {
             if let Some(new) = moved(old) {
-                engines[new.at()] = book;
+                engines[new.at()] = Some(book_and_kind);
             }
         }
-        self.engines = engines;
+        let (learners, kinds) = divide(&cluster, &engines, &self.learners, &self.settings);
+        (self.learners, self.kinds) = (learners, kinds);
+        self.engines =
+            engines.into_iter().map(|old| old.map_or_else(EngineBook::new, |(book, _)| book)).collect();
         for sent in self.sent.values_mut() {
             sent.entry = sent.entry.and_then(moved);
             sent.exit = sent.exit.and_then(moved);
@@ -156,8 +166,8 @@ impl Scheduler {
 
     /// Takes an engine's report of its own load.
     pub fn report(&mut self, now: Seconds, ix: InstanceIx, reported: Reported) {
-        if let Some(book) = self.engines.get_mut(ix.at()) {
-            book.reported(now, reported);
+        if let (Some(book), Some(&kind)) = (self.engines.get_mut(ix.at()), self.kinds.get(ix.at())) {
+            book.reported(now, reported, &self.learners[kind]);
         }
     }
 
@@ -179,9 +189,35 @@ impl Scheduler {
             return;
         }
         self.read_loads(now);
+        self.policy.begin(&Round { cluster: &self.cluster, loads: &self.loads, now });
         let mut held = std::mem::take(&mut self.held);
+        if let Some(aged) = self.aged(now, &held) {
+            let first = held.remove(aged);
+            if self.decide(now, entropy, &first, out) {
+                held.insert(aged, first);
+            }
+        }
         held.retain(|held| self.decide(now, entropy, held, out));
         self.held = held;
+    }
+
+    /// Where in `held` the longest held request is, if it is time that it goes first.
+    fn aged(&self, now: Seconds, held: &[Held]) -> Option<usize> {
+        let (position, oldest) = held.iter().enumerate().min_by_key(|(_, held)| held.number)?;
+        self.policy.is_aged(&self.input(now, 0, oldest)).then_some(position)
+    }
+
+    fn input<'a>(&'a self, now: Seconds, entropy: u64, held: &'a Held) -> Input<'a> {
+        Input {
+            request: &held.ask.request,
+            cluster: &self.cluster,
+            loads: &self.loads,
+            prediction: &held.ask.prediction,
+            now,
+            arrived: held.arrived,
+            sequence: self.decided,
+            entropy,
+        }
     }
 
     /// Decides on one request. Whether it is still held.
@@ -252,8 +288,18 @@ impl Scheduler {
         if !std::mem::take(&mut sent.prefilling) {
             return;
         }
-        let Some(book) = sent.entry.and_then(|ix| self.engines.get_mut(ix.at())) else { return };
-        let _ = (book.computed(now, ticket), cached_tokens);
+        let Some(entry) = sent.entry else { return };
+        let (Some(book), Some(&kind)) = (self.engines.get_mut(entry.at()), self.kinds.get(entry.at())) else {
+            return;
+        };
+        let Some(Computed { mut work, took, alone }) = book.computed(now, ticket) else { return };
+        if let Some(cached) = cached_tokens {
+            let (total, cached) = (work.new + work.cached, u64::from(cached));
+            work = Work { new: total.saturating_sub(cached).max(1), cached: cached.min(total) };
+        }
+        if alone {
+            book.speed = self.learners[kind].observe(work, took, book.speed);
+        }
     }
 
     /// A request is over, whatever its end: it leaves the books, or is no longer held.
@@ -279,20 +325,12 @@ impl Scheduler {
     fn read_loads(&mut self, now: Seconds) {
         self.now = now;
         self.loads.clear();
-        self.loads.extend(self.engines.iter().map(|engine| engine.load(now)));
+        let kinds = self.kinds.iter().map(|&kind| &self.learners[kind]);
+        self.loads.extend(self.engines.iter().zip(kinds).map(|(engine, learned)| engine.load(now, learned)));
     }
 
     fn rank(&self, held: &Held) -> f64 {
-        self.policy.rank(&Input {
-            request: &held.ask.request,
-            cluster: &self.cluster,
-            loads: &self.loads,
-            prediction: &held.ask.prediction,
-            now: self.now,
-            arrived: held.arrived,
-            sequence: self.decided,
-            entropy: 0,
-        })
+        self.policy.rank(&self.input(self.now, 0, held))
     }
 
     fn hold(&mut self, held: Held) {
@@ -306,13 +344,14 @@ impl Scheduler {
     /// Enters a sent request into the books of its engines, and their loads anew.
     fn book(&mut self, now: Seconds, held: &Held, decision: &Decision) {
         let (entry, exit) = (decision.route.entry(), decision.route.exit());
-        let hits = held.ask.prediction.hits(entry);
         if let (Some(book), Some(load), Some(instance)) =
             (self.engines.get_mut(entry.at()), self.loads.get(entry.at()), self.cluster.get(entry))
         {
-            let estimate = Estimate::of(held.ask.request.total_input_tokens(), hits, load, &instance.cache);
+            let input_tokens = held.ask.request.total_input_tokens();
+            let prediction = &held.ask.prediction;
+            let estimate = Estimate::of(input_tokens, prediction, (entry, instance), load, load.prefill_wait);
             book.enter();
-            book.push_prefill(now, held.ticket, decision.booking.prefill_tokens, &estimate);
+            book.push_prefill(now, held.ticket, input_tokens, decision.booking.prefill_tokens, &estimate);
         }
         if let Some(book) = self.engines.get_mut(exit.at()) {
             book.hold_decode(decision.booking.decode_tokens);
@@ -322,7 +361,7 @@ impl Scheduler {
         }
         for ix in [entry, exit] {
             if let (Some(load), Some(book)) = (self.loads.get_mut(ix.at()), self.engines.get(ix.at())) {
-                *load = book.load(now);
+                *load = book.load(now, &self.learners[self.kinds[ix.at()]]);
             }
         }
         let sent = Sent {
@@ -333,6 +372,30 @@ impl Scheduler {
         };
         self.sent.insert(held.ticket, sent);
     }
+}
+
+/// Groups engines that serve the same model and so should be alike. A group goes on with what one of its engines has shown before.
+fn divide(
+    cluster: &Cluster,
+    engines: &[Option<(EngineBook, usize)>],
+    learners: &[Learner],
+    settings: &Settings,
+) -> (Vec<Learner>, Vec<usize>) {
+    let mut groups: Vec<(Option<ModelIx>, Option<Learner>)> = Vec::new();
+    let mut kinds = Vec::with_capacity(engines.len());
+    for (instance, engine) in cluster.instances().iter().zip(engines) {
+        let model = instance.models.first().copied();
+        let kind = groups.iter().position(|(known, _)| *known == model).unwrap_or_else(|| {
+            groups.push((model, None));
+            groups.len() - 1
+        });
+        kinds.push(kind);
+        if let (None, Some((_, old))) = (&groups[kind].1, engine) {
+            groups[kind].1 = learners.get(*old).cloned();
+        }
+    }
+    let fresh = || Learner::new(&settings.service_prior, settings.handover_prior_s_per_token);
+    (groups.into_iter().map(|(_, learner)| learner.unwrap_or_else(fresh)).collect(), kinds)
 }
 
 /// Engines whose availability was taken away for one request.

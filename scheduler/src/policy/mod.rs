@@ -6,10 +6,12 @@ mod dynamo;
 mod dynamo_queue;
 mod least_load;
 mod least_requests;
+mod lightest;
 mod llm_d;
 mod lmetric;
 mod name_hash;
 mod power_of_two;
+mod predictive;
 mod prefix_hash;
 mod random;
 mod ring;
@@ -18,6 +20,7 @@ mod rotation;
 use std::fmt;
 use std::str::FromStr;
 
+use self::lightest::lightest;
 use crate::cluster::{Cluster, Instance, InstanceIx, Load, Role};
 use crate::decision::{Booking, Candidate, Decision, Explanation, Refusal, Route};
 use crate::prediction::Prediction;
@@ -45,6 +48,17 @@ pub struct Input<'a> {
     pub entropy: u64,
 }
 
+/// What is the same for all questions of a round.
+#[derive(Debug, Clone, Copy)]
+pub struct Round<'a> {
+    /// The fleet.
+    pub cluster: &'a Cluster,
+    /// One per instance, in the cluster's order, before anything is sent.
+    pub loads: &'a [Load],
+    /// The caller's clock.
+    pub now: Seconds,
+}
+
 /// What to do with a request now.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
@@ -68,7 +82,18 @@ pub trait Policy: fmt::Debug + Send {
         input.arrived
     }
 
-    /// Chooses a route, or to wait. Asking changes nothing that a later answer depends on; only [`Policy::sent`] does.
+    /// A round of questions begins: every held request is asked about once, in order of rank.
+    fn begin(&mut self, round: &Round<'_>) {
+        let _ = round;
+    }
+
+    /// Whether the longest held request has waited so long that it goes before all others this time.
+    fn is_aged(&self, input: &Input<'_>) -> bool {
+        let _ = input;
+        false
+    }
+
+    /// Chooses a route, or to wait. Beyond the round, only [`Policy::sent`] changes what later answers depend on.
     ///
     /// # Errors
     /// [`Refusal`] if no route is possible or wanted.
@@ -83,6 +108,8 @@ pub trait Policy: fmt::Debug + Send {
 /// The policies that can be asked for by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
+    /// The pair with the least predicted time to first token; holds requests while all engines are busy.
+    Predictive,
     /// Any entry, any decode.
     Random,
     /// Entries and decodes in turn.
@@ -111,7 +138,8 @@ pub enum PolicyName {
 
 impl PolicyName {
     /// All, in the order that help texts list them.
-    pub const ALL: [PolicyName; 12] = [
+    pub const ALL: [PolicyName; 13] = [
+        PolicyName::Predictive,
         PolicyName::LeastLoad,
         PolicyName::LeastRequests,
         PolicyName::PowerOfTwo,
@@ -130,6 +158,7 @@ impl PolicyName {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            PolicyName::Predictive => "predictive",
             PolicyName::Random => "random",
             PolicyName::RoundRobin => "round_robin",
             PolicyName::PowerOfTwo => "power_of_two",
@@ -148,8 +177,8 @@ impl PolicyName {
     /// Makes the policy.
     #[must_use]
     pub fn build(self, settings: &Settings) -> Box<dyn Policy> {
-        let _ = settings;
         match self {
+            PolicyName::Predictive => Box::new(predictive::Predictive::new(settings)),
             PolicyName::Random => Box::new(random::Random),
             PolicyName::RoundRobin => Box::new(rotation::RoundRobin),
             PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo),
@@ -276,7 +305,7 @@ fn conclude(
         prefill_tokens: input.request.total_input_tokens().saturating_sub(cached).max(1),
         decode_tokens: input.request.total_tokens(),
     };
-    let explanation = Explanation { policy, reason, candidates };
+    let explanation = Explanation { policy, reason, candidates, terms: Vec::new() };
     Verdict::Send(Decision { route, booking, predicted_ttft: None, explanation })
 }
 
@@ -284,30 +313,6 @@ fn conclude(
 fn drawn(from: &[InstanceIx], entropy: u64) -> Option<InstanceIx> {
     let len = from.len().max(1) as u64;
     from.get(usize::try_from((entropy & 0xffff_ffff) % len).unwrap_or(0)).copied()
-}
-
-/// The cheapest; among equals each is as likely as any other (reservoir of one, fed from `entropy`).
-fn lightest(priced: impl Iterator<Item = (InstanceIx, f64)>, entropy: u64) -> Option<InstanceIx> {
-    let mut best: Option<(InstanceIx, f64)> = None;
-    let mut equals = 0_u64;
-    let mut bits = entropy;
-    for (ix, cost) in priced {
-        match best {
-            Some((_, least)) if cost > least => {}
-            Some((_, least)) if cost == least => {
-                equals += 1;
-                bits = bits.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                if (bits >> 33).is_multiple_of(equals) {
-                    best = Some((ix, cost));
-                }
-            }
-            _ => {
-                equals = 1;
-                best = Some((ix, cost));
-            }
-        }
-    }
-    best.map(|(ix, _)| ix)
 }
 
 /// Whether `entry` hands over to a decode.

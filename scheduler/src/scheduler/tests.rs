@@ -117,7 +117,7 @@ fn books_follow_their_engines_by_name() {
     scheduler.submit(0.0, Ticket(0), ask(5000));
     assert_eq!(sent_to(&poll(&mut scheduler, 0.0)[0]), InstanceIx(1));
     scheduler.set_cluster(1.0, cluster(&["w1", "w2"]));
-    assert_eq!(scheduler.engines[0].load(1.0).pending_prefill_tokens, 5000);
+    assert_eq!(scheduler.engines[0].load(1.0, &scheduler.learners[0]).pending_prefill_tokens, 5000);
     scheduler.submit(1.0, Ticket(1), ask(100));
     assert_eq!(sent_to(&poll(&mut scheduler, 1.0)[0]), InstanceIx(1));
     scheduler.ended(2.0, Ticket(0));
