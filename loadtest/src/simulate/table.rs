@@ -1,0 +1,68 @@
+//! Figures as text.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::sweep::Standing;
+
+/// One line per contender.
+pub(crate) fn text(standings: &[Standing], elapsed: Duration) -> String {
+    let width = standings.iter().map(|standing| standing.contender.name().len()).max().unwrap_or(0).max(8);
+    let mut text = format!(
+        "{:width$}  {:>8} {:>6} {:>8} {:>8} {:>8}  {:>6} {:>6}  {:>5} {:>5} {:>5}  {:>9}  {:>6}\n",
+        "policy",
+        "mean s",
+        "± s",
+        "p50 s",
+        "p90 s",
+        "p99 s",
+        "slo",
+        "reject",
+        "L1 %",
+        "L2 %",
+        "L3 %",
+        "tokens/s",
+        "429 ok"
+    );
+    for standing in standings {
+        let s = &standing.summary;
+        let right = s.retry_after_right.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
+        let _ = writeln!(
+            text,
+            "{:width$}  {:>8.3} {:>6.2} {:>8.2} {:>8.2} {:>8.2}  {:>6.3} {:>6.3}  {:>5.1} {:>5.1} {:>5.1}  {:>9.0}  {:>6}{}",
+            standing.contender.name(),
+            s.ttft_mean_s,
+            s.ttft_mean_sd_s,
+            s.ttft_p50_s,
+            s.ttft_p90_s,
+            s.ttft_p99_s,
+            s.slo_met,
+            s.rejected,
+            100.0 * s.hit_l1,
+            100.0 * s.hit_l2,
+            100.0 * s.hit_l3,
+            s.input_tokens_per_s,
+            right,
+            if s.failed > 0.0 { format!("  {:.3} of the requests failed", s.failed) } else { String::new() },
+        );
+    }
+    let requests: usize = standings.iter().map(|standing| standing.first.records.len()).sum();
+    let _ = writeln!(text, "{requests} requests per seed simulated; {:.2} s in all", elapsed.as_secs_f64());
+    text
+}
+
+/// One object: the figures themselves for one contender, a list of them for several.
+pub(crate) fn json(standings: &[Standing]) -> String {
+    let object = |standing: &Standing| {
+        let mut object = json!(standing.summary);
+        object["policy"] = Value::from(standing.contender.name());
+        object
+    };
+    let value = match standings {
+        [standing] => object(standing),
+        several => json!({ "policies": several.iter().map(object).collect::<Vec<_>>() }),
+    };
+    format!("{value}\n")
+}
