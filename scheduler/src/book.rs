@@ -119,7 +119,7 @@ impl EngineBook {
         let queued = Queued {
             ticket,
             tokens,
-            work: Work { new: (input_tokens - cached).max(1), cached },
+            work: Work { new: (input_tokens - cached).max(1), cached, handed_over: estimate.handed_over },
             service: estimate.service,
             handover: estimate.handover,
             ready,
@@ -165,6 +165,7 @@ mod tests {
             fetch: 0.0,
             service: 1.0,
             handover: 0.0,
+            handed_over: 0,
             cached_tokens: 0,
             fetched_tokens: 0,
         };
@@ -189,6 +190,7 @@ mod tests {
             fetch: 4.0,
             service: 1.0,
             handover: 0.0,
+            handed_over: 0,
             cached_tokens: 1000,
             fetched_tokens: 1000,
         };

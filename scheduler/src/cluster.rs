@@ -127,7 +127,7 @@ pub struct Load {
     pub fetch_wait: Seconds,
     /// How long it takes to compute a prompt.
     pub service: ServiceModel,
-    /// Seconds per prompt token from the end of the computation to the first token: the KV cache goes to the decode.
+    /// Seconds per token of the KV cache that goes to the decode after the computation.
     pub handover_per_token: f64,
 }
 

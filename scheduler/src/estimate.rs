@@ -19,6 +19,8 @@ pub struct Estimate {
     pub service: Seconds,
     /// From the end of the computation to the first token.
     pub handover: Seconds,
+    /// Tokens that are handed over then.
+    pub handed_over: u64,
     /// Tokens of the prompt that it need not compute.
     pub cached_tokens: u32,
     /// Those of them that come from the shared store.
@@ -49,11 +51,14 @@ impl Estimate {
         let compute = load.service.seconds(new, u64::from(cached));
         // Loading from host memory runs layer by layer beside the computation.
         let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
+        // Each pass's part goes while the next one is computed.
+        let handed_over = input_tokens.min(u64::from(rules.max_prefill_tokens));
         Self {
             wait,
             fetch,
             service: compute.max(load_back),
-            handover: input_tokens as f64 * load.handover_per_token,
+            handover: handed_over as f64 * load.handover_per_token,
+            handed_over,
             cached_tokens: cached,
             fetched_tokens: fetched,
         }

@@ -4,7 +4,7 @@ use crate::request::Seconds;
 use crate::service::ServiceModel;
 
 /// What the time from an engine's start on a prompt to its first token is made of, each with its own coefficient: the prompt
-/// itself, new tokens, new tokens times those they look back at, and all tokens (handed over to a decode).
+/// itself, new tokens, new tokens times those they look back at, and tokens handed over to a decode at the end.
 const TERMS: usize = 4;
 
 /// Part of what was learned that a new observation replaces, if observations are equally informative: a thousand remember
@@ -31,6 +31,8 @@ pub(crate) struct Work {
     pub(crate) new: u64,
     /// Tokens that were not.
     pub(crate) cached: u64,
+    /// Tokens whose KV cache was handed over after the computation; the rest went before.
+    pub(crate) handed_over: u64,
 }
 
 /// What engines of one model have in common: recursive least squares on the relative error, so that short prompts count as much
@@ -65,7 +67,7 @@ impl Learner {
         ServiceModel { c0, a, b, speed }
     }
 
-    /// Seconds per prompt token between the end of the computation and the first token.
+    /// Seconds per token that is handed over after the computation.
     pub(crate) fn handover_per_token(&self) -> f64 {
         self.coefficients()[TERMS - 1]
     }
@@ -82,7 +84,7 @@ impl Learner {
     /// Learns from a prompt that `took` so long on an engine with this `speed` factor; answers the engine's new factor.
     pub(crate) fn observe(&mut self, work: Work, took: Seconds, speed: f64) -> f64 {
         let (new, cached) = (work.new as f64, work.cached as f64);
-        let sizes = [1.0, new, new * (cached + new / 2.0), new + cached];
+        let sizes = [1.0, new, new * (cached + new / 2.0), work.handed_over as f64];
         let parts: [f64; TERMS] = std::array::from_fn(|at| self.prior[at] * sizes[at] * speed);
         let expected: f64 = parts.iter().zip(&self.scale).map(|(part, scale)| part * scale).sum();
         if !(took > 0.0 && took.is_finite() && expected > 0.0 && speed > 0.0) {
@@ -127,12 +129,12 @@ mod tests {
             bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let total = 200 + (bits >> 33) % 40_000;
             let cached = (bits >> 13) % total;
-            Work { new: total - cached, cached }
+            Work { new: total - cached, cached, handed_over: total.min(8_192) }
         })
     }
 
     fn seconds(model: &ServiceModel, handover: f64, work: Work) -> f64 {
-        model.seconds(work.new, work.cached) + handover * (work.new + work.cached) as f64
+        model.seconds(work.new, work.cached) + handover * work.handed_over as f64
     }
 
     #[test]
@@ -176,7 +178,7 @@ mod tests {
     #[test]
     fn nonsense_is_not_learned() {
         let mut learner = Learner::new(&ServiceModel::default(), HANDOVER);
-        let work = Work { new: 1000, cached: 0 };
+        let work = Work { new: 1000, cached: 0, handed_over: 1000 };
         for took in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert_eq!(learner.observe(work, took, 1.5), 1.5);
         }

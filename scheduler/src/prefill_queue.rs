@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn queued(ticket: u64, service: Seconds, handover: Seconds, ready: Seconds) -> Queued {
-        let work = Work { new: 100, cached: 0 };
+        let work = Work { new: 100, cached: 0, handed_over: 100 };
         Queued { ticket: Ticket(ticket), tokens: 100, work, service, handover, ready }
     }
 

@@ -295,7 +295,7 @@ impl Scheduler {
         let Some(Computed { mut work, took, alone }) = book.computed(now, ticket) else { return };
         if let Some(cached) = cached_tokens {
             let (total, cached) = (work.new + work.cached, u64::from(cached));
-            work = Work { new: total.saturating_sub(cached).max(1), cached: cached.min(total) };
+            work = Work { new: total.saturating_sub(cached).max(1), cached: cached.min(total), ..work };
         }
         if alone {
             book.speed = self.learners[kind].observe(work, took, book.speed);

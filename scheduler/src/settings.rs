@@ -8,8 +8,8 @@ use crate::service::ServiceModel;
 pub struct Settings {
     /// How long engines compute, until first tokens have shown it.
     pub service_prior: ServiceModel,
-    /// Seconds per prompt token from the end of a prefill to the first token, until first tokens have shown it. The default
-    /// is 192,512 bytes of KV cache over a 200 Gbit/s link.
+    /// Seconds per token whose KV cache goes to the decode after the last pass, until first tokens have shown it. The default is
+    /// 192,512 bytes over a 200 Gbit/s link.
     pub handover_prior_s_per_token: f64,
     /// A request is handed over once its engine's backlog is at most this. Less starves the engine between two prompts; more binds
     /// requests before it is known where they are best computed.
@@ -22,6 +22,9 @@ pub struct Settings {
     pub aged_share: f64,
     /// How long a request must have waited, as a multiple of its own expected service, to be one of the aged.
     pub aged_after: f64,
+    /// Share of the fleet that is promised to refused clients for when they come back: what `Retry-After` tells. More lets
+    /// them come back sooner and displaces others then.
+    pub promised_share: f64,
     /// Longest wait for the first token of requests that name none; `None` never refuses them for being late.
     pub ttft_target: Option<TtftTarget>,
 }
@@ -45,6 +48,7 @@ impl Default for Settings {
             duplicate_price: 0.4,
             aged_share: 0.1,
             aged_after: 5.0,
+            promised_share: 0.2,
             ttft_target: None,
         }
     }

@@ -1,9 +1,11 @@
 //! Least predicted time to first token, decided as late as possible.
 
 mod decodes;
+mod promises;
 mod tenants;
 
 use self::decodes::Decodes;
+use self::promises::Promises;
 use self::tenants::Tenants;
 use super::lightest::Lightest;
 use super::{Input, Policy, PolicyName, Round, Verdict, available, conclude};
@@ -34,6 +36,7 @@ pub(super) struct Predictive {
     least_backlog: Seconds,
     decodes: Decodes,
     tenants: Tenants,
+    promises: Promises,
     /// Computation that those who waited longest may still have.
     aged_credit: Seconds,
 }
@@ -54,6 +57,7 @@ impl Predictive {
             least_backlog: 0.0,
             decodes: Decodes::default(),
             tenants: Tenants::default(),
+            promises: Promises::default(),
             aged_credit: 0.0,
         }
     }
@@ -184,6 +188,9 @@ impl Policy for Predictive {
     }
 
     fn rank(&self, input: &Input<'_>) -> f64 {
+        if self.promises.holds(input) {
+            return f64::NEG_INFINITY;
+        }
         let share = self.tenants.factor(input.request.tenant, input.now);
         Self::least_service(input) * share * PRIORITY_STEP.powi(input.request.priority.clamp(-16, 16))
     }
@@ -214,7 +221,10 @@ impl Policy for Predictive {
             && input.now + best.estimate.ttft() > latest
             && self.soonest(input) > latest
         {
-            return Err(Refusal::Overloaded { retry_after: self.least_backlog.max(1.0) });
+            let service = Self::least_service(input);
+            let share = self.settings.promised_share;
+            let retry_after = self.promises.make(input, service, entries.len(), share);
+            return Err(Refusal::Overloaded { retry_after });
         }
         let Estimate { wait, fetch, .. } = best.estimate;
         let due = wait - fetch - self.settings.slack;
@@ -239,6 +249,7 @@ impl Policy for Predictive {
         let estimate = Estimate::of(tokens, input.prediction, (entry, instance), load, load.prefill_wait);
         let waited = input.now - input.arrived;
         let aged = waited > self.settings.aged_after * Self::least_service(input);
+        self.promises.keep(input);
         self.aged_credit += self.settings.aged_share * estimate.service;
         if aged {
             self.aged_credit -= estimate.service;
