@@ -112,8 +112,9 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
     pub engine_api_key: Option<String>,
 
-    /// How routes are chosen: least_load, power_of_two or round_robin. Default least_load: it counts tokens, and one long prompt
-    /// weighs as much as many short ones.
+    /// How routes are chosen. By predicted time: predictive. By load: least_load, least_requests, power_of_two, round_robin, random. Like other routers, to compare
+    /// with: cache_aware and prefix_hash (smg), llm_d, lmetric, dynamo, dynamo_queue, conductor. Default least_load: it counts
+    /// tokens, and one long prompt weighs as much as many short ones.
     #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "least_load")]
     pub policy: PolicyName,
 

@@ -19,7 +19,7 @@ impl InstanceIx {
 }
 
 /// A model name, interned by the owner of the cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelIx(pub u32);
 
 /// Prefills and decodes can hand KV cache to each other only inside one domain: same engine kind, same

@@ -1,8 +1,8 @@
 //! Least token load.
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, decode_cost, entry_cost, is_prefill, lightest, load,
-    open_entries, partners,
+    Input, Policy, PolicyName, Verdict, conclude, entry_cost, least_loaded_decode, lightest, load,
+    open_entries,
 };
 use crate::decision::{Candidate, Refusal, Term};
 
@@ -27,10 +27,7 @@ impl Policy for LeastLoad {
             .collect();
         let entry = lightest(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
         let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
-        let decode = is_prefill(input, entry).and_then(|prefill| {
-            let priced = partners(input, prefill).map(|ix| (ix, decode_cost(&load(input, ix))));
-            lightest(priced, input.entropy >> 32)
-        });
+        let decode = least_loaded_decode(input, entry);
         Ok(conclude(input, self.name(), "fewest tokens ahead", entry, decode, candidates))
     }
 }

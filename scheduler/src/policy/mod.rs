@@ -1,11 +1,20 @@
 //! Policies: the interface, their names, and what all of them share (which pairs are possible at all).
 
+mod cache_aware;
+mod conductor;
+mod dynamo;
+mod dynamo_queue;
 mod least_load;
 mod least_requests;
 mod lightest;
+mod llm_d;
+mod lmetric;
+mod name_hash;
 mod power_of_two;
 mod predictive;
+mod prefix_hash;
 mod random;
+mod ring;
 mod rotation;
 
 use std::fmt;
@@ -111,17 +120,38 @@ pub enum PolicyName {
     LeastRequests,
     /// The entry with the fewest waiting prompt tokens, the decode with the fewest held tokens.
     LeastLoad,
+    /// smg's: where most of the prompt was sent before, unless the fleet is out of balance.
+    CacheAware,
+    /// smg's: the owner of the prompt's beginning, with bounded load.
+    PrefixHash,
+    /// llm-d's precise prefix caching: cached share, free cache and waiting queue, weighted.
+    LlmD,
+    /// LMetric: new prompt tokens times batch size.
+    LMetric,
+    /// NVIDIA Dynamo's router without settings.
+    Dynamo,
+    /// NVIDIA Dynamo's router with its queue, and with knowledge of the shared store.
+    DynamoQueue,
+    /// Mooncake's Conductor.
+    Conductor,
 }
 
 impl PolicyName {
     /// All, in the order that help texts list them.
-    pub const ALL: [PolicyName; 6] = [
+    pub const ALL: [PolicyName; 13] = [
         PolicyName::Predictive,
         PolicyName::LeastLoad,
         PolicyName::LeastRequests,
         PolicyName::PowerOfTwo,
         PolicyName::RoundRobin,
         PolicyName::Random,
+        PolicyName::CacheAware,
+        PolicyName::PrefixHash,
+        PolicyName::LlmD,
+        PolicyName::LMetric,
+        PolicyName::Dynamo,
+        PolicyName::DynamoQueue,
+        PolicyName::Conductor,
     ];
 
     /// The name in flags and metrics.
@@ -134,6 +164,13 @@ impl PolicyName {
             PolicyName::PowerOfTwo => "power_of_two",
             PolicyName::LeastRequests => "least_requests",
             PolicyName::LeastLoad => "least_load",
+            PolicyName::CacheAware => "cache_aware",
+            PolicyName::PrefixHash => "prefix_hash",
+            PolicyName::LlmD => "llm_d",
+            PolicyName::LMetric => "lmetric",
+            PolicyName::Dynamo => "dynamo",
+            PolicyName::DynamoQueue => "dynamo_queue",
+            PolicyName::Conductor => "conductor",
         }
     }
 
@@ -147,6 +184,13 @@ impl PolicyName {
             PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo),
             PolicyName::LeastRequests => Box::new(least_requests::LeastRequests),
             PolicyName::LeastLoad => Box::new(least_load::LeastLoad),
+            PolicyName::CacheAware => Box::new(cache_aware::CacheAware::default()),
+            PolicyName::PrefixHash => Box::new(prefix_hash::PrefixHash::default()),
+            PolicyName::LlmD => Box::new(llm_d::LlmD),
+            PolicyName::LMetric => Box::new(lmetric::LMetric),
+            PolicyName::Dynamo => Box::new(dynamo::Dynamo),
+            PolicyName::DynamoQueue => Box::new(dynamo_queue::DynamoQueue),
+            PolicyName::Conductor => Box::new(conductor::Conductor),
         }
     }
 }
@@ -230,6 +274,13 @@ fn decode_cost(load: &Load) -> f64 {
     load.decode_tokens() as f64 + f64::from(load.in_flight) * 1e-3
 }
 
+/// The available decode for `entry` that holds the fewest tokens; `None` for an entry that needs none.
+fn least_loaded_decode(input: &Input<'_>, entry: InstanceIx) -> Option<InstanceIx> {
+    let prefill = is_prefill(input, entry)?;
+    // The high half of the entropy: independent of a draw among entries.
+    lightest(partners(input, prefill).map(|ix| (ix, decode_cost(&load(input, ix)))), input.entropy >> 32)
+}
+
 /// Completes a decision once entry and (for a prefill) decode are chosen.
 fn conclude(
     input: &Input<'_>,
@@ -269,5 +320,9 @@ fn is_prefill<'a>(input: &Input<'a>, entry: InstanceIx) -> Option<&'a Instance> 
     input.cluster.get(entry).filter(|instance| instance.role == Role::Prefill)
 }
 
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod scene;
 #[cfg(test)]
 mod tests;
