@@ -118,6 +118,9 @@ pub struct SimulateArgs {
     /// Which waiting prompt an engine computes next.
     #[arg(long, value_enum, default_value = "fcfs", env = "MOONGATE_LOADTEST_ENGINE_ORDER")]
     pub engine_order: EngineOrder,
+    /// With --engine-order priority: the share of a request's time of arrival in its priority.
+    #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_PRIORITY_AGEING")]
+    pub priority_ageing: f64,
     /// Let a prefill pass take tokens of several prompts.
     #[arg(long, env = "MOONGATE_LOADTEST_PACKED")]
     pub packed: bool,
@@ -207,6 +210,7 @@ impl SimulateArgs {
             ("--poll-ms", self.poll_ms),
             ("--index-lag", self.index_lag),
             ("--warmup", self.warmup),
+            ("--priority-ageing", self.priority_ageing),
         ];
         for (flag, value) in not_negative {
             anyhow::ensure!(value.is_finite() && value >= 0.0, "{flag} {value}: give a number, 0 or more");
@@ -249,6 +253,7 @@ impl SimulateArgs {
             prefetch: self.prefetch,
             packed: self.packed,
             order: self.engine_order,
+            priority_ageing: self.priority_ageing,
             noise_sigma: self.noise,
             slow_engine: self.slow_engine,
             failures: self.fail.clone(),
