@@ -42,7 +42,8 @@ pub(crate) struct Gateways {
     seed: u64,
     /// Engines tried for the requests that lost one.
     barred: std::collections::HashMap<u32, Vec<InstanceIx>>,
-    reports: Vec<Reported>,
+    /// What each engine last said; `None` before it was asked.
+    reports: Vec<Option<Reported>>,
     answers: Vec<Answer>,
     instances: usize,
 }
@@ -73,7 +74,7 @@ impl Gateways {
             of_attempt: Vec::new(),
             seed,
             barred: std::collections::HashMap::new(),
-            reports: vec![Reported::default(); instances],
+            reports: vec![None; instances],
             answers: Vec::new(),
             instances,
         }
@@ -207,10 +208,10 @@ impl Control for Gateways {
         for at in 0..self.instances {
             let reported = report(at, fleet);
             // An engine that does nothing has nothing new to tell.
-            if reported == Reported::default() && self.reports[at] == reported {
+            if reported == Reported::default() && self.reports[at] == Some(reported) {
                 continue;
             }
-            self.reports[at] = reported;
+            self.reports[at] = Some(reported);
             for gateway in &mut self.gateways {
                 gateway.scheduler.report(now, InstanceIx(u32::try_from(at).unwrap_or(u32::MAX)), reported);
                 gateway.stale = true;

@@ -1,7 +1,7 @@
 //! LMetric: a product instead of a weighted sum (Zhang et al., OSDI 2026, arXiv 2603.15202).
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, lightest, load, open_entries,
+    Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, lightest, load, open_entries, requests,
 };
 use crate::decision::{Candidate, Refusal, Term};
 
@@ -28,7 +28,7 @@ impl Policy for LMetric {
                 let new = input.request.total_input_tokens().saturating_sub(u64::from(own));
                 let leading_term =
                     if new > load.pending_prefill_tokens { Term::Service } else { Term::Backlog };
-                let cost = (load.pending_prefill_tokens + new) as f64 * f64::from(load.in_flight);
+                let cost = (load.pending_prefill_tokens + new) as f64 * f64::from(requests(input, instance));
                 Candidate { instance, cost, leading_term }
             })
             .collect();
