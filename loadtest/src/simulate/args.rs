@@ -2,17 +2,18 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
 use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
+use serde_json::Value;
 
+use super::agents::AgentSettings;
 use super::ideal::IdealOrder;
 use super::multiturn::MultiTurnSettings;
 use super::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
 use super::sweep::{Case, Contender, Load};
-use super::workload::Replay;
+use super::workload::{Replay, Workload};
 use crate::generate::trace::read_trace;
 
 impl FromStr for Contender {
@@ -46,7 +47,7 @@ impl FromStr for Failure {
 
 /// Arguments of `moongate loadtest simulate`.
 #[derive(Debug, Clone, Args)]
-#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn"]))]
+#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents"]))]
 pub struct SimulateArgs {
     /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
@@ -54,13 +55,16 @@ pub struct SimulateArgs {
     /// Play SGLang's bench_multiturn: clients whose conversations grow, few requests in flight.
     #[arg(long, env = "MOONGATE_LOADTEST_MULTITURN")]
     pub multiturn: bool,
+    /// Generate tool and agent traffic: few long tool prompts, agents that come back soon.
+    #[arg(long, env = "MOONGATE_LOADTEST_AGENTS")]
+    pub agents: bool,
     /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches.
     #[arg(long, value_delimiter = ',', default_value = "least_load", env = "MOONGATE_LOADTEST_POLICY")]
     pub policy: Vec<Contender>,
     /// Replay a trace this many times faster.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SPEED")]
     pub speed: f64,
-    /// Replay only so many rows of the trace.
+    /// Replay only so many rows of the trace, or generate so many requests.
     #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
     pub requests: Option<usize>,
     /// Move each arrival of a trace by up to this many recorded seconds, at random. Mooncake's conversation trace counts in
@@ -142,6 +146,9 @@ pub struct SimulateArgs {
     /// Requests per second of --multiturn.
     #[arg(long, default_value_t = 16.0, env = "MOONGATE_LOADTEST_REQUEST_RATE")]
     pub request_rate: f64,
+    /// Change a setting of the scheduler: NAME=VALUE, such as slack=0.2. May be given several times.
+    #[arg(long, value_delimiter = ',', value_name = "NAME=VALUE", env = "MOONGATE_LOADTEST_SET")]
+    pub set: Vec<String>,
     /// Write a report with plots to this file.
     #[arg(long, env = "MOONGATE_LOADTEST_REPORT")]
     pub report: Option<PathBuf>,
@@ -157,16 +164,18 @@ impl SimulateArgs {
     /// A setting is out of range, or the trace cannot be read.
     pub fn case(&self) -> anyhow::Result<Case> {
         self.check()?;
+        let replay = Replay { speed: self.speed, jitter_s: self.jitter, seed: 0 };
         let load = match &self.trace {
             Some(path) => {
                 let rows = read_trace(path, self.requests)?;
-                let replay = Replay {
-                    speed: self.speed,
-                    jitter_s: self.jitter,
-                    sessions: !self.ignore_sessions,
-                    seed: 0,
+                Load::Open(Workload::of_rows(&rows, !self.ignore_sessions), replay)
+            }
+            None if self.agents => {
+                let settings = AgentSettings {
+                    requests: self.requests.unwrap_or(AgentSettings::default().requests),
+                    ..AgentSettings::default()
                 };
-                Load::Trace(Arc::from(rows), replay)
+                Load::Agents(settings, Replay { jitter_s: 0.0, ..replay })
             }
             None => Load::MultiTurn(MultiTurnSettings {
                 clients: self.clients,
@@ -177,7 +186,7 @@ impl SimulateArgs {
         };
         Ok(Case {
             settings: self.settings(),
-            scheduling: SchedulerSettings::default(),
+            scheduling: scheduling(&self.set)?,
             load,
             contenders: self.policy.clone(),
             seeds: self.seeds,
@@ -255,6 +264,30 @@ impl SimulateArgs {
             ..settings
         }
     }
+}
+
+/// The scheduler's settings with some of them changed.
+pub(crate) fn scheduling(changes: &[String]) -> anyhow::Result<SchedulerSettings> {
+    let mut settings = serde_json::to_value(SchedulerSettings::default())?;
+    for change in changes {
+        let (name, text) =
+            change.split_once('=').with_context(|| format!("--set {change}: give NAME=VALUE"))?;
+        let value = serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
+        let mut place = &mut settings;
+        for part in name.split('.') {
+            place = place.get_mut(part).with_context(|| {
+                let known = settings_names();
+                format!("--set {change}: the scheduler has no setting {name}; it has {known}")
+            })?;
+        }
+        *place = value;
+    }
+    serde_json::from_value(settings).with_context(|| format!("--set {}", changes.join(",")))
+}
+
+fn settings_names() -> String {
+    let value = serde_json::to_value(SchedulerSettings::default()).unwrap_or_default();
+    value.as_object().map(|names| names.keys().cloned().collect::<Vec<_>>().join(", ")).unwrap_or_default()
 }
 
 /// Runs the experiment and answers what to print.

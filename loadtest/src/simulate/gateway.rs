@@ -42,8 +42,6 @@ pub(crate) struct Gateways {
     seed: u64,
     /// Engines tried for the requests that lost one.
     barred: std::collections::HashMap<u32, Vec<InstanceIx>>,
-    /// What each engine last said; `None` before it was asked.
-    reports: Vec<Option<Reported>>,
     answers: Vec<Answer>,
     instances: usize,
 }
@@ -74,7 +72,6 @@ impl Gateways {
             of_attempt: Vec::new(),
             seed,
             barred: std::collections::HashMap::new(),
-            reports: vec![None; instances],
             answers: Vec::new(),
             instances,
         }
@@ -207,11 +204,6 @@ impl Control for Gateways {
     fn poll(&mut self, now: f64, fleet: &mut Fleet<'_>) {
         for at in 0..self.instances {
             let reported = report(at, fleet);
-            // An engine that does nothing has nothing new to tell.
-            if reported == Reported::default() && self.reports[at] == Some(reported) {
-                continue;
-            }
-            self.reports[at] = Some(reported);
             for gateway in &mut self.gateways {
                 gateway.scheduler.report(now, InstanceIx(u32::try_from(at).unwrap_or(u32::MAX)), reported);
                 gateway.stale = true;

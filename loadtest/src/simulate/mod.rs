@@ -3,15 +3,16 @@
 //! | part | subject |
 //! |---|---|
 //! | `settings` | what is simulated |
-//! | `workload`, `sessions`, `multiturn` | what arrives |
+//! | `workload`, `sessions`, `multiturn`, `agents` | what arrives |
 //! | `lru`, `memory`, `view` | caches, and what the gateways know of them |
 //! | `prefill`, `nic`, `decode`, `fleet` | engines |
 //! | `clock`, `run` | time |
 //! | `gateway`, `ideal` | who decides: schedulers, or nobody |
 //! | `outcome` | figures |
-//! | `sweep`, `args`, `table`, `report` | experiments and how they are told |
+//! | `sweep`, `args`, `table`, `report`, `svg` | experiments and how they are told |
 //! | `calibrate` | proof against measurements |
 
+mod agents;
 mod args;
 mod calibrate;
 mod clock;
@@ -29,11 +30,13 @@ mod report;
 mod run;
 mod sessions;
 mod settings;
+mod svg;
 mod sweep;
 mod table;
 mod view;
 mod workload;
 
+pub use self::agents::{AgentSettings, agents};
 pub use self::args::{SimulateArgs, simulate};
 pub use self::calibrate::{MEASURED, Measured, calibrate};
 pub use self::ideal::IdealOrder;

@@ -1,12 +1,12 @@
 //! Runs of several seeds and several policies on the same load.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
 use parking_lot::Mutex;
 
+use super::agents::{AgentSettings, agents};
 use super::gateway::Gateways;
 use super::ideal::{Ideal, IdealOrder};
 use super::multiturn::{MultiTurn, MultiTurnSettings};
@@ -14,7 +14,6 @@ use super::outcome::{Outcome, Summary};
 use super::run::{Control, play};
 use super::settings::Settings;
 use super::workload::{Replay, Workload};
-use crate::generate::trace::TraceRow;
 
 /// Who decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +39,10 @@ impl Contender {
 /// What arrives.
 #[derive(Debug, Clone)]
 pub enum Load {
-    /// The rows of a trace; the seed makes the jitter.
-    Trace(Arc<[TraceRow]>, Replay),
+    /// Requests at given times; the seed makes the jitter.
+    Open(Workload, Replay),
+    /// Generated agents; the seed makes them.
+    Agents(AgentSettings, Replay),
     /// Clients that wait for answers.
     MultiTurn(MultiTurnSettings),
 }
@@ -49,7 +50,8 @@ pub enum Load {
 impl Load {
     fn workload(&self, seed: u64) -> Workload {
         match self {
-            Load::Trace(rows, replay) => Workload::of_rows(rows, Replay { seed, ..*replay }),
+            Load::Open(workload, replay) => workload.replayed(Replay { seed, ..*replay }),
+            Load::Agents(settings, replay) => agents(settings, seed).replayed(Replay { seed, ..*replay }),
             Load::MultiTurn(settings) => MultiTurn::workload(*settings, seed),
         }
     }

@@ -66,3 +66,32 @@ pub(crate) fn json(standings: &[Standing]) -> String {
     };
     format!("{value}\n")
 }
+
+/// The same lines as an HTML table.
+pub(crate) fn html(standings: &[Standing]) -> String {
+    let mut html = String::from(
+        "<div class='scroll'><table><tr><th>policy</th><th>mean s</th><th>±</th><th>p50 s</th><th>p90 s</th><th>p99 s</th>\
+         <th>in time</th><th>refused</th><th>L1</th><th>L2</th><th>L3</th><th>tokens/s</th></tr>",
+    );
+    for standing in standings {
+        let s = &standing.summary;
+        let _ = write!(
+            html,
+            "<tr><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.1}</td><td>{:.1} %</td>\
+             <td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.0}</td></tr>",
+            standing.contender.name(),
+            s.ttft_mean_s,
+            s.ttft_mean_sd_s,
+            s.ttft_p50_s,
+            s.ttft_p90_s,
+            s.ttft_p99_s,
+            100.0 * s.slo_met,
+            100.0 * s.rejected,
+            100.0 * s.hit_l1,
+            100.0 * s.hit_l2,
+            100.0 * s.hit_l3,
+            s.input_tokens_per_s,
+        );
+    }
+    html + "</table></div>"
+}

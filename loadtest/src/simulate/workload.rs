@@ -10,6 +10,8 @@ use crate::generate::trace::TraceRow;
 /// One request.
 #[derive(Debug, Clone)]
 pub struct SimRequest {
+    /// When it was recorded, in seconds.
+    recorded_s: f64,
     /// When it is due, in seconds.
     pub due_s: f64,
     /// Prompt tokens.
@@ -60,29 +62,43 @@ pub struct Replay {
     pub speed: f64,
     /// Every arrival moves by up to this many recorded seconds, at random.
     pub jitter_s: f64,
-    /// Whether a turn waits for the end of the one before it.
-    pub sessions: bool,
     /// Seed of the jitter.
     pub seed: u64,
 }
 
 impl Workload {
-    /// The rows of a trace. Rows without block ids share nothing with others.
+    /// The rows of a trace at the times they were recorded. Rows without block ids share nothing with others. With
+    /// `sessions`, a turn waits for the end of the one before it.
     #[must_use]
-    pub fn of_rows(rows: &[TraceRow], replay: Replay) -> Self {
-        let mut random = fastrand::Rng::with_seed(replay.seed);
+    pub fn of_rows(rows: &[TraceRow], sessions: bool) -> Self {
         let mut prompts = Prompts::new(rows.first().map_or(512, |row| row.block_tokens));
-        let after = if replay.sessions { predecessors(rows) } else { vec![None; rows.len()] };
-        let mut sessions: Vec<u64> = Vec::with_capacity(rows.len());
+        let after = if sessions { predecessors(rows) } else { vec![None; rows.len()] };
+        let mut session_of: Vec<u64> = Vec::with_capacity(rows.len());
         for (number, row) in (0_u64..).zip(rows) {
-            let before = after[sessions.len()];
-            let session = before.map_or(number, |before| sessions[before as usize]);
-            sessions.push(session);
-            let jitter = random.f64() * replay.jitter_s.max(0.0);
-            let due_s = (row.at.as_secs_f64() + jitter) / replay.speed;
-            prompts.push(due_s, row.input_tokens, row.output_tokens, &row.blocks, (before, session));
+            let before = after[session_of.len()];
+            let session = before.map_or(number, |before| session_of[before as usize]);
+            session_of.push(session);
+            prompts.push(
+                row.at.as_secs_f64(),
+                row.input_tokens,
+                row.output_tokens,
+                &row.blocks,
+                (before, session),
+            );
         }
         prompts.finish(Source::Open)
+    }
+
+    /// The same requests at other times.
+    #[must_use]
+    pub fn replayed(&self, replay: Replay) -> Self {
+        let mut random = fastrand::Rng::with_seed(replay.seed);
+        let mut workload = self.clone();
+        for request in &mut workload.requests {
+            let jitter = random.f64() * replay.jitter_s.max(0.0);
+            request.due_s = (request.recorded_s + jitter) / replay.speed;
+        }
+        workload
     }
 
     /// Blocks of a request.
@@ -150,7 +166,7 @@ impl Prompts {
     /// Adds a request whose blocks have the names `ids`; blocks without a name are its own.
     pub(crate) fn push(
         &mut self,
-        due_s: f64,
+        recorded_s: f64,
         input_tokens: usize,
         output_tokens: u32,
         ids: &[u64],
@@ -172,7 +188,8 @@ impl Prompts {
             self.blocks.push(number);
         }
         self.requests.push(SimRequest {
-            due_s,
+            recorded_s,
+            due_s: recorded_s,
             input_tokens: u32::try_from(input_tokens).unwrap_or(u32::MAX),
             output_tokens,
             after,
