@@ -132,6 +132,11 @@ impl PrefillEngine {
         (self.running.len(), self.waiting.len())
     }
 
+    /// Tokens of the prompts in computation, whose KV cache cannot be evicted.
+    pub(crate) fn used_tokens(&self) -> u64 {
+        self.running.iter().map(|running| (running.context + running.left) as u64).sum()
+    }
+
     /// Tokens that waiting prompts did not find in the engine's own caches when they came.
     pub(crate) fn waiting_uncached(&self) -> u64 {
         self.waiting.iter().map(|job| u64::from(job.uncached)).sum()
