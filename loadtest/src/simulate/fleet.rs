@@ -319,3 +319,19 @@ fn noise(requests: usize, sigma: f64, seed: u64) -> Vec<f64> {
     };
     (0..requests).map(|_| (sigma * normal() - sigma * sigma / 2.0).exp()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_leaves_the_mean_and_differs_by_seed() {
+        let factors = noise(20_000, 0.3, 1);
+        let count = factors.len() as f64;
+        let mean = factors.iter().sum::<f64>() / count;
+        let spread = (factors.iter().map(|factor| factor.ln().powi(2)).sum::<f64>() / count).sqrt();
+        assert!((mean - 1.0).abs() < 0.01 && (0.28..0.33).contains(&spread), "{mean} {spread}");
+        assert_ne!(noise(3, 0.3, 1), noise(3, 0.3, 2));
+        assert_eq!(noise(3, 0.0, 1), [1.0; 3]);
+    }
+}

@@ -45,3 +45,6 @@ pub use self::outcome::{Outcome, Record, State, Summary, quantile};
 pub use self::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
 pub use self::sweep::{Case, Contender, Load, Standing, run_case};
 pub use self::workload::{Replay, SimRequest, Source, Workload};
+
+#[cfg(test)]
+mod tests;
