@@ -97,11 +97,11 @@ mod tests {
         let mut policy = PrefixHash::default();
         let owner = scene.send(&mut policy);
         // Mean (4 + 1) / 4, times 1.25: 1.56.
-        for load in &mut scene.loads {
-            load.in_flight = 1;
+        for prefill in 0..4 {
+            scene.busy(prefill, 1);
         }
         assert_eq!(scene.send(&mut policy), owner);
-        scene.loads[owner].in_flight = 3;
+        scene.busy(owner, 3);
         // Mean (6 + 1) / 4, times 1.25: 2.19.
         let decision = scene.decision(&mut policy);
         assert_ne!(decision.route.entry().at(), owner);
@@ -127,7 +127,7 @@ mod tests {
         let mut policy = PrefixHash::default();
         scene.send(&mut policy);
         scene.prediction.pages = std::sync::Arc::new([]);
-        scene.loads[0].in_flight = 1;
+        scene.busy(0, 1);
         assert_eq!(scene.send(&mut policy), 1);
     }
 

@@ -31,6 +31,9 @@ const MAX_PAGES: usize = 1 << 20;
 ///
 /// It counts requests and not tokens, guesses at caches from what it sent itself, and does not know the shared store. One
 /// engine with many requests turns affinity off for all.
+///
+/// smg counts a request on its prefill until the answer has ended, so that long answers hide how busy prefills are. Here it counts
+/// until the first token, which is kinder to it.
 #[derive(Debug, Default)]
 pub(super) struct CacheAware {
     routed: RoutedPrefixes,
