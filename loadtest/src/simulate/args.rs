@@ -5,30 +5,15 @@ use std::str::FromStr;
 
 use anyhow::Context as _;
 use clap::Args;
-use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
-use serde_json::Value;
+use moongate_scheduler::Settings as SchedulerSettings;
 
 use super::agents::AgentSettings;
-use super::ideal::IdealOrder;
 use super::multiturn::MultiTurnSettings;
 use super::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
-use super::sweep::{Case, Contender, Load};
+use super::suite;
+use super::sweep::{Case, Contender, Load, changed};
 use super::workload::{Replay, Workload};
 use crate::generate::trace::read_trace;
-
-impl FromStr for Contender {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "ideal" => Ok(Contender::Ideal(IdealOrder::Shortest)),
-            "ideal_fcfs" => Ok(Contender::Ideal(IdealOrder::Fcfs)),
-            name => PolicyName::from_str(name)
-                .map(Contender::Policy)
-                .map_err(|error| format!("{error}; ideal and ideal_fcfs are bounds, not policies")),
-        }
-    }
-}
 
 impl FromStr for Failure {
     type Err = String;
@@ -47,7 +32,7 @@ impl FromStr for Failure {
 
 /// Arguments of `moongate loadtest simulate`.
 #[derive(Debug, Clone, Args)]
-#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents"]))]
+#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents", "suite"]))]
 pub struct SimulateArgs {
     /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
@@ -58,8 +43,16 @@ pub struct SimulateArgs {
     /// Generate tool and agent traffic: few long tool prompts, agents that come back soon.
     #[arg(long, env = "MOONGATE_LOADTEST_AGENTS")]
     pub agents: bool,
-    /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches.
-    #[arg(long, value_delimiter = ',', default_value = "least_load", env = "MOONGATE_LOADTEST_POLICY")]
+    /// Run the standard experiments on the traces conversation_trace.jsonl and synthetic_trace.jsonl of this folder, and print a
+    /// table of them in Markdown. Of the other arguments only --policy, --seeds, --set and --suite-row are used.
+    #[arg(long, value_name = "DIR", env = "MOONGATE_LOADTEST_SUITE")]
+    pub suite: Option<PathBuf>,
+    /// Run only the experiments whose name contains this text.
+    #[arg(long, requires = "suite", env = "MOONGATE_LOADTEST_SUITE_ROW")]
+    pub suite_row: Option<String>,
+    /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches. A policy may have settings of its own:
+    /// predictive:slack=0.5+aged_share=0.
+    #[arg(long, value_delimiter = ',', default_value = "predictive", env = "MOONGATE_LOADTEST_POLICY")]
     pub policy: Vec<Contender>,
     /// Replay a trace this many times faster.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SPEED")]
@@ -125,6 +118,9 @@ pub struct SimulateArgs {
     /// Which waiting prompt an engine computes next.
     #[arg(long, value_enum, default_value = "fcfs", env = "MOONGATE_LOADTEST_ENGINE_ORDER")]
     pub engine_order: EngineOrder,
+    /// With --engine-order priority: the share of a request's time of arrival in its priority.
+    #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_PRIORITY_AGEING")]
+    pub priority_ageing: f64,
     /// Let a prefill pass take tokens of several prompts.
     #[arg(long, env = "MOONGATE_LOADTEST_PACKED")]
     pub packed: bool,
@@ -186,11 +182,15 @@ impl SimulateArgs {
         };
         Ok(Case {
             settings: self.settings(),
-            scheduling: scheduling(&self.set)?,
+            scheduling: self.scheduling()?,
             load,
             contenders: self.policy.clone(),
             seeds: self.seeds,
         })
+    }
+
+    fn scheduling(&self) -> anyhow::Result<SchedulerSettings> {
+        changed(&SchedulerSettings::default(), &self.set).context("--set")
     }
 
     fn check(&self) -> anyhow::Result<()> {
@@ -210,6 +210,7 @@ impl SimulateArgs {
             ("--poll-ms", self.poll_ms),
             ("--index-lag", self.index_lag),
             ("--warmup", self.warmup),
+            ("--priority-ageing", self.priority_ageing),
         ];
         for (flag, value) in not_negative {
             anyhow::ensure!(value.is_finite() && value >= 0.0, "{flag} {value}: give a number, 0 or more");
@@ -252,6 +253,7 @@ impl SimulateArgs {
             prefetch: self.prefetch,
             packed: self.packed,
             order: self.engine_order,
+            priority_ageing: self.priority_ageing,
             noise_sigma: self.noise,
             slow_engine: self.slow_engine,
             failures: self.fail.clone(),
@@ -266,35 +268,16 @@ impl SimulateArgs {
     }
 }
 
-/// The scheduler's settings with some of them changed.
-pub(crate) fn scheduling(changes: &[String]) -> anyhow::Result<SchedulerSettings> {
-    let mut settings = serde_json::to_value(SchedulerSettings::default())?;
-    for change in changes {
-        let (name, text) =
-            change.split_once('=').with_context(|| format!("--set {change}: give NAME=VALUE"))?;
-        let value = serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
-        let mut place = &mut settings;
-        for part in name.split('.') {
-            place = place.get_mut(part).with_context(|| {
-                let known = settings_names();
-                format!("--set {change}: the scheduler has no setting {name}; it has {known}")
-            })?;
-        }
-        *place = value;
-    }
-    serde_json::from_value(settings).with_context(|| format!("--set {}", changes.join(",")))
-}
-
-fn settings_names() -> String {
-    let value = serde_json::to_value(SchedulerSettings::default()).unwrap_or_default();
-    value.as_object().map(|names| names.keys().cloned().collect::<Vec<_>>().join(", ")).unwrap_or_default()
-}
-
 /// Runs the experiment and answers what to print.
 ///
 /// # Errors
 /// A setting is out of range, the trace cannot be read, or the report cannot be written.
 pub fn simulate(args: &SimulateArgs) -> anyhow::Result<String> {
+    if let Some(folder) = &args.suite {
+        args.check()?;
+        let row = args.suite_row.as_deref().unwrap_or_default();
+        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, row);
+    }
     let case = args.case()?;
     let begun = std::time::Instant::now();
     let standings = super::run_case(&case);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use moongate_scheduler::{
-    Ask, CacheRules, Cluster, Event as Answer, Instance, InstanceIx, ModelIx, PairingDomain, Place,
+    Ask, CacheRules, Cluster, Decision, Event as Answer, Instance, InstanceIx, ModelIx, PairingDomain, Place,
     PolicyName, Prediction, Refusal, Reported, Request, Role, Route, Scheduler,
     Settings as SchedulerSettings, Ticket, TierHits,
 };
@@ -123,7 +123,8 @@ impl Gateways {
             match answer {
                 Answer::Send { ticket, decision } => {
                     let engines = engines(decision.route, fleet.settings.prefill);
-                    fleet.send(now, u32::try_from(ticket.0).unwrap_or(u32::MAX), engines, 0);
+                    let priority = priority(ticket, &decision, fleet);
+                    fleet.send(now, u32::try_from(ticket.0).unwrap_or(u32::MAX), engines, priority);
                 }
                 Answer::Refuse { ticket, refusal } => refuse(now, ticket, &refusal, fleet),
             }
@@ -232,6 +233,18 @@ fn refuse(now: f64, ticket: Ticket, refusal: &Refusal, fleet: &mut Fleet<'_>) {
     }
 }
 
+/// What the gateway writes into the request's priority for engines that order by it: the computation in milliseconds, and
+/// some of the time of arrival, so that nobody waits for ever.
+fn priority(ticket: Ticket, decision: &Decision, fleet: &Fleet<'_>) -> i64 {
+    let request = fleet.attempts[ticket.0 as usize].request as usize;
+    let input = fleet.workload.requests[request].input_tokens as usize;
+    let new = usize::try_from(decision.booking.prefill_tokens).unwrap_or(input).min(input);
+    let service =
+        fleet.settings.service.prefill_base_s + fleet.settings.service.prefill_compute_s(new, input - new);
+    let aged = fleet.settings.priority_ageing * fleet.outcome.records[request].arrived_s;
+    (1_000.0 * (service + aged)) as i64
+}
+
 /// The engines of a route, each counted within its kind. On plain workers one engine does both.
 fn engines(route: Route, prefills: usize) -> (usize, usize) {
     match route {
@@ -264,7 +277,7 @@ fn report(at: usize, fleet: &Fleet<'_>) -> Reported {
         reported.running = count(running);
         reported.waiting = count(waiting);
         reported.waiting_uncached_tokens = prefill.waiting_uncached();
-        reported.used_tokens = prefill.used_tokens();
+        reported.used_tokens = prefill.running_tokens();
     }
     let decode = if plain { Some(at) } else { at.checked_sub(fleet.settings.prefill) };
     if let Some(decode) = decode.and_then(|decode| fleet.decodes.get(decode)) {

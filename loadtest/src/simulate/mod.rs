@@ -9,7 +9,7 @@
 //! | `clock`, `run` | time |
 //! | `gateway`, `ideal` | who decides: schedulers, or nobody |
 //! | `outcome` | figures |
-//! | `sweep`, `args`, `table`, `report`, `svg` | experiments and how they are told |
+//! | `sweep`, `suite`, `args`, `table`, `report`, `svg` | experiments and how they are told |
 //! | `calibrate` | proof against measurements |
 
 mod agents;
@@ -30,6 +30,7 @@ mod report;
 mod run;
 mod sessions;
 mod settings;
+mod suite;
 mod svg;
 mod sweep;
 mod table;
@@ -43,7 +44,7 @@ pub use self::ideal::IdealOrder;
 pub use self::multiturn::{MultiTurn, MultiTurnSettings};
 pub use self::outcome::{Outcome, Record, State, Summary, quantile};
 pub use self::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
-pub use self::sweep::{Case, Contender, Load, Standing, run_case};
+pub use self::sweep::{Case, ChangeError, Contender, ContenderKind, Load, Standing, changed, run_case};
 pub use self::workload::{Replay, SimRequest, Source, Workload};
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ struct Job {
     attempt: u32,
     priority: i64,
     queued_at: f64,
-    /// Tokens that the engine did not have when the prompt came.
+    /// Tokens that the engine does not have, as far as it knows.
     uncached: u32,
     /// Counted against the engine's prefetch capacity.
     reserved: u32,
@@ -132,12 +132,12 @@ impl PrefillEngine {
         (self.running.len(), self.waiting.len())
     }
 
-    /// Tokens of the prompts in computation, whose KV cache cannot be evicted.
-    pub(crate) fn used_tokens(&self) -> u64 {
+    /// Tokens of the prompts in computation.
+    pub(crate) fn running_tokens(&self) -> u64 {
         self.running.iter().map(|running| (running.context + running.left) as u64).sum()
     }
 
-    /// Tokens that waiting prompts did not find in the engine's own caches when they came.
+    /// Tokens of waiting prompts that are not in the engine's own caches.
     pub(crate) fn waiting_uncached(&self) -> u64 {
         self.waiting.iter().map(|job| u64::from(job.uncached)).sum()
     }
@@ -197,6 +197,7 @@ impl PrefillEngine {
         later.extend(self.nic.begin(now, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)));
         let job = self.waiting.iter_mut().find(|job| job.attempt == fetch.attempt)?;
         job.fetching = Fetching::Done(fetch.blocks);
+        job.uncached = job.uncached.saturating_sub(fetch.tokens);
         self.reserved -= u64::from(job.reserved);
         Some(Arrived { attempt: fetch.attempt, behind: job.own_blocks, blocks: fetch.blocks })
     }

@@ -45,7 +45,7 @@ pub(crate) fn html(case: &Case, standings: &[Standing]) -> String {
         ttft_cdf(standings)
     );
     for standing in standings {
-        let name = standing.contender.name();
+        let name = &standing.contender.name;
         let _ = write!(
             page,
             "<h2>{name}: reused tokens by tier</h2><p>{}</p>{}<h2>{name}: prompts at each prefill engine</h2>\
@@ -99,7 +99,7 @@ fn keys(standings: &[Standing]) -> String {
             keys,
             "<span class='key'><svg viewBox='0 0 26 8'><path class='line {}' d='M0 4H26'/></svg>{}</span>",
             class(at),
-            standing.contender.name()
+            standing.contender.name
         );
     }
     keys + "</div>"
@@ -120,7 +120,7 @@ fn ttft_cdf(standings: &[Standing]) -> String {
                 (times[((times.len() - 1) as f64 * share) as usize], share)
             })
             .collect();
-        plot.line(&points, &class(at), standing.contender.name());
+        plot.line(&points, &class(at), &standing.contender.name);
     }
     plot.svg("distribution of times to first token")
 }

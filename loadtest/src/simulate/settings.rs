@@ -72,6 +72,9 @@ pub struct Settings {
     pub packed: bool,
     /// Which waiting prompt is next.
     pub order: EngineOrder,
+    /// How much of a request's time of arrival goes into its priority: a request that comes so many seconds later must be so
+    /// many times this shorter to overtake.
+    pub priority_ageing: f64,
     /// Most sequences that generate at once on one engine.
     pub max_running: usize,
     /// KV tokens that a decode engine can hold.
@@ -119,6 +122,7 @@ impl Settings {
             prefetch_timeout_per_ki_s: 0.25,
             packed: false,
             order: EngineOrder::Fcfs,
+            priority_ageing: 0.1,
             max_running: 256,
             decode_tokens: 360_000,
             noise_sigma: 0.0,

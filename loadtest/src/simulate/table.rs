@@ -9,7 +9,7 @@ use super::sweep::Standing;
 
 /// One line per contender.
 pub(crate) fn text(standings: &[Standing], elapsed: Duration) -> String {
-    let width = standings.iter().map(|standing| standing.contender.name().len()).max().unwrap_or(0).max(8);
+    let width = standings.iter().map(|standing| standing.contender.name.len()).max().unwrap_or(0).max(8);
     let mut text = format!(
         "{:width$}  {:>8} {:>6} {:>8} {:>8} {:>8}  {:>6} {:>6}  {:>5} {:>5} {:>5}  {:>9}  {:>6}\n",
         "policy",
@@ -32,7 +32,7 @@ pub(crate) fn text(standings: &[Standing], elapsed: Duration) -> String {
         let _ = writeln!(
             text,
             "{:width$}  {:>8.3} {:>6.2} {:>8.2} {:>8.2} {:>8.2}  {:>6.3} {:>6.3}  {:>5.1} {:>5.1} {:>5.1}  {:>9.0}  {:>6}{}",
-            standing.contender.name(),
+            standing.contender.name,
             s.ttft_mean_s,
             s.ttft_mean_sd_s,
             s.ttft_p50_s,
@@ -57,7 +57,7 @@ pub(crate) fn text(standings: &[Standing], elapsed: Duration) -> String {
 pub(crate) fn json(standings: &[Standing]) -> String {
     let object = |standing: &Standing| {
         let mut object = json!(standing.summary);
-        object["policy"] = Value::from(standing.contender.name());
+        object["policy"] = Value::from(standing.contender.name.as_str());
         object
     };
     let value = match standings {
@@ -79,7 +79,7 @@ pub(crate) fn html(standings: &[Standing]) -> String {
             html,
             "<tr><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.1}</td><td>{:.1} %</td>\
              <td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.0}</td></tr>",
-            standing.contender.name(),
+            standing.contender.name,
             s.ttft_mean_s,
             s.ttft_mean_sd_s,
             s.ttft_p50_s,

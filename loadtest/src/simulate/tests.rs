@@ -123,7 +123,7 @@ fn case(settings: Settings, contenders: Vec<Contender>, speed: f64) -> Case {
 }
 
 fn all_policies() -> Vec<Contender> {
-    PolicyName::ALL.into_iter().map(Contender::Policy).collect()
+    PolicyName::ALL.into_iter().map(Contender::from).collect()
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn every_request_ends_once_and_every_token_is_accounted_for() {
     };
     let workload = trace();
     for standing in run_case(&case(settings, all_policies(), 1.0)) {
-        let name = standing.contender.name();
+        let name = &standing.contender.name;
         let outcome = &standing.first;
         assert_eq!(outcome.open, 0, "{name}");
         let served = outcome.records.iter().filter(|record| record.state == State::Served).count();
@@ -166,9 +166,9 @@ fn every_request_ends_once_and_every_token_is_accounted_for() {
 
 #[test]
 fn the_order_of_policies_is_the_expected_one() {
-    let mut contenders = vec![Contender::Ideal(IdealOrder::Shortest), Contender::Ideal(IdealOrder::Fcfs)];
+    let mut contenders = vec![Contender::from(IdealOrder::Shortest), Contender::from(IdealOrder::Fcfs)];
     contenders
-        .extend([PolicyName::LeastLoad, PolicyName::PowerOfTwo, PolicyName::Random].map(Contender::Policy));
+        .extend([PolicyName::LeastLoad, PolicyName::PowerOfTwo, PolicyName::Random].map(Contender::from));
     let standings = run_case(&case(Settings::eight_plus_four(), contenders, 0.8));
     let means: Vec<f64> = standings.iter().map(|standing| standing.summary.ttft_mean_s).collect();
     assert!(means.windows(2).all(|pair| pair[0] < pair[1]), "{means:?}");
@@ -177,7 +177,7 @@ fn the_order_of_policies_is_the_expected_one() {
 #[test]
 fn a_slow_engine_and_a_missing_store_cost_time() {
     let mean = |settings| {
-        let case = case(settings, vec![Contender::Policy(PolicyName::LeastLoad)], 1.0);
+        let case = case(settings, vec![PolicyName::LeastLoad.into()], 1.0);
         run_case(&case)[0].summary.ttft_mean_s
     };
     let base = mean(Settings::eight_plus_four());
@@ -206,7 +206,7 @@ proptest! {
             l1_tokens: l1, l2_tokens: l2, l3_tokens: l3, index_lag_s: lag, poll_s: poll,
             ..Settings::eight_plus_four()
         };
-        let mut case = case(settings, vec![Contender::Policy(policy)], 0.5);
+        let mut case = case(settings, vec![policy.into()], 0.5);
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/conversation_1000.jsonl");
         let rows = read_trace(&path, Some(80)).expect("the trace");
         case.load = Load::Open(Workload::of_rows(&rows, true), replay(0.5));
