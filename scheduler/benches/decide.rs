@@ -149,7 +149,7 @@ fn decide(criterion: &mut Criterion) {
         let mut world = World::new(policy, 48, 16);
         percentiles(&format!("decide, 64 engines, {policy}"), 20_000, || world.decide());
         criterion.bench_function(&format!("decide/64 engines/{policy}"), |bencher| {
-            bencher.iter(|| world.decide())
+            bencher.iter(|| world.decide());
         });
     }
 }

@@ -60,6 +60,7 @@ impl EngineBook {
         Load {
             available: self.available,
             in_flight: self.in_flight,
+            pending_prefills: self.queue.len(),
             pending_prefill_tokens: self.queue.tokens(),
             active_decode_tokens: self.decode_tokens,
             reported: self

@@ -269,7 +269,9 @@ fn predict(now: f64, request: u32, instances: usize, fleet: &mut Fleet<'_>) -> P
 fn report(at: usize, fleet: &Fleet<'_>) -> Reported {
     let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let plain = fleet.settings.decode == 0;
-    let mut reported = Reported::default();
+    let capacity_tokens =
+        if at < fleet.settings.prefill { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
+    let mut reported = Reported { capacity_tokens, ..Reported::default() };
     if let Some(prefill) = fleet.prefills.get(at) {
         let (running, waiting) = prefill.counts();
         reported.running = count(running);
@@ -283,10 +285,6 @@ fn report(at: usize, fleet: &Fleet<'_>) -> Reported {
         reported.running += count(running);
         reported.waiting += count(waiting);
         reported.used_tokens += tokens;
-    }
-    if reported != Reported::default() {
-        reported.capacity_tokens =
-            if plain { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
     }
     reported
 }

@@ -263,6 +263,15 @@ fn load(input: &Input<'_>, ix: InstanceIx) -> Load {
     input.loads.get(ix.at()).copied().unwrap_or_default()
 }
 
+/// Requests that an engine is busy with: a prefill is done with one when its first token is there.
+fn requests(input: &Input<'_>, ix: InstanceIx) -> u32 {
+    let load = load(input, ix);
+    match input.cluster.get(ix).map(|instance| instance.role) {
+        Some(Role::Prefill) => load.pending_prefills,
+        _ => load.in_flight,
+    }
+}
+
 /// Cost of an entry for the policies that price load alone: prompt tokens ahead of this request, then requests in flight as a
 /// tie-break.
 fn entry_cost(load: &Load) -> f64 {
