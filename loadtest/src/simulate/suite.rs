@@ -5,6 +5,7 @@ use std::path::Path;
 
 use moongate_scheduler::Settings as SchedulerSettings;
 
+use super::agents::AgentSettings;
 use super::multiturn::MultiTurnSettings;
 use super::outcome::Summary;
 use super::settings::{Prefetch, Settings};
@@ -20,6 +21,8 @@ const JITTER_S: f64 = 3.0;
 enum Source {
     Conversation,
     Synthetic,
+    /// Generated tool and agent traffic.
+    Agents,
     /// bench_multiturn on four plain engines, with this many requests in flight.
     MultiTurn(u32),
 }
@@ -32,6 +35,7 @@ enum Figure {
     Refused,
     KiloTokensPerSecond,
     RetryAfterRight,
+    RetryAfter,
 }
 
 impl Figure {
@@ -42,6 +46,7 @@ impl Figure {
             Figure::InTime => "in time, %",
             Figure::Refused => "refused, %",
             Figure::KiloTokensPerSecond => "input, k tokens/s",
+            Figure::RetryAfter => "Retry-After, s",
             Figure::RetryAfterRight => "Retry-After right, %",
         }
     }
@@ -53,11 +58,14 @@ impl Figure {
             Figure::InTime => format!("{:.1}", 100.0 * summary.slo_met),
             Figure::Refused => format!("{:.1}", 100.0 * summary.rejected),
             Figure::KiloTokensPerSecond => format!("{:.1}", summary.input_tokens_per_s / 1_000.0),
-            Figure::RetryAfterRight => summary
-                .retry_after_right
-                .map_or_else(|| "–".to_owned(), |share| format!("{:.0}", 100.0 * share)),
+            Figure::RetryAfter => or_dash(summary.retry_after_s, 1.0),
+            Figure::RetryAfterRight => or_dash(summary.retry_after_right, 100.0),
         }
     }
+}
+
+fn or_dash(value: Option<f64>, factor: f64) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| format!("{:.0}", factor * value))
 }
 
 struct Row {
@@ -70,6 +78,15 @@ struct Row {
 
 fn gbps(settings: &mut Settings, gbps: f64) {
     settings.service.storage_bytes_per_s = gbps * 1e9;
+}
+
+/// Another engine than the calibrated one: no setting was chosen on it.
+fn other_engine(settings: &mut Settings) {
+    settings.prefill = 6;
+    settings.service.prefill_base_s /= 3.0;
+    settings.service.prefill_linear_s /= 3.0;
+    settings.service.prefill_quadratic_s /= 3.0;
+    settings.service.kv_bytes_per_token = 70_000;
 }
 
 const ROWS: &[Row] = &[
@@ -196,7 +213,7 @@ const ROWS: &[Row] = &[
             settings.deadlines = true;
             settings.retry = true;
         },
-        figures: &[Figure::RetryAfterRight, Figure::InTime, Figure::Refused],
+        figures: &[Figure::RetryAfterRight, Figure::RetryAfter, Figure::InTime, Figure::Refused],
     },
     Row {
         name: "overload, conversation 1.5, refused clients come back once",
@@ -206,7 +223,31 @@ const ROWS: &[Row] = &[
             settings.deadlines = true;
             settings.retry = true;
         },
-        figures: &[Figure::RetryAfterRight, Figure::InTime, Figure::Refused],
+        figures: &[Figure::RetryAfterRight, Figure::RetryAfter, Figure::InTime, Figure::Refused],
+    },
+    Row {
+        name: "6 engines 3× faster, 70 kB per token, conversation 2.8",
+        source: Source::Conversation,
+        speed: 2.8,
+        change: other_engine,
+        figures: &[Figure::Mean],
+    },
+    Row {
+        name: "the same with prefetch best_effort",
+        source: Source::Conversation,
+        speed: 2.8,
+        change: |settings| {
+            other_engine(settings);
+            settings.prefetch = Prefetch::BestEffort;
+        },
+        figures: &[Figure::Mean],
+    },
+    Row {
+        name: "agents 1.9",
+        source: Source::Agents,
+        speed: 1.9,
+        change: |_| {},
+        figures: &[Figure::Mean, Figure::P99, Figure::InTime],
     },
     Row {
         name: "bench_multiturn, L1+L2, 16 in flight",
@@ -246,9 +287,11 @@ pub(crate) fn run(
     let _ = write!(table, "\n|---|---|{}\n", "---:|".repeat(contenders.len()));
     for row in ROWS.iter().filter(|row| row.name.contains(filter)) {
         let replay = Replay { speed: row.speed, jitter_s: JITTER_S, seed: 0 };
+        let unmoved = Replay { jitter_s: 0.0, ..replay };
         let load = match row.source {
             Source::Conversation => Load::Open(conversation.clone(), replay),
             Source::Synthetic => Load::Open(synthetic.clone(), replay),
+            Source::Agents => Load::Agents(AgentSettings::default(), unmoved),
             Source::MultiTurn(in_flight) => {
                 Load::MultiTurn(MultiTurnSettings { clients: 600, in_flight, ..MultiTurnSettings::default() })
             }
@@ -265,7 +308,7 @@ pub(crate) fn run(
 fn settings(source: Source) -> Settings {
     let base = Settings::eight_plus_four();
     match source {
-        Source::Conversation | Source::Synthetic => base,
+        Source::Conversation | Source::Synthetic | Source::Agents => base,
         Source::MultiTurn(_) => Settings {
             prefill: 4,
             decode: 0,
