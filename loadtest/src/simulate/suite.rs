@@ -17,6 +17,9 @@ use crate::generate::trace::read_trace;
 /// Arrivals of the recorded traces move by up to this: the conversation trace counts in steps of 3 s.
 const JITTER_S: f64 = 3.0;
 
+/// With more contenders than this, each has a row instead of a column.
+const MOST_COLUMNS: usize = 6;
+
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Conversation,
@@ -280,11 +283,7 @@ pub(crate) fn run(
         Ok(Workload::of_rows(&read_trace(&folder.join(name), None)?, true))
     };
     let (conversation, synthetic) = (read("conversation_trace.jsonl")?, read("synthetic_trace.jsonl")?);
-    let mut table = String::from("| setting | figure |");
-    for contender in contenders {
-        let _ = write!(table, " {} |", contender.name);
-    }
-    let _ = write!(table, "\n|---|---|{}\n", "---:|".repeat(contenders.len()));
+    let mut lines = Vec::new();
     for row in ROWS.iter().filter(|row| row.name.contains(filter)) {
         let replay = Replay { speed: row.speed, jitter_s: JITTER_S, seed: 0 };
         let unmoved = Replay { jitter_s: 0.0, ..replay };
@@ -300,9 +299,13 @@ pub(crate) fn run(
         (row.change)(&mut settings);
         let case =
             Case { settings, scheduling: scheduling.clone(), load, contenders: contenders.to_vec(), seeds };
-        lines(&mut table, row, &run_case(&case));
+        lines.extend(lines_of(row, &run_case(&case)));
     }
-    Ok(table)
+    Ok(if contenders.len() > MOST_COLUMNS {
+        by_contender(contenders, &lines)
+    } else {
+        by_setting(contenders, &lines)
+    })
 }
 
 fn settings(source: Source) -> Settings {
@@ -320,13 +323,35 @@ fn settings(source: Source) -> Settings {
     }
 }
 
-fn lines(table: &mut String, row: &Row, standings: &[Standing]) {
-    for (at, figure) in row.figures.iter().enumerate() {
-        let name = if at == 0 { row.name } else { "" };
-        let _ = write!(table, "| {name} | {} |", figure.name());
-        for standing in standings {
-            let _ = write!(table, " {} |", figure.text(&standing.summary));
-        }
-        table.push('\n');
+/// One figure of every contender.
+struct Line {
+    setting: &'static str,
+    figure: Figure,
+    cells: Vec<String>,
+}
+
+fn lines_of(row: &Row, standings: &[Standing]) -> Vec<Line> {
+    let cells = |figure: Figure| standings.iter().map(|standing| figure.text(&standing.summary)).collect();
+    row.figures.iter().map(|&figure| Line { setting: row.name, figure, cells: cells(figure) }).collect()
+}
+
+fn by_setting(contenders: &[Contender], lines: &[Line]) -> String {
+    let names: Vec<&str> = contenders.iter().map(|contender| contender.name.as_str()).collect();
+    let mut table =
+        format!("| setting | figure | {} |\n|---|---|{}\n", names.join(" | "), "---:|".repeat(names.len()));
+    for line in lines {
+        let _ = writeln!(table, "| {} | {} | {} |", line.setting, line.figure.name(), line.cells.join(" | "));
     }
+    table
+}
+
+fn by_contender(contenders: &[Contender], lines: &[Line]) -> String {
+    let heads: Vec<String> =
+        lines.iter().map(|line| format!("{}: {}", line.setting, line.figure.name())).collect();
+    let mut table = format!("| policy | {} |\n|---|{}\n", heads.join(" | "), "---:|".repeat(heads.len()));
+    for (at, contender) in contenders.iter().enumerate() {
+        let cells: Vec<&str> = lines.iter().map(|line| line.cells[at].as_str()).collect();
+        let _ = writeln!(table, "| {} | {} |", contender.name, cells.join(" | "));
+    }
+    table
 }
