@@ -229,16 +229,16 @@ const ROWS: &[Row] = &[
         figures: &[Figure::RetryAfterRight, Figure::RetryAfter, Figure::InTime, Figure::Refused],
     },
     Row {
-        name: "6 engines 3× faster, 70 kB per token, conversation 2.8",
+        name: "6 engines 3× faster, 70 kB per token, conversation 2.2",
         source: Source::Conversation,
-        speed: 2.8,
+        speed: 2.2,
         change: other_engine,
         figures: &[Figure::Mean],
     },
     Row {
         name: "the same with prefetch best_effort",
         source: Source::Conversation,
-        speed: 2.8,
+        speed: 2.2,
         change: |settings| {
             other_engine(settings);
             settings.prefetch = Prefetch::BestEffort;
