@@ -149,7 +149,7 @@ fn decide(criterion: &mut Criterion) {
         let mut world = World::new(policy, 48, 16);
         percentiles(&format!("decide, 64 engines, {policy}"), 20_000, || world.decide());
         criterion.bench_function(&format!("decide/64 engines/{policy}"), |bencher| {
-            bencher.iter(|| world.decide())
+            bencher.iter(|| world.decide());
         });
     }
 }
@@ -165,7 +165,9 @@ fn release(criterion: &mut Criterion) {
         }));
         seconds
     });
-    criterion.bench_function("hold/256 held x 32 prefills", |bencher| bencher.iter(|| world.poll()));
+    criterion.bench_function("hold/256 held x 32 prefills", |bencher| {
+        bencher.iter(|| world.poll());
+    });
 }
 
 criterion_group!(benches, decide, release);
