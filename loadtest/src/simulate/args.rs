@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -271,14 +272,14 @@ impl SimulateArgs {
     }
 }
 
-/// Runs the experiment and answers what to print.
+/// Runs the experiment and answers what to print. Setting `stop` ends it.
 ///
 /// # Errors
-/// A setting is out of range, the trace cannot be read, or the report cannot be written.
-pub fn simulate(args: &SimulateArgs) -> anyhow::Result<String> {
+/// A setting is out of range, the trace cannot be read, the report cannot be written, or the run was stopped.
+pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String> {
     if let Some(folder) = &args.suite {
         args.check()?;
-        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, &args.suite_row);
+        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, &args.suite_row, stop);
     }
     if args.calibrate {
         args.check()?;
@@ -286,7 +287,8 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<String> {
     }
     let case = args.case()?;
     let begun = std::time::Instant::now();
-    let standings = run_case(&case);
+    let standings = run_case(&case, stop);
+    anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
     let elapsed = begun.elapsed();
     if let Some(path) = &args.report {
         let html = report::html(&case, &standings);

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use moongate_scheduler::Settings as SchedulerSettings;
 
@@ -288,6 +289,7 @@ pub(crate) fn run(
     scheduling: &SchedulerSettings,
     seeds: u64,
     only: &[String],
+    stop: &AtomicBool,
 ) -> anyhow::Result<String> {
     let read = |name: &str| -> anyhow::Result<Workload> {
         Ok(Workload::of_rows(&read_trace(&folder.join(name), None)?, true))
@@ -297,6 +299,7 @@ pub(crate) fn run(
     for row in
         ROWS.iter().filter(|row| only.is_empty() || only.iter().any(|text| row.name.contains(text.as_str())))
     {
+        anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
         let replay = Replay { speed: row.speed, jitter_s: JITTER_S, seed: 0 };
         let unmoved = Replay { jitter_s: 0.0, ..replay };
         let load = match row.source {
@@ -311,8 +314,9 @@ pub(crate) fn run(
         (row.change)(&mut settings);
         let case =
             Case { settings, scheduling: scheduling.clone(), load, contenders: contenders.to_vec(), seeds };
-        lines.extend(lines_of(row, &run_case(&case)));
+        lines.extend(lines_of(row, &run_case(&case, stop)));
     }
+    anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
     Ok(if contenders.len() > MOST_COLUMNS {
         by_contender(contenders, &lines)
     } else {
