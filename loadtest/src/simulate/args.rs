@@ -152,6 +152,9 @@ pub struct SimulateArgs {
     /// Write a report with plots to this file.
     #[arg(long, env = "MOONGATE_LOADTEST_REPORT")]
     pub report: Option<PathBuf>,
+    /// Write the distribution of times to first token to this file, as SVG.
+    #[arg(long, env = "MOONGATE_LOADTEST_PLOT")]
+    pub plot: Option<PathBuf>,
     /// Print one JSON object instead of a table.
     #[arg(long, env = "MOONGATE_LOADTEST_JSON")]
     pub json: bool,
@@ -290,10 +293,13 @@ pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String
     let standings = run_case(&case, stop);
     anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
     let elapsed = begun.elapsed();
-    if let Some(path) = &args.report {
-        let html = report::html(&case, &standings);
-        std::fs::write(path, html)
-            .with_context(|| format!("cannot write the report to {}", path.display()))?;
-    }
+    let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| match path {
+        Some(path) => {
+            std::fs::write(path, text()).with_context(|| format!("cannot write {}", path.display()))
+        }
+        None => Ok(()),
+    };
+    write(&args.report, &|| report::html(&case, &standings))?;
+    write(&args.plot, &|| report::plot(&standings))?;
     Ok(if args.json { table::json(&standings) } else { table::text(&standings, elapsed) })
 }

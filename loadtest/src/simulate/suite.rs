@@ -247,7 +247,7 @@ const ROWS: &[Row] = &[
         figures: &[Figure::Mean],
     },
     Row {
-        name: "the same with prefetch best_effort",
+        name: "6 engines 3× faster, conversation 2.2, best_effort",
         source: Source::Conversation,
         speed: 2.2,
         change: |settings| {
