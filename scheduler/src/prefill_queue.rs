@@ -50,9 +50,19 @@ impl PrefillQueue {
         self.tokens - self.waiting.front().map_or(0, |head| head.tokens)
     }
 
+    /// All tokens of the first.
+    pub(crate) fn head_tokens(&self) -> Option<u64> {
+        self.waiting.front().map(|head| head.work.new + head.work.cached)
+    }
+
+    /// How many.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.tokens == 0 && self.waiting.is_empty()
+        self.waiting.is_empty()
     }
 
     pub(crate) fn push(&mut self, now: Seconds, queued: Queued) {

@@ -13,6 +13,9 @@ use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
 use crate::settings::Settings;
 
+/// Share of what is known of typical requests that a new one replaces.
+const TYPICAL_GAIN: f64 = 0.02;
+
 /// The caller's name for one attempt of one request. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
@@ -69,6 +72,8 @@ pub struct Scheduler {
     /// Decisions ever made.
     decided: u64,
     wake_at: Option<Seconds>,
+    /// Share of its computation that a prompt usually needs.
+    uncached: f64,
     /// The latest time heard of.
     now: Seconds,
     /// Kept between polls so that a poll allocates nothing.
@@ -109,6 +114,7 @@ impl Scheduler {
             submitted: 0,
             decided: 0,
             wake_at: None,
+            uncached: 1.0,
             now: 0.0,
             loads: Vec::new(),
         }
@@ -167,7 +173,7 @@ impl Scheduler {
     /// Takes an engine's report of its own load.
     pub fn report(&mut self, now: Seconds, ix: InstanceIx, reported: Reported) {
         if let (Some(book), Some(&kind)) = (self.engines.get_mut(ix.at()), self.kinds.get(ix.at())) {
-            book.reported(now, reported, &self.learners[kind]);
+            book.reported(now, reported, &self.learners[kind], self.uncached);
         }
     }
 
@@ -189,7 +195,7 @@ impl Scheduler {
             return;
         }
         self.read_loads(now);
-        self.policy.begin(&Round { cluster: &self.cluster, loads: &self.loads, now });
+        self.policy.begin(&Round { cluster: &self.cluster, loads: &self.loads, held: self.held.len(), now });
         let mut held = std::mem::take(&mut self.held);
         if let Some(aged) = self.aged(now, &held) {
             let first = held.remove(aged);
@@ -350,6 +356,8 @@ impl Scheduler {
             let input_tokens = held.ask.request.total_input_tokens();
             let prediction = &held.ask.prediction;
             let estimate = Estimate::of(input_tokens, prediction, (entry, instance), load, load.prefill_wait);
+            let share = estimate.service / load.service.seconds(input_tokens, 0);
+            self.uncached += TYPICAL_GAIN * (share - self.uncached);
             book.enter();
             book.push_prefill(now, held.ticket, input_tokens, decision.booking.prefill_tokens, &estimate);
         }

@@ -55,6 +55,8 @@ pub struct Round<'a> {
     pub cluster: &'a Cluster,
     /// One per instance, in the cluster's order, before anything is sent.
     pub loads: &'a [Load],
+    /// Requests that will be asked about.
+    pub held: usize,
     /// The caller's clock.
     pub now: Seconds,
 }
@@ -315,7 +317,7 @@ fn conclude(
         decode_tokens: input.request.total_tokens(),
     };
     let explanation = Explanation { policy, reason, candidates, terms: Vec::new() };
-    Verdict::Send(Decision { route, booking, predicted_ttft: None, explanation })
+    Verdict::Send(Decision { route, booking, engine_priority: None, predicted_ttft: None, explanation })
 }
 
 /// One of many, by random bits.
