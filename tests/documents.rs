@@ -13,12 +13,13 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 5] = [
+const COMMANDS: [&str; 6] = [
     "moongate gateway",
     "moongate up",
     "moongate loadtest",
     "moongate loadtest run",
     "moongate loadtest engine",
+    "moongate loadtest simulate",
 ];
 
 /// Metrics that one request to a fleet without failures does not show, because they have labels: of failures, and of predictions that

@@ -10,9 +10,9 @@ use moongate_scheduler::Settings as SchedulerSettings;
 use super::agents::AgentSettings;
 use super::multiturn::MultiTurnSettings;
 use super::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
-use super::suite;
-use super::sweep::{Case, Contender, Load, changed};
+use super::sweep::{Case, Contender, Load, changed, run_case};
 use super::workload::{Replay, Workload};
+use super::{report, suite, table};
 use crate::generate::trace::read_trace;
 
 impl FromStr for Failure {
@@ -32,7 +32,7 @@ impl FromStr for Failure {
 
 /// Arguments of `moongate loadtest simulate`.
 #[derive(Debug, Clone, Args)]
-#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents", "suite"]))]
+#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents", "suite", "calibrate"]))]
 pub struct SimulateArgs {
     /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
@@ -47,6 +47,9 @@ pub struct SimulateArgs {
     /// table of them in Markdown. Of the other arguments only --policy, --seeds, --set and --suite-row are used.
     #[arg(long, value_name = "DIR", env = "MOONGATE_LOADTEST_SUITE")]
     pub suite: Option<PathBuf>,
+    /// Show one engine without routing beside the benchmark that its constants were fitted to.
+    #[arg(long, env = "MOONGATE_LOADTEST_CALIBRATE")]
+    pub calibrate: bool,
     /// Run only the experiments whose name contains this text.
     #[arg(long, requires = "suite", env = "MOONGATE_LOADTEST_SUITE_ROW")]
     pub suite_row: Option<String>,
@@ -143,7 +146,7 @@ pub struct SimulateArgs {
     #[arg(long, default_value_t = 16.0, env = "MOONGATE_LOADTEST_REQUEST_RATE")]
     pub request_rate: f64,
     /// Change a setting of the scheduler: NAME=VALUE, such as slack=0.2. May be given several times.
-    #[arg(long, value_delimiter = ',', value_name = "NAME=VALUE", env = "MOONGATE_LOADTEST_SET")]
+    #[arg(long, value_name = "NAME=VALUE", env = "MOONGATE_LOADTEST_SET")]
     pub set: Vec<String>,
     /// Write a report with plots to this file.
     #[arg(long, env = "MOONGATE_LOADTEST_REPORT")]
@@ -278,14 +281,18 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<String> {
         let row = args.suite_row.as_deref().unwrap_or_default();
         return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, row);
     }
+    if args.calibrate {
+        args.check()?;
+        return Ok(table::calibration(args.seeds));
+    }
     let case = args.case()?;
     let begun = std::time::Instant::now();
-    let standings = super::run_case(&case);
+    let standings = run_case(&case);
     let elapsed = begun.elapsed();
     if let Some(path) = &args.report {
-        let html = super::report::html(&case, &standings);
+        let html = report::html(&case, &standings);
         std::fs::write(path, html)
             .with_context(|| format!("cannot write the report to {}", path.display()))?;
     }
-    Ok(if args.json { super::table::json(&standings) } else { super::table::text(&standings, elapsed) })
+    Ok(if args.json { table::json(&standings) } else { table::text(&standings, elapsed) })
 }

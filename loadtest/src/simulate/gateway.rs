@@ -223,12 +223,19 @@ impl Control for Gateways {
 
 fn refuse(now: f64, ticket: Ticket, refusal: &Refusal, fleet: &mut Fleet<'_>) {
     let request = fleet.attempts[ticket.0 as usize].request;
-    let first = fleet.outcome.records[request as usize].retried_s.is_nan();
     match refusal {
-        Refusal::Overloaded { retry_after } if fleet.settings.retry && first => {
-            fleet.calendar.plan(now + retry_after.max(0.0), Event::Arrive(request));
+        Refusal::Overloaded { retry_after } => {
+            let record = &mut fleet.outcome.records[request as usize];
+            let first = record.retry_after_s.is_nan();
+            if first {
+                record.retry_after_s = retry_after.max(0.0);
+            }
+            if first && fleet.settings.retry {
+                fleet.calendar.plan(now + retry_after.max(0.0), Event::Arrive(request));
+            } else {
+                fleet.finish(now, request, State::Rejected);
+            }
         }
-        Refusal::Overloaded { .. } => fleet.finish(now, request, State::Rejected),
         Refusal::UnknownModel | Refusal::NoneAvailable { .. } => fleet.finish(now, request, State::Failed),
     }
 }
