@@ -120,6 +120,7 @@ fn every_error_code_is_described_with_its_status() {
         | Code::NotFound
         | Code::MethodNotAllowed
         | Code::NoEngineAvailable
+        | Code::Overloaded
         | Code::UnsupportedByFleet
         | Code::PrefillFailed
         | Code::DecodeFailed
@@ -136,6 +137,7 @@ fn every_error_code_is_described_with_its_status() {
         Code::NotFound,
         Code::MethodNotAllowed,
         Code::NoEngineAvailable,
+        Code::Overloaded,
         Code::UnsupportedByFleet,
         Code::PrefillFailed,
         Code::DecodeFailed,

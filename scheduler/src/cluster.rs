@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::cache_rules::CacheRules;
 use crate::request::Seconds;
+use crate::service::ServiceModel;
 
 /// Position of an instance in [`Cluster::instances`] and in the load and prediction slices beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -17,7 +19,7 @@ impl InstanceIx {
 }
 
 /// A model name, interned by the owner of the cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelIx(pub u32);
 
 /// Prefills and decodes can hand KV cache to each other only inside one domain: same engine kind, same
@@ -102,6 +104,8 @@ pub struct Instance {
     pub dp_size: u32,
     /// Where it runs.
     pub place: Place,
+    /// How it caches.
+    pub cache: CacheRules,
 }
 
 /// Load of one instance at the moment of the decision. The caller fills one per instance, in the cluster's order.
@@ -117,6 +121,14 @@ pub struct Load {
     pub active_decode_tokens: u64,
     /// What the engine last said of itself: includes the traffic of other gateways.
     pub reported: Option<Reported>,
+    /// Until the engine would begin to compute a prompt that is sent now, as far as other prompts keep it busy.
+    pub prefill_wait: Seconds,
+    /// Until its link to the shared store would begin to fetch for a prompt that is sent now.
+    pub fetch_wait: Seconds,
+    /// How long it takes to compute a prompt.
+    pub service: ServiceModel,
+    /// Seconds per token of the KV cache that goes to the decode after the computation.
+    pub handover_per_token: f64,
 }
 
 impl Load {

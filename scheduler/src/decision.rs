@@ -76,6 +76,27 @@ pub struct Explanation {
     pub reason: &'static str,
     /// Entries that were looked at, in the cluster's order; the chosen one is among them.
     pub candidates: Vec<Candidate>,
+    /// What the candidates' costs are made of, in their order; empty from policies that do not predict.
+    pub terms: Vec<Terms>,
+}
+
+/// The parts of a candidate's cost in seconds. The cost is `max(wait, fetch) + service + handover + duplicate + decode`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Terms {
+    /// Until the engine is done with what is ahead, held requests that go first included.
+    pub wait: Seconds,
+    /// Until pages of the shared store are there.
+    pub fetch: Seconds,
+    /// Computation.
+    pub service: Seconds,
+    /// KV cache on its way to the decode.
+    pub handover: Seconds,
+    /// Price of having twice what another engine has.
+    pub duplicate: Seconds,
+    /// Load of the decode that would take over, and its distance.
+    pub decode: Seconds,
+    /// Tokens of the prompt that the engine need not compute.
+    pub cached_tokens: u32,
 }
 
 /// One looked-at entry engine.

@@ -1,5 +1,7 @@
 //! Where the prompt's KV cache is: the input that cost-based policies price.
 
+use std::sync::Arc;
+
 use crate::cluster::{InstanceIx, Place};
 
 /// Hits per instance, in the cluster's order. Empty where nothing is known.
@@ -9,9 +11,20 @@ pub struct Prediction {
     pub per_instance: Vec<TierHits>,
     /// Runs of the prompt's pages in the shared store, in prompt order; there may be gaps between them.
     pub shared: Vec<L3Run>,
+    /// Keys of the prompt's full pages, in order, for policies that keep a picture of their own. Each key stands for its
+    /// page and all before it. Empty where the prompt was not read.
+    pub pages: Arc<[u64]>,
+    /// Tokens per page of [`Prediction::pages`].
+    pub page_tokens: u32,
 }
 
 impl Prediction {
+    /// What is known of `instance`.
+    #[must_use]
+    pub fn hits(&self, instance: InstanceIx) -> TierHits {
+        self.per_instance.get(instance.at()).copied().unwrap_or_default()
+    }
+
     /// Tokens of the prompt that `instance` need not compute, as far as known.
     #[must_use]
     pub fn cached_tokens(&self, instance: InstanceIx) -> u32 {
@@ -67,7 +80,7 @@ mod tests {
     #[test]
     fn unknown_instances_have_no_hit() {
         let hits = TierHits { l1_tokens: 1, l2_tokens: 2, l3_tokens: 3 };
-        let prediction = Prediction { per_instance: vec![hits], shared: Vec::new() };
+        let prediction = Prediction { per_instance: vec![hits], ..Prediction::default() };
         assert_eq!(prediction.cached_tokens(InstanceIx(0)), 6);
         assert_eq!(prediction.cached_tokens(InstanceIx(1)), 0);
         assert_eq!(Prediction::default().cached_tokens(InstanceIx(0)), 0);

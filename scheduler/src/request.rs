@@ -20,6 +20,11 @@ pub struct Request {
     pub priority: i32,
     /// Hash of the session or conversation, if the client names one.
     pub session: Option<u64>,
+    /// Hash of the tenant's name; requests of one tenant share its part of a busy fleet.
+    pub tenant: Option<u64>,
+    /// Latest wanted time to first token, counted from the arrival. `None` takes the scheduler's own target for a
+    /// prompt of this length.
+    pub ttft_target: Option<Seconds>,
 }
 
 impl Request {

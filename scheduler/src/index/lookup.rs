@@ -231,6 +231,7 @@ impl Hits {
         Prediction {
             per_instance: engines.iter().map(hits).collect(),
             shared: self.shared.iter().map(run).collect(),
+            ..Prediction::default()
         }
     }
 

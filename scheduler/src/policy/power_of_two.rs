@@ -1,10 +1,11 @@
 //! Power of two choices.
 
 use super::{
-    Input, Policy, PolicyName, conclude, decode_cost, entry_cost, is_prefill, load, open_entries, partners,
+    Input, Policy, PolicyName, Verdict, conclude, decode_cost, entry_cost, is_prefill, load, open_entries,
+    partners,
 };
 use crate::cluster::InstanceIx;
-use crate::decision::{Candidate, Decision, Refusal, Term};
+use crate::decision::{Candidate, Refusal, Term};
 
 /// Draws two different candidates and takes the less loaded one: nearly as even as the minimum, without the
 /// herding that stale loads cause when every gateway picks the same minimum.
@@ -16,7 +17,7 @@ impl Policy for PowerOfTwo {
         PolicyName::PowerOfTwo
     }
 
-    fn decide(&self, input: &Input<'_>) -> Result<Decision, Refusal> {
+    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
         let open = open_entries(input)?;
         let drawn = draw_two(&open, input.entropy);
         let priced = drawn.map(|ix| (ix, entry_cost(&load(input, ix))));

@@ -1,8 +1,8 @@
 //! Round robin.
 
-use super::{Input, Policy, PolicyName, conclude, is_prefill, open_entries, partners};
+use super::{Input, Policy, PolicyName, Verdict, conclude, is_prefill, open_entries, partners};
 use crate::cluster::InstanceIx;
-use crate::decision::{Candidate, Decision, Refusal, Term};
+use crate::decision::{Candidate, Refusal, Term};
 
 /// Takes entries in turn. Decodes turn too, shifted by one after every full turn of the entries, so that all
 /// pairs come up even if there are as many decodes as entries.
@@ -14,7 +14,7 @@ impl Policy for RoundRobin {
         PolicyName::RoundRobin
     }
 
-    fn decide(&self, input: &Input<'_>) -> Result<Decision, Refusal> {
+    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
         let open = open_entries(input)?;
         let turns = input.sequence / open.len() as u64;
         let entry = open[turn(input.sequence, open.len())];

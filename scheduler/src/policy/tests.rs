@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cache_rules::CacheRules;
 use crate::cluster::{ModelIx, PairingDomain, Place, Reported};
 
 fn instance(role: Role, domain: u32, models: &[u32]) -> Instance {
@@ -15,6 +16,7 @@ fn instance(role: Role, domain: u32, models: &[u32]) -> Instance {
         domain: PairingDomain(domain),
         dp_size: 1,
         place: Place::default(),
+        cache: CacheRules::default(),
     }
 }
 
@@ -26,6 +28,8 @@ fn request() -> Request {
         sequences: 1,
         priority: 0,
         session: None,
+        tenant: None,
+        ttft_target: None,
     }
 }
 
@@ -42,15 +46,20 @@ fn decide(
 ) -> Result<Decision, Refusal> {
     let prediction = Prediction::default();
     let request = request();
-    name.build().decide(&Input {
+    let verdict = name.build(&Settings::default()).decide(&Input {
         request: &request,
         cluster,
         loads,
         prediction: &prediction,
         now: 0.0,
+        arrived: 0.0,
         sequence,
         entropy,
-    })
+    });
+    match verdict? {
+        Verdict::Send(decision) => Ok(decision),
+        Verdict::Hold { .. } => panic!("{name} holds"),
+    }
 }
 
 fn any_role() -> impl Strategy<Value = Role> {
@@ -188,7 +197,7 @@ fn refusals_tell_unknown_from_unavailable() {
 fn names_parse_back() {
     for name in PolicyName::ALL {
         assert_eq!(name.as_str().parse::<PolicyName>(), Ok(name));
-        assert_eq!(name.build().name(), name);
+        assert_eq!(name.build(&Settings::default()).name(), name);
     }
     let error = "fastest".parse::<PolicyName>().unwrap_err().to_string();
     assert!(PolicyName::ALL.iter().all(|name| error.contains(name.as_str())), "{error}");
@@ -199,16 +208,18 @@ fn booking_leaves_out_what_is_cached() {
     let cluster = pairs_fleet();
     let request = request();
     let hits = crate::prediction::TierHits { l1_tokens: 600, l2_tokens: 0, l3_tokens: 200 };
-    let prediction = Prediction { per_instance: vec![hits; 4], shared: Vec::new() };
+    let prediction = Prediction { per_instance: vec![hits; 4], ..Prediction::default() };
     let input = Input {
         request: &request,
         cluster: &cluster,
         loads: &[open(); 4],
         prediction: &prediction,
         now: 0.0,
+        arrived: 0.0,
         sequence: 0,
         entropy: 0,
     };
-    let decision = PolicyName::LeastLoad.build().decide(&input).unwrap();
+    let verdict = PolicyName::LeastLoad.build(&Settings::default()).decide(&input).unwrap();
+    let Verdict::Send(decision) = verdict else { panic!("held") };
     assert_eq!(decision.booking, Booking { prefill_tokens: 200, decode_tokens: 1100 });
 }

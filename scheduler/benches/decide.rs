@@ -1,0 +1,172 @@
+//! How long decisions take: one request on an idle fleet, and a round over many held ones.
+//!
+//! Prints what criterion has no words for (percentiles, allocations per question). `cargo bench -p moongate-scheduler --bench decide`.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a benchmark fails by panicking and reports to a person"
+)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use hdrhistogram::Histogram;
+use moongate_scheduler::{
+    Ask, CacheRules, Cluster, Event, Instance, ModelIx, PairingDomain, Place, PolicyName, Prediction,
+    Prefetch, Request, Role, Scheduler, Settings, Ticket, TierHits,
+};
+
+fn cluster(prefills: usize, decodes: usize) -> Arc<Cluster> {
+    let engine = |role, number| Instance {
+        name: format!("{role:?}-{number}").into(),
+        role,
+        models: vec![ModelIx(0)],
+        domain: PairingDomain(0),
+        dp_size: 1,
+        place: Place::default(),
+        cache: CacheRules { prefetch: Prefetch::WaitComplete, page_tokens: 64, ..CacheRules::default() },
+    };
+    let prefills = (0..prefills).map(|number| engine(Role::Prefill, number));
+    Arc::new(Cluster::new(prefills.chain((0..decodes).map(|number| engine(Role::Decode, number))).collect()))
+}
+
+fn ask(engines: usize, random: &mut fastrand::Rng) -> Ask {
+    let input_tokens = random.u32(1_000..60_000);
+    let mut hits = || {
+        let own = if random.u8(..4) == 0 { random.u32(..input_tokens) } else { 0 };
+        let stored = random.u32(..input_tokens - own);
+        TierHits { l1_tokens: own / 2, l2_tokens: own / 2, l3_tokens: stored }
+    };
+    let per_instance = (0..engines).map(|_| hits()).collect();
+    Ask {
+        request: Request {
+            model: ModelIx(0),
+            input_tokens,
+            output_tokens: 300,
+            sequences: 1,
+            priority: 0,
+            session: None,
+            tenant: None,
+            ttft_target: None,
+        },
+        prediction: Prediction { per_instance, ..Prediction::default() },
+        barred: Vec::new(),
+    }
+}
+
+struct World {
+    scheduler: Scheduler,
+    random: fastrand::Rng,
+    engines: usize,
+    tickets: u64,
+    events: Vec<Event>,
+}
+
+impl World {
+    fn new(policy: PolicyName, prefills: usize, decodes: usize) -> Self {
+        let settings = Settings::default();
+        let mut scheduler = Scheduler::new(policy.build(&settings), settings);
+        scheduler.set_cluster(0.0, cluster(prefills, decodes));
+        let random = fastrand::Rng::with_seed(1);
+        Self { scheduler, random, engines: prefills + decodes, tickets: 0, events: Vec::new() }
+    }
+
+    fn submit(&mut self) -> Ticket {
+        self.tickets += 1;
+        let ask = ask(self.engines, &mut self.random);
+        self.scheduler.submit(0.0, Ticket(self.tickets), ask);
+        Ticket(self.tickets)
+    }
+
+    /// Seconds of a poll.
+    fn poll(&mut self) -> f64 {
+        self.events.clear();
+        let entropy = self.random.u64(..);
+        let begun = Instant::now();
+        self.scheduler.poll(0.0, entropy, &mut self.events);
+        begun.elapsed().as_secs_f64()
+    }
+
+    /// Submits, decides, and takes the request out again: seconds from submission to decision.
+    fn decide(&mut self) -> f64 {
+        let ask = ask(self.engines, &mut self.random);
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        let begun = Instant::now();
+        self.scheduler.submit(0.0, ticket, ask);
+        let submitted = begun.elapsed().as_secs_f64();
+        let seconds = submitted + self.poll();
+        assert_eq!(self.events.len(), 1);
+        self.scheduler.ended(0.0, ticket);
+        seconds
+    }
+
+    /// Fills all engines and holds `held` requests.
+    fn fill(&mut self, held: usize) {
+        while self.scheduler.held().count() < held {
+            self.submit();
+            self.poll();
+        }
+    }
+
+    /// One engine becomes free: seconds until the request that it gets has been found.
+    fn release(&mut self, running: &mut Vec<Ticket>) -> f64 {
+        let done = running.swap_remove(self.random.usize(..running.len()));
+        self.scheduler.ended(0.0, done);
+        let seconds = self.poll();
+        running.extend(self.events.iter().map(|event| match event {
+            Event::Send { ticket, .. } | Event::Refuse { ticket, .. } => *ticket,
+        }));
+        seconds
+    }
+}
+
+fn percentiles(name: &str, rounds: usize, mut seconds: impl FnMut() -> f64) {
+    let mut histogram: Histogram<u64> = Histogram::new(3).unwrap();
+    for _ in 0..rounds {
+        histogram.record((seconds() * 1e9) as u64).unwrap();
+    }
+    let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
+    eprintln!("{name}: p50 {:.1} us, p99 {:.1} us, max {:.1} us", us(0.5), us(0.99), us(1.0));
+}
+
+fn releasing(prefills: usize, decodes: usize, held: usize) -> (World, Vec<Ticket>) {
+    let mut world = World::new(PolicyName::Predictive, prefills, decodes);
+    let mut running = Vec::new();
+    while world.scheduler.held().count() < held {
+        world.submit();
+        world.poll();
+        running.extend(world.events.iter().map(|event| match event {
+            Event::Send { ticket, .. } | Event::Refuse { ticket, .. } => *ticket,
+        }));
+    }
+    (world, running)
+}
+
+fn decide(criterion: &mut Criterion) {
+    for policy in PolicyName::ALL {
+        let mut world = World::new(policy, 48, 16);
+        percentiles(&format!("decide, 64 engines, {policy}"), 20_000, || world.decide());
+        criterion.bench_function(&format!("decide/64 engines/{policy}"), |bencher| {
+            bencher.iter(|| world.decide());
+        });
+    }
+}
+
+fn release(criterion: &mut Criterion) {
+    let (mut world, mut running) = releasing(32, 8, 256);
+    percentiles("release, 256 held x 32 prefills", 20_000, || {
+        let seconds = world.release(&mut running);
+        world.fill(256);
+        running.extend(world.events.drain(..).filter_map(|event| match event {
+            Event::Send { ticket, .. } => Some(ticket),
+            Event::Refuse { .. } => None,
+        }));
+        seconds
+    });
+    criterion.bench_function("hold/256 held x 32 prefills", |bencher| bencher.iter(|| world.poll()));
+}
+
+criterion_group!(benches, decide, release);
+criterion_main!(benches);

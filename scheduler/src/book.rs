@@ -1,0 +1,211 @@
+//! What one engine was sent and has not finished, and when it will be done with it.
+
+use crate::cluster::{Load, Reported};
+use crate::estimate::Estimate;
+use crate::learn::{Learner, Work};
+use crate::prefill_queue::{PrefillQueue, Queued};
+use crate::request::Seconds;
+use crate::scheduler::Ticket;
+
+/// The book of one engine. Its prefills are one queue, computed one after the other in order of sending.
+#[derive(Debug)]
+pub(crate) struct EngineBook {
+    pub(crate) available: bool,
+    /// How many times slower than others of its kind, as learned.
+    pub(crate) speed: f64,
+    in_flight: u32,
+    decode_tokens: u64,
+    queue: PrefillQueue,
+    /// When the link to the shared store is free.
+    fetch_free_at: Seconds,
+    report: Option<Report>,
+}
+
+/// An engine's own words, and what was known here when they came.
+#[derive(Debug, Clone, Copy)]
+struct Report {
+    at: Seconds,
+    said: Reported,
+    /// Work that other gateways sent there.
+    foreign: Seconds,
+    /// Work in the own queue then, and sent since.
+    own: Seconds,
+}
+
+/// A prefill that is over.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Computed {
+    /// What was predicted to be computed.
+    pub(crate) work: Work,
+    /// From when the engine was free for it and its pages were there to its first token.
+    pub(crate) took: Seconds,
+    /// Whether nothing of other gateways was in between, as far as known.
+    pub(crate) alone: bool,
+}
+
+impl EngineBook {
+    pub(crate) fn new() -> Self {
+        Self {
+            available: true,
+            speed: 1.0,
+            in_flight: 0,
+            decode_tokens: 0,
+            queue: PrefillQueue::default(),
+            fetch_free_at: 0.0,
+            report: None,
+        }
+    }
+
+    pub(crate) fn load(&self, now: Seconds, learned: &Learner) -> Load {
+        Load {
+            available: self.available,
+            in_flight: self.in_flight,
+            pending_prefill_tokens: self.queue.tokens(),
+            active_decode_tokens: self.decode_tokens,
+            reported: self
+                .report
+                .map(|report| Reported { age: report.said.age + (now - report.at).max(0.0), ..report.said }),
+            prefill_wait: self.prefill_wait(now, learned.spread()),
+            fetch_wait: (self.fetch_free_at - now).max(0.0),
+            service: learned.model(self.speed),
+            handover_per_token: learned.handover_per_token() * self.speed,
+        }
+    }
+
+    fn prefill_wait(&self, now: Seconds, spread: f64) -> Seconds {
+        let own = self.queue.wait(now, spread);
+        match self.report {
+            // What others sent stands in the same queue; the engine has worked since the report.
+            Some(report) if report.foreign > 0.0 => own.max(report.foreign + report.own - (now - report.at)),
+            _ => own,
+        }
+    }
+
+    /// Enters a request that comes to this engine, for prefill or for decode.
+    pub(crate) fn enter(&mut self) {
+        self.in_flight += 1;
+    }
+
+    /// Strikes a request out that [`EngineBook::enter`] entered.
+    pub(crate) fn leave(&mut self) {
+        self.in_flight -= 1;
+    }
+
+    pub(crate) fn hold_decode(&mut self, tokens: u64) {
+        self.decode_tokens += tokens;
+    }
+
+    pub(crate) fn release_decode(&mut self, tokens: u64) {
+        self.decode_tokens -= tokens;
+    }
+
+    /// Enters a prefill of `input_tokens`, of which `tokens` are booked as uncached.
+    pub(crate) fn push_prefill(
+        &mut self,
+        now: Seconds,
+        ticket: Ticket,
+        input_tokens: u64,
+        tokens: u64,
+        estimate: &Estimate,
+    ) {
+        let ready = now + estimate.fetch;
+        if estimate.fetched_tokens > 0 {
+            self.fetch_free_at = self.fetch_free_at.max(ready);
+        }
+        if let Some(report) = &mut self.report {
+            report.own += estimate.service;
+        }
+        let cached = u64::from(estimate.cached_tokens).min(input_tokens);
+        let queued = Queued {
+            ticket,
+            tokens,
+            work: Work { new: (input_tokens - cached).max(1), cached, handed_over: estimate.handed_over },
+            service: estimate.service,
+            handover: estimate.handover,
+            ready,
+            unseen: false,
+        };
+        self.queue.push(now, queued);
+    }
+
+    /// Takes a prefill out whose first token has come; `None` if it is not (or no longer) in the queue.
+    pub(crate) fn computed(&mut self, now: Seconds, ticket: Ticket) -> Option<Computed> {
+        let alone = self.report.is_none_or(|report| report.foreign == 0.0);
+        let (work, took) = self.queue.computed(now, ticket)?;
+        Some(Computed { work, took, alone })
+    }
+
+    /// Takes a prefill out that ended without a first token.
+    pub(crate) fn abandoned(&mut self, now: Seconds, ticket: Ticket) {
+        self.queue.abandoned(now, ticket);
+    }
+
+    pub(crate) fn reported(&mut self, now: Seconds, said: Reported, learned: &Learner) {
+        let foreign_tokens = said.waiting_uncached_tokens.saturating_sub(self.queue.waiting_tokens());
+        let foreign = learned.model(self.speed).a * self.speed * foreign_tokens as f64;
+        self.report = Some(Report { at: now, said, foreign, own: self.queue.wait(now, learned.spread()) });
+    }
+
+    pub(crate) fn unseen(&mut self, ticket: Ticket) {
+        self.queue.unseen(ticket);
+    }
+
+    pub(crate) fn advance(&mut self, now: Seconds) {
+        self.queue.advance(now);
+    }
+
+    /// Nothing is entered any more.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.in_flight == 0 && self.decode_tokens == 0 && self.queue.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::ServiceModel;
+
+    #[test]
+    fn work_of_other_gateways_comes_from_the_report_and_shrinks() {
+        let learned = Learner::new(&ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 }, 0.0);
+        let estimate = Estimate {
+            wait: 0.0,
+            fetch: 0.0,
+            service: 1.0,
+            handover: 0.0,
+            handed_over: 0,
+            cached_tokens: 0,
+            fetched_tokens: 0,
+        };
+        let mut book = EngineBook::new();
+        let wait = |book: &EngineBook, now| book.load(now, &learned).prefill_wait;
+        book.push_prefill(0.0, Ticket(1), 1000, 1000, &estimate);
+        book.reported(0.0, Reported { waiting_uncached_tokens: 5000, ..Reported::default() }, &learned);
+        assert_eq!(wait(&book, 0.0), 6.0);
+        assert_eq!(wait(&book, 2.0), 4.0);
+        book.push_prefill(2.0, Ticket(2), 1000, 1000, &estimate);
+        assert_eq!(wait(&book, 2.0), 5.0);
+        book.reported(3.0, Reported::default(), &learned);
+        assert_eq!(wait(&book, 3.0), 1.0);
+        assert_eq!(book.load(4.0, &learned).reported.unwrap().age, 1.0);
+    }
+
+    #[test]
+    fn fetches_queue_on_the_link() {
+        let learned = Learner::new(&ServiceModel::default(), 0.0);
+        let estimate = Estimate {
+            wait: 0.0,
+            fetch: 4.0,
+            service: 1.0,
+            handover: 0.0,
+            handed_over: 0,
+            cached_tokens: 1000,
+            fetched_tokens: 1000,
+        };
+        let mut book = EngineBook::new();
+        book.push_prefill(0.0, Ticket(1), 1100, 100, &estimate);
+        assert_eq!(book.load(1.0, &learned).fetch_wait, 3.0);
+        assert_eq!(book.load(9.0, &learned).fetch_wait, 0.0);
+    }
+}

@@ -1,0 +1,204 @@
+//! What one engine would need for one prompt.
+
+use crate::cache_rules::{CacheRules, Prefetch};
+use crate::cluster::{Distance, Instance, InstanceIx, Load, Place};
+use crate::prediction::{L3Run, Medium, Prediction};
+use crate::request::Seconds;
+
+/// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
+const FETCH_LATENCY: Seconds = 0.002;
+
+/// Times for one prompt on one engine, if it were sent now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// Until the engine is done with what is ahead.
+    pub wait: Seconds,
+    /// Until the pages that it will use of the shared store are there; 0 without such pages.
+    pub fetch: Seconds,
+    /// Computation.
+    pub service: Seconds,
+    /// From the end of the computation to the first token.
+    pub handover: Seconds,
+    /// Tokens that are handed over then.
+    pub handed_over: u64,
+    /// Tokens of the prompt that it need not compute.
+    pub cached_tokens: u32,
+    /// Those of them that come from the shared store.
+    pub fetched_tokens: u32,
+}
+
+impl Estimate {
+    /// Prices a prompt of `input_tokens` on the engine at `ix`, if it gets to it after `wait`.
+    #[must_use]
+    pub fn of(
+        input_tokens: u64,
+        prediction: &Prediction,
+        (ix, instance): (InstanceIx, &Instance),
+        load: &Load,
+        wait: Seconds,
+    ) -> Self {
+        let (hits, rules) = (prediction.hits(ix), &instance.cache);
+        let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
+        let (fetched, fetch) = if hits.l3_tokens == 0 || hits.l3_tokens < rules.prefetch_threshold {
+            (0, 0.0)
+        } else {
+            let farness = farness(&prediction.shared, own, hits.l3_tokens, &instance.place);
+            fetched(hits.l3_tokens, farness, wait, load.fetch_wait, rules)
+        };
+        let cached = own.saturating_add(fetched);
+        // An engine always computes the last token.
+        let new = input_tokens.saturating_sub(u64::from(cached)).max(1);
+        let compute = load.service.seconds(new, u64::from(cached));
+        // Loading from host memory runs layer by layer beside the computation.
+        let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
+        // Each pass's part goes while the next one is computed.
+        let handed_over = input_tokens.min(u64::from(rules.max_prefill_tokens));
+        Self {
+            wait,
+            fetch,
+            service: compute.max(load_back),
+            handover: handed_over as f64 * load.handover_per_token,
+            handed_over,
+            cached_tokens: cached,
+            fetched_tokens: fetched,
+        }
+    }
+
+    /// Until the first token.
+    #[must_use]
+    pub fn ttft(&self) -> Seconds {
+        self.wait.max(self.fetch) + self.service + self.handover
+    }
+}
+
+/// How many of `offered` tokens are fetched when the prompt's turn comes after `wait`, and when the engine has them.
+fn fetched(offered: u32, farness: f64, wait: Seconds, queue: Seconds, rules: &CacheRules) -> (u32, Seconds) {
+    let per_token = farness * rules.kv_bytes_per_token / rules.l3_bytes_per_s;
+    let begin = queue + FETCH_LATENCY;
+    let complete = begin + f64::from(offered) * per_token;
+    let given_up = match rules.prefetch {
+        Prefetch::WaitComplete => return (offered, complete),
+        Prefetch::BestEffort => wait,
+        Prefetch::Timeout { base_s, per_1k_tokens_s } => {
+            wait.max(base_s + per_1k_tokens_s * f64::from(offered) / 1024.0)
+        }
+    };
+    if complete <= given_up {
+        return (offered, complete);
+    }
+    let page = f64::from(rules.page_tokens.max(1));
+    let tokens = ((given_up - begin).max(0.0) / per_token / page).floor() * page;
+    // Below `offered`, because the fetch is not complete.
+    (tokens as u32, given_up)
+}
+
+/// How much longer than usual it takes to fetch `tokens` behind `first` to `place`, by where they are.
+fn farness(runs: &[L3Run], first: u32, tokens: u32, place: &Place) -> f64 {
+    let last = first.saturating_add(tokens);
+    let (mut weighted, mut known) = (0.0, 0_u32);
+    for run in runs {
+        let overlap =
+            run.first_token.saturating_add(run.tokens).min(last).saturating_sub(run.first_token.max(first));
+        let of_link = match run.place.distance(place) {
+            Distance::Nvlink | Distance::Node => 0.5,
+            Distance::Rack | Distance::Zone | Distance::Unknown => 1.0,
+            Distance::Far => 4.0,
+        };
+        let of_medium = match run.medium {
+            Medium::Dram => 1.0,
+            Medium::Nvme => 3.0,
+        };
+        weighted += f64::from(overlap) * of_link * of_medium;
+        known += overlap;
+    }
+    if known == 0 { 1.0 } else { weighted / f64::from(known) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{PairingDomain, Role};
+    use crate::prediction::TierHits;
+    use crate::service::ServiceModel;
+
+    /// 1,000 tokens per second from the store, a token a millisecond to compute.
+    fn rules(prefetch: Prefetch) -> CacheRules {
+        CacheRules {
+            prefetch,
+            page_tokens: 100,
+            prefetch_threshold: 256,
+            l3_bytes_per_s: 1000.0,
+            l2_bytes_per_s: 1e9,
+            kv_bytes_per_token: 1.0,
+            ..CacheRules::default()
+        }
+    }
+
+    fn instance(rules: CacheRules) -> Instance {
+        Instance {
+            name: "engine".into(),
+            role: Role::Prefill,
+            models: Vec::new(),
+            domain: PairingDomain(0),
+            dp_size: 1,
+            place: Place { zone: Some(1), rack: Some(1), node: Some(1), ..Place::default() },
+            cache: rules,
+        }
+    }
+
+    fn estimate(prefetch: Prefetch, l3_tokens: u32, wait: f64) -> Estimate {
+        let service = ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
+        let load = Load { service, ..Load::default() };
+        let hits = TierHits { l3_tokens, ..TierHits::default() };
+        let prediction = Prediction { per_instance: vec![hits], ..Prediction::default() };
+        Estimate::of(1000, &prediction, (InstanceIx(0), &instance(rules(prefetch))), &load, wait)
+    }
+
+    #[test]
+    fn far_and_slow_stores_take_longer() {
+        let here = instance(CacheRules::default()).place;
+        let run = |first_token, place, medium| L3Run { first_token, tokens: 100, place, medium };
+        let far = Place { zone: Some(9), ..Place::default() };
+        let runs = [run(0, here, Medium::Dram), run(100, far, Medium::Dram), run(200, here, Medium::Nvme)];
+        assert_eq!(farness(&runs, 0, 100, &here), 0.5);
+        assert_eq!(farness(&runs, 0, 200, &here), 2.25);
+        assert_eq!(farness(&runs, 150, 100, &here), 2.75);
+        assert_eq!(farness(&[], 0, 100, &here), 1.0);
+    }
+
+    #[test]
+    fn best_effort_counts_what_arrives_while_queueing() {
+        let idle = estimate(Prefetch::BestEffort, 900, 0.0);
+        assert_eq!((idle.fetched_tokens, idle.ttft()), (0, 1.0));
+        let some = estimate(Prefetch::BestEffort, 900, 0.5);
+        assert_eq!(some.fetched_tokens, 400);
+        assert!((some.ttft() - 1.1).abs() < 1e-9);
+        assert_eq!(estimate(Prefetch::BestEffort, 900, 2.0).fetched_tokens, 900);
+    }
+
+    #[test]
+    fn wait_complete_waits() {
+        let idle = estimate(Prefetch::WaitComplete, 900, 0.0);
+        assert_eq!(idle.fetched_tokens, 900);
+        assert!((idle.ttft() - (FETCH_LATENCY + 0.9 + 0.1)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn timeout_waits_so_long() {
+        let cut = Prefetch::Timeout { base_s: 0.3, per_1k_tokens_s: 0.0 };
+        assert_eq!(estimate(cut, 900, 0.0).fetched_tokens, 200);
+        assert!((estimate(cut, 900, 0.0).ttft() - 1.1).abs() < 1e-9);
+        assert_eq!(estimate(cut, 900, 0.6).fetched_tokens, 500);
+    }
+
+    #[test]
+    fn few_tokens_are_not_fetched() {
+        assert_eq!(estimate(Prefetch::WaitComplete, 255, 0.0).cached_tokens, 0);
+        assert_eq!(estimate(Prefetch::WaitComplete, 256, 0.0).cached_tokens, 256);
+    }
+
+    #[test]
+    fn at_least_one_token_is_computed() {
+        assert!(estimate(Prefetch::WaitComplete, 1000, 0.0).service >= 0.001);
+    }
+}

@@ -1,0 +1,187 @@
+//! Learns from first tokens how long engines compute.
+
+use crate::request::Seconds;
+use crate::service::ServiceModel;
+
+/// What the time from an engine's start on a prompt to its first token is made of, each with its own coefficient: the prompt
+/// itself, new tokens, new tokens times those they look back at, and tokens handed over to a decode at the end.
+const TERMS: usize = 4;
+
+/// Part of what was learned that a new observation replaces, if observations are equally informative: a thousand remember
+/// about an hour of a busy engine.
+const FORGETTING: f64 = 0.999;
+
+/// How far a single observation may be off (as a share of what was expected) and still count in full. Beyond it lies what is
+/// not service: a stalled network, an aborted neighbour, another gateway's prompt.
+const LARGEST_SURPRISE: f64 = 0.5;
+
+/// No coefficient is learned to be further than this factor from its start.
+const FARTHEST: f64 = 100.0;
+
+/// Share of an engine's own factor that one observation replaces.
+const SPEED_GAIN: f64 = 0.05;
+
+/// Share of the spread that one observation replaces.
+const SPREAD_GAIN: f64 = 0.02;
+
+/// One prompt's way through an engine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Work {
+    /// Tokens that were computed.
+    pub(crate) new: u64,
+    /// Tokens that were not.
+    pub(crate) cached: u64,
+    /// Tokens whose KV cache was handed over after the computation; the rest went before.
+    pub(crate) handed_over: u64,
+}
+
+/// What engines of one model have in common: recursive least squares on the relative error, so that short prompts count as much
+/// as long ones.
+#[derive(Debug, Clone)]
+pub(crate) struct Learner {
+    prior: [f64; TERMS],
+    /// By what to multiply the prior.
+    scale: [f64; TERMS],
+    covariance: [[f64; TERMS]; TERMS],
+    /// Mean absolute relative error of late.
+    spread: f64,
+}
+
+impl Learner {
+    pub(crate) fn new(prior: &ServiceModel, handover_per_token: f64) -> Self {
+        let mut covariance = [[0.0; TERMS]; TERMS];
+        for (at, row) in covariance.iter_mut().enumerate() {
+            row[at] = 1.0;
+        }
+        Self {
+            prior: [prior.c0, prior.a, prior.b, handover_per_token],
+            scale: [1.0; TERMS],
+            covariance,
+            spread: 0.0,
+        }
+    }
+
+    /// The model of an engine that is `speed` times as slow as its kind.
+    pub(crate) fn model(&self, speed: f64) -> ServiceModel {
+        let [c0, a, b, _] = self.coefficients();
+        ServiceModel { c0, a, b, speed }
+    }
+
+    /// Seconds per token that is handed over after the computation.
+    pub(crate) fn handover_per_token(&self) -> f64 {
+        self.coefficients()[TERMS - 1]
+    }
+
+    /// Mean absolute error of predictions, as a share of what was predicted.
+    pub(crate) fn spread(&self) -> f64 {
+        self.spread
+    }
+
+    fn coefficients(&self) -> [f64; TERMS] {
+        std::array::from_fn(|at| self.prior[at] * self.scale[at])
+    }
+
+    /// Learns from a prompt that `took` so long on an engine with this `speed` factor; answers the engine's new factor.
+    pub(crate) fn observe(&mut self, work: Work, took: Seconds, speed: f64) -> f64 {
+        let (new, cached) = (work.new as f64, work.cached as f64);
+        let sizes = [1.0, new, new * (cached + new / 2.0), work.handed_over as f64];
+        let parts: [f64; TERMS] = std::array::from_fn(|at| self.prior[at] * sizes[at] * speed);
+        let expected: f64 = parts.iter().zip(&self.scale).map(|(part, scale)| part * scale).sum();
+        if !(took > 0.0 && took.is_finite() && expected > 0.0 && speed > 0.0) {
+            return speed;
+        }
+        let surprise = (took / expected - 1.0).clamp(-LARGEST_SURPRISE, LARGEST_SURPRISE);
+        self.spread += SPREAD_GAIN * (surprise.abs() - self.spread);
+        self.fit(parts.map(|part| part / expected), surprise);
+        (speed * (1.0 + SPEED_GAIN * surprise)).clamp(1.0 / FARTHEST, FARTHEST)
+    }
+
+    /// One step of recursive least squares.
+    fn fit(&mut self, regressors: [f64; TERMS], error: f64) {
+        let along: [f64; TERMS] = std::array::from_fn(|row| dot(&self.covariance[row], &regressors));
+        let gain_below = FORGETTING + dot(&along, &regressors);
+        for (at, scale) in self.scale.iter_mut().enumerate() {
+            *scale = (*scale + along[at] / gain_below * error).clamp(1.0 / FARTHEST, FARTHEST);
+        }
+        for (row, &along_row) in along.iter().enumerate() {
+            for (column, &along_column) in along.iter().enumerate() {
+                let entry = &mut self.covariance[row][column];
+                // Forgetting must not blow up what prompts of one length never show.
+                *entry = ((*entry - along_row * along_column / gain_below) / FORGETTING).clamp(-1.0, 1.0);
+            }
+        }
+    }
+}
+
+fn dot(left: &[f64; TERMS], right: &[f64; TERMS]) -> f64 {
+    left.iter().zip(right).map(|(l, r)| l * r).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HANDOVER: f64 = 7.7e-6;
+
+    fn works() -> impl Iterator<Item = Work> {
+        let mut bits = 12345_u64;
+        std::iter::repeat_with(move || {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let total = 200 + (bits >> 33) % 40_000;
+            let cached = (bits >> 13) % total;
+            Work { new: total - cached, cached, handed_over: total.min(8_192) }
+        })
+    }
+
+    fn seconds(model: &ServiceModel, handover: f64, work: Work) -> f64 {
+        model.seconds(work.new, work.cached) + handover * work.handed_over as f64
+    }
+
+    #[test]
+    fn learns_another_engine_and_its_slow_member() {
+        let truth = ServiceModel { c0: 0.1, a: 3e-5, b: 2e-9, speed: 1.0 };
+        let mut learner = Learner::new(&ServiceModel::default(), HANDOVER);
+        let mut speeds = [1.0, 1.0];
+        for (count, work) in works().take(3000).enumerate() {
+            let slow = count % 2;
+            let factor = if slow == 1 { 2.0 } else { 1.0 };
+            let took = factor * seconds(&truth, 1e-5, work);
+            speeds[slow] = learner.observe(work, took, speeds[slow]);
+        }
+        assert!((speeds[1] / speeds[0] - 2.0).abs() < 0.1, "{speeds:?}");
+        for work in works().skip(5000).take(50) {
+            let learned = seconds(&learner.model(1.0), learner.handover_per_token(), work) * speeds[0];
+            let right = seconds(&truth, 1e-5, work);
+            assert!((learned / right - 1.0).abs() < 0.05, "{work:?}: {learned} instead of {right}");
+        }
+        assert!(learner.spread() < 0.05, "{}", learner.spread());
+    }
+
+    #[test]
+    fn noise_and_outliers_do_not_lead_it_astray() {
+        let truth = ServiceModel::default();
+        let mut learner = Learner::new(&truth, HANDOVER);
+        let mut speed = 1.0;
+        for (count, work) in works().take(3000).enumerate() {
+            let noise = [0.7, 1.3, 1.0, 0.8, 1.2][count % 5];
+            let outlier = if count % 50 == 0 { 30.0 } else { 1.0 };
+            speed = learner.observe(work, noise * outlier * seconds(&truth, HANDOVER, work), speed);
+        }
+        for work in works().skip(5000).take(50) {
+            let learned = seconds(&learner.model(1.0), learner.handover_per_token(), work) * speed;
+            let right = seconds(&truth, HANDOVER, work);
+            assert!((learned / right - 1.0).abs() < 0.15, "{work:?}: {learned} instead of {right}");
+        }
+        assert!((0.1..0.3).contains(&learner.spread()), "{}", learner.spread());
+    }
+
+    #[test]
+    fn nonsense_is_not_learned() {
+        let mut learner = Learner::new(&ServiceModel::default(), HANDOVER);
+        let work = Work { new: 1000, cached: 0, handed_over: 1000 };
+        for took in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(learner.observe(work, took, 1.5), 1.5);
+        }
+        assert_eq!(learner.model(1.0), ServiceModel::default());
+    }
+}

@@ -1,0 +1,135 @@
+//! smg's (the SGLang model gateway's) `cache_aware`, as it works without KV events.
+
+mod routed;
+
+use std::collections::BTreeMap;
+
+use self::routed::{EngineId, Keep, RoutedPrefixes};
+use super::name_hash::name_hash;
+use super::{Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, load, open_entries};
+use crate::cluster::InstanceIx;
+use crate::decision::{Candidate, Decision, Refusal, Term};
+use crate::request::Seconds;
+
+/// Requests in flight by which the busiest engine must exceed the idlest before affinity is given up (smg's
+/// `balance_abs_threshold`).
+const BALANCE_ABSOLUTE: u32 = 32;
+/// Times the idlest engine's requests in flight that the busiest must have too (smg's `balance_rel_threshold`).
+const BALANCE_RELATIVE: f64 = 1.1;
+/// Share of the prompt that must have been sent to an engine before (smg's `cache_threshold`).
+const CACHE_THRESHOLD: f64 = 0.5;
+/// Time between two looks at the size of the picture (smg's `eviction_interval_secs`).
+const TRIM_INTERVAL: Seconds = 30.0;
+/// Tokens noted per engine. smg's library says 10,000 and its command line 67,108,864 (`--max-tree-size`). The smaller one
+/// is less than one long prompt and would end affinity twice a minute, so this is the one that people run.
+const MAX_TOKENS_PER_ENGINE: u64 = 1 << 26;
+/// Pages noted in all, counted once per engine: bounds memory to some 100 MB. smg has no such bound between two looks.
+const MAX_PAGES: usize = 1 << 20;
+
+/// Sends a prompt where most of it was sent before, unless that is less than half of it, or the fleet is out of balance: then
+/// to the engine with the fewest requests.
+///
+/// It counts requests and not tokens, guesses at caches from what it sent itself, and does not know the shared store. One
+/// engine with many requests turns affinity off for all.
+#[derive(Debug, Default)]
+pub(super) struct CacheAware {
+    routed: RoutedPrefixes,
+    /// Requests ever sent to an engine: breaks ties.
+    processed: BTreeMap<EngineId, u64>,
+    trimmed_at: Seconds,
+}
+
+impl Policy for CacheAware {
+    fn name(&self) -> PolicyName {
+        PolicyName::CacheAware
+    }
+
+    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
+        let open = open_entries(input)?;
+        let in_flight = |ix| load(input, ix).in_flight;
+        let (entry, reason) = if out_of_balance(open.iter().map(|&ix| in_flight(ix))) {
+            (self.fewest_requests(input, &open), "out of balance: fewest requests")
+        } else {
+            match self.longest_share(input) {
+                Some((engine, share)) if share > CACHE_THRESHOLD => {
+                    match open.iter().copied().find(|&ix| engine_id(input, ix) == Some(engine)) {
+                        Some(ix) => (Some(ix), "most of the prompt was sent there before"),
+                        None => {
+                            (open.first().copied(), "who was sent the prompt before is gone: the first one")
+                        }
+                    }
+                }
+                _ => (self.fewest_requests(input, &open), "unknown prompt: fewest requests"),
+            }
+        };
+        let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
+        let candidates = open
+            .into_iter()
+            .map(|instance| Candidate {
+                instance,
+                cost: f64::from(in_flight(instance)),
+                leading_term: Term::Backlog,
+            })
+            .collect();
+        let decode = least_loaded_decode(input, entry);
+        Ok(conclude(input, self.name(), reason, entry, decode, candidates))
+    }
+
+    fn sent(&mut self, input: &Input<'_>, decision: &Decision) {
+        let Some(engine) = engine_id(input, decision.route.entry()) else { return };
+        *self.processed.entry(engine).or_default() += 1;
+        self.routed.insert(&input.prediction.pages, input.prediction.page_tokens, engine);
+        self.trim(input);
+    }
+}
+
+impl CacheAware {
+    /// The engine that was sent the longest part of the prompt, and that part's share.
+    fn longest_share(&self, input: &Input<'_>) -> Option<(EngineId, f64)> {
+        let (engine, pages) = self.routed.longest(&input.prediction.pages)?;
+        let tokens = pages as f64 * f64::from(input.prediction.page_tokens);
+        Some((engine, tokens / f64::from(input.request.input_tokens.max(1))))
+    }
+
+    /// Fewest requests in flight, then fewest ever, then the first.
+    fn fewest_requests(&self, input: &Input<'_>, open: &[InstanceIx]) -> Option<InstanceIx> {
+        let processed = |ix| engine_id(input, ix).and_then(|id| self.processed.get(&id)).copied();
+        open.iter().copied().min_by_key(|&ix| (load(input, ix).in_flight, processed(ix).unwrap_or(0), ix))
+    }
+
+    /// Keeps the picture within its bounds, and to engines of the fleet.
+    fn trim(&mut self, input: &Input<'_>) {
+        let due = input.now - self.trimmed_at >= TRIM_INTERVAL;
+        let full = self.routed.visits() > MAX_PAGES;
+        if !due && !full {
+            return;
+        }
+        self.trimmed_at = input.now;
+        let fleet: Vec<EngineId> =
+            input.cluster.instances().iter().map(|instance| name_hash(&instance.name, 0)).collect();
+        self.processed.retain(|engine, _| fleet.contains(engine));
+        // Half of what fits, so that this is not done again for a while.
+        let fair_share = MAX_PAGES / 2 / fleet.len().max(1);
+        for engine in self.routed.engines().collect::<Vec<_>>() {
+            if !fleet.contains(&engine) {
+                self.routed.trim(engine, Keep::Nothing);
+            } else if full {
+                self.routed.trim(engine, Keep::Pages(fair_share));
+            } else {
+                self.routed.trim(engine, Keep::Tokens(MAX_TOKENS_PER_ENGINE));
+            }
+        }
+    }
+}
+
+fn engine_id(input: &Input<'_>, ix: InstanceIx) -> Option<EngineId> {
+    input.cluster.get(ix).map(|instance| name_hash(&instance.name, 0))
+}
+
+fn out_of_balance(in_flight: impl Iterator<Item = u32> + Clone) -> bool {
+    let (least, most) = (in_flight.clone().min().unwrap_or(0), in_flight.max().unwrap_or(0));
+    most - least > BALANCE_ABSOLUTE && f64::from(most) > BALANCE_RELATIVE * f64::from(least)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,44 @@
+//! The cheapest of many, with ties drawn.
+
+/// The cheapest member of a stream; among equals each is as likely as any other (reservoir of one).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lightest<T> {
+    best: Option<(T, f64)>,
+    equals: u64,
+    bits: u64,
+}
+
+impl<T> Lightest<T> {
+    /// Nothing yet; ties will be drawn by the bits of `entropy`.
+    pub(super) fn new(entropy: u64) -> Self {
+        Self { best: None, equals: 0, bits: entropy }
+    }
+
+    /// One more member.
+    pub(super) fn offer(&mut self, member: T, cost: f64) {
+        match self.best {
+            Some((_, least)) if cost > least => return,
+            Some((_, least)) if cost == least => {
+                self.equals += 1;
+                self.bits = self.bits.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                if !(self.bits >> 33).is_multiple_of(self.equals) {
+                    return;
+                }
+            }
+            _ => self.equals = 1,
+        }
+        self.best = Some((member, cost));
+    }
+
+    /// The cheapest with its cost, unless there was none.
+    pub(super) fn found(self) -> Option<(T, f64)> {
+        self.best
+    }
+}
+
+/// The cheapest of a list.
+pub(super) fn lightest<T>(priced: impl Iterator<Item = (T, f64)>, entropy: u64) -> Option<T> {
+    let mut lightest = Lightest::new(entropy);
+    priced.for_each(|(member, cost)| lightest.offer(member, cost));
+    lightest.found().map(|(member, _)| member)
+}

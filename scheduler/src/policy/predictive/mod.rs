@@ -1,0 +1,279 @@
+//! Least predicted time to first token, decided as late as possible.
+
+mod decodes;
+mod promises;
+mod tenants;
+
+use self::decodes::Decodes;
+use self::promises::Promises;
+use self::tenants::Tenants;
+use super::lightest::Lightest;
+use super::{Input, Policy, PolicyName, Round, Verdict, available, conclude};
+use crate::cluster::{Instance, InstanceIx, Load, Role};
+use crate::decision::{Candidate, Decision, Refusal, Term, Terms};
+use crate::estimate::Estimate;
+use crate::request::Seconds;
+use crate::settings::Settings;
+
+/// A held request is not asked about again before this time has passed, if nothing happens.
+const SHORTEST_NAP: Seconds = 0.001;
+
+/// Each step of priority makes a request count as if it were so much shorter.
+const PRIORITY_STEP: f64 = 0.5;
+
+/// Prices every pair in seconds and takes the cheapest. A request whose cheapest engine is busy is held, because until that
+/// engine is free a better one may be, or a shorter request may come; it is handed over early only to let the engine fetch its
+/// pages meanwhile. Held requests go shortest first.
+///
+/// Within a round each held request is planned behind those before it, so that two requests do not both wait for the same
+/// engine when only one can have it.
+#[derive(Debug)]
+pub(super) struct Predictive {
+    settings: Settings,
+    /// Work of held requests that go first, by engine. Anew in every round.
+    planned: Vec<Seconds>,
+    /// Least backlog of any engine, planned work included.
+    least_backlog: Seconds,
+    decodes: Decodes,
+    tenants: Tenants,
+    promises: Promises,
+    /// Computation that those who waited longest may still have.
+    aged_credit: Seconds,
+}
+
+/// The cheapest pair found.
+#[derive(Debug, Clone, Copy)]
+struct Best {
+    entry: InstanceIx,
+    decode: Option<InstanceIx>,
+    estimate: Estimate,
+}
+
+impl Predictive {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            settings: settings.clone(),
+            planned: Vec::new(),
+            least_backlog: 0.0,
+            decodes: Decodes::default(),
+            tenants: Tenants::default(),
+            promises: Promises::default(),
+            aged_credit: 0.0,
+        }
+    }
+
+    fn planned(&self, ix: InstanceIx) -> Seconds {
+        self.planned.get(ix.at()).copied().unwrap_or(0.0)
+    }
+
+    /// The request's terms on one engine, with the decode that would take over; `None` if it cannot be used.
+    fn price(
+        &mut self,
+        input: &Input<'_>,
+        ix: InstanceIx,
+        most_cached: u32,
+    ) -> Option<(Estimate, Terms, Option<InstanceIx>)> {
+        if !available(input, ix) {
+            return None;
+        }
+        let (instance, load) = (input.cluster.get(ix)?, input.loads.get(ix.at())?);
+        let wait = load.prefill_wait + self.planned(ix);
+        let tokens = input.request.total_input_tokens();
+        let estimate = Estimate::of(tokens, input.prediction, (ix, instance), load, wait);
+        let (decode, decode_cost) = if instance.role == Role::Prefill {
+            let (decode, cost) = self.decodes.cheapest(input, instance, estimate.handover)?;
+            (Some(decode), cost)
+        } else {
+            (None, 0.0)
+        };
+        let hits = input.prediction.hits(ix);
+        let copied = most_cached.saturating_sub(hits.l1_tokens.saturating_add(hits.l2_tokens));
+        let duplicate =
+            self.settings.duplicate_price * load.service.a * load.service.speed * f64::from(copied);
+        let Estimate { wait, fetch, service, handover, cached_tokens, .. } = estimate;
+        let terms = Terms { wait, fetch, service, handover, duplicate, decode: decode_cost, cached_tokens };
+        Some((estimate, terms, decode))
+    }
+
+    fn cheapest(&mut self, input: &Input<'_>, most_cached: u32) -> Option<Best> {
+        self.decodes.begin();
+        let mut lightest = Lightest::new(input.entropy);
+        for &entry in input.cluster.entries(input.request.model) {
+            if let Some((estimate, terms, decode)) = self.price(input, entry, most_cached) {
+                lightest.offer(Best { entry, decode, estimate }, terms.cost());
+            }
+        }
+        lightest.found().map(|(best, _)| best)
+    }
+
+    /// The decision with all candidates and what they would have cost.
+    fn explained(
+        &mut self,
+        input: &Input<'_>,
+        best: &Best,
+        most_cached: u32,
+        reason: &'static str,
+    ) -> Verdict {
+        let (mut candidates, mut all_terms) = (Vec::new(), Vec::new());
+        for &instance in input.cluster.entries(input.request.model) {
+            let Some((_, terms, _)) = self.price(input, instance, most_cached) else { continue };
+            candidates.push(Candidate { instance, cost: terms.cost(), leading_term: terms.leading() });
+            all_terms.push(terms);
+        }
+        let mut verdict = conclude(input, self.name(), reason, best.entry, best.decode, candidates);
+        if let Verdict::Send(decision) = &mut verdict {
+            decision.predicted_ttft = Some(best.estimate.ttft());
+            decision.explanation.terms = all_terms;
+        }
+        verdict
+    }
+
+    /// Until when the first token must be there.
+    fn latest(&self, input: &Input<'_>) -> Option<Seconds> {
+        let target = input.request.ttft_target.or_else(|| {
+            let target = self.settings.ttft_target?;
+            let entries = input.cluster.entries(input.request.model);
+            let cold = entries
+                .iter()
+                .filter_map(|ix| input.loads.get(ix.at()))
+                .map(|load| load.service.seconds(input.request.total_input_tokens(), 0) / load.service.speed);
+            Some(target.base.max(target.cold_factor * cold.fold(f64::INFINITY, f64::min)))
+        })?;
+        Some(input.arrived + target)
+    }
+
+    /// The soonest possible first token, if the request were next on every engine.
+    fn soonest(&mut self, input: &Input<'_>) -> Seconds {
+        let planned = std::mem::take(&mut self.planned);
+        let entries = input.cluster.entries(input.request.model);
+        let times = entries.iter().filter_map(|&ix| self.price(input, ix, 0));
+        let soonest = times.map(|(estimate, ..)| estimate.ttft()).fold(f64::INFINITY, f64::min);
+        self.planned = planned;
+        input.now + soonest
+    }
+
+    /// Notes that a held request will have the engine before those that are asked about later.
+    fn plan(&mut self, input: &Input<'_>, best: &Best) {
+        let ix = best.entry.at();
+        if self.planned.len() <= ix {
+            self.planned.resize(ix + 1, 0.0);
+        }
+        self.planned[ix] += best.estimate.service;
+        self.find_least_backlog(input.cluster.instances(), input.loads);
+    }
+
+    fn find_least_backlog(&mut self, instances: &[Instance], loads: &[Load]) {
+        let entries = instances.iter().zip(loads).enumerate();
+        let usable = entries.filter(|(_, (instance, load))| load.available && instance.role != Role::Decode);
+        let backlogs =
+            usable.map(|(ix, (_, load))| load.prefill_wait + self.planned.get(ix).copied().unwrap_or(0.0));
+        self.least_backlog = backlogs.fold(f64::INFINITY, f64::min);
+    }
+
+    /// Expected computation, with what the caches hold wherever it is cheapest.
+    fn least_service(input: &Input<'_>) -> Seconds {
+        let tokens = input.request.total_input_tokens();
+        let services = input.cluster.entries(input.request.model).iter().filter_map(|&ix| {
+            let load = input.loads.get(ix.at())?;
+            let cached = u64::from(input.prediction.hits(ix).total());
+            Some(load.service.seconds(tokens.saturating_sub(cached).max(1), cached))
+        });
+        services.fold(f64::INFINITY, f64::min)
+    }
+}
+
+impl Policy for Predictive {
+    fn name(&self) -> PolicyName {
+        PolicyName::Predictive
+    }
+
+    fn rank(&self, input: &Input<'_>) -> f64 {
+        if self.promises.holds(input) {
+            return f64::NEG_INFINITY;
+        }
+        let share = self.tenants.factor(input.request.tenant, input.now);
+        Self::least_service(input) * share * PRIORITY_STEP.powi(input.request.priority.clamp(-16, 16))
+    }
+
+    fn begin(&mut self, round: &Round<'_>) {
+        self.planned.clear();
+        self.find_least_backlog(round.cluster.instances(), round.loads);
+    }
+
+    fn is_aged(&self, input: &Input<'_>) -> bool {
+        self.aged_credit > 0.0
+            && input.now - input.arrived > self.settings.aged_after * Self::least_service(input)
+    }
+
+    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
+        let entries = input.cluster.entries(input.request.model);
+        let most_cached = entries.iter().filter(|&&ix| available(input, ix)).map(|&ix| {
+            let hits = input.prediction.hits(ix);
+            hits.l1_tokens.saturating_add(hits.l2_tokens)
+        });
+        let most_cached = most_cached.max().unwrap_or(0);
+        let Some(best) = self.cheapest(input, most_cached) else {
+            // Says why.
+            super::open_entries(input)?;
+            return Err(Refusal::UnknownModel);
+        };
+        if let Some(latest) = self.latest(input)
+            && input.now + best.estimate.ttft() > latest
+            && self.soonest(input) > latest
+        {
+            let service = Self::least_service(input);
+            let share = self.settings.promised_share;
+            let retry_after = self.promises.make(input, service, entries.len(), share);
+            return Err(Refusal::Overloaded { retry_after });
+        }
+        let Estimate { wait, fetch, .. } = best.estimate;
+        let due = wait - fetch - self.settings.slack;
+        if due <= 0.0 {
+            let reason = if wait <= self.settings.slack {
+                "least predicted TTFT"
+            } else {
+                "early, to fetch its pages"
+            };
+            return Ok(self.explained(input, &best, most_cached, reason));
+        }
+        self.plan(input, &best);
+        Ok(Verdict::Hold { until: input.now + due.max(SHORTEST_NAP) })
+    }
+
+    fn sent(&mut self, input: &Input<'_>, decision: &Decision) {
+        let entry = decision.route.entry();
+        let (Some(instance), Some(load)) = (input.cluster.get(entry), input.loads.get(entry.at())) else {
+            return;
+        };
+        let tokens = input.request.total_input_tokens();
+        let estimate = Estimate::of(tokens, input.prediction, (entry, instance), load, load.prefill_wait);
+        let waited = input.now - input.arrived;
+        let aged = waited > self.settings.aged_after * Self::least_service(input);
+        self.promises.keep(input);
+        self.aged_credit += self.settings.aged_share * estimate.service;
+        if aged {
+            self.aged_credit -= estimate.service;
+        }
+        self.tenants.used(input.request.tenant, input.now, estimate.service);
+    }
+}
+
+impl Terms {
+    /// The sum, in seconds.
+    fn cost(&self) -> f64 {
+        self.wait.max(self.fetch) + self.service + self.handover + self.duplicate + self.decode
+    }
+
+    fn leading(&self) -> Term {
+        if self.wait.max(self.fetch) < self.service {
+            Term::Service
+        } else if self.wait < self.fetch {
+            Term::Fetch
+        } else {
+            Term::Backlog
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,55 @@
+//! What a person may set. What can be learned from the engines is not here.
+
+use crate::request::Seconds;
+use crate::service::ServiceModel;
+
+/// Settings of a scheduler and its policy.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// How long engines compute, until first tokens have shown it.
+    pub service_prior: ServiceModel,
+    /// Seconds per token whose KV cache goes to the decode after the last pass, until first tokens have shown it. The default is
+    /// 192,512 bytes over a 200 Gbit/s link.
+    pub handover_prior_s_per_token: f64,
+    /// A request is handed over once its engine's backlog is at most this. Less starves the engine between two prompts; more binds
+    /// requests before it is known where they are best computed.
+    pub slack: Seconds,
+    /// Price of computing or fetching what another engine has in its own cache, as a share of the time to compute it: the
+    /// copy pushes out something else.
+    pub duplicate_price: f64,
+    /// Share of the computation that goes to the requests that have waited longest. The rest goes to the shortest. 0 lets long
+    /// prompts starve under overload.
+    pub aged_share: f64,
+    /// How long a request must have waited, as a multiple of its own expected service, to be one of the aged.
+    pub aged_after: f64,
+    /// Share of the fleet that is promised to refused clients for when they come back: what `Retry-After` tells. More lets
+    /// them come back sooner and displaces others then.
+    pub promised_share: f64,
+    /// Longest wait for the first token of requests that name none; `None` never refuses them for being late.
+    pub ttft_target: Option<TtftTarget>,
+}
+
+/// A time to first token that grows with the prompt: `max(base, factor × time to compute the whole prompt)`. A target that is the
+/// same for all prompts would refuse just the long ones.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TtftTarget {
+    /// For short prompts.
+    pub base: Seconds,
+    /// For long ones.
+    pub cold_factor: f64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            service_prior: ServiceModel::default(),
+            handover_prior_s_per_token: 192_512.0 / 25e9,
+            slack: 0.1,
+            duplicate_price: 0.4,
+            aged_share: 0.1,
+            aged_after: 5.0,
+            promised_share: 0.2,
+            ttft_target: None,
+        }
+    }
+}
