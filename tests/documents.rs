@@ -134,6 +134,7 @@ fn every_error_code_is_described_with_its_status() {
         | Code::NotFound
         | Code::MethodNotAllowed
         | Code::NoEngineAvailable
+        | Code::Overloaded
         | Code::UnsupportedByFleet
         | Code::PrefillFailed
         | Code::DecodeFailed
@@ -150,6 +151,7 @@ fn every_error_code_is_described_with_its_status() {
         Code::NotFound,
         Code::MethodNotAllowed,
         Code::NoEngineAvailable,
+        Code::Overloaded,
         Code::UnsupportedByFleet,
         Code::PrefillFailed,
         Code::DecodeFailed,

@@ -77,7 +77,7 @@ impl EngineBook {
         Load {
             available: self.available,
             in_flight: self.in_flight,
-            pending_prefills: self.queue.len(),
+            pending_prefills: u32::try_from(self.queue.len()).unwrap_or(u32::MAX),
             pending_prefill_tokens: self.queue.tokens(),
             active_decode_tokens: self.decode_tokens,
             reported: self
@@ -143,6 +143,7 @@ impl EngineBook {
             service: estimate.service,
             handover: estimate.handover,
             ready,
+            unseen: false,
         };
         self.queue.push(now, queued);
     }
@@ -165,6 +166,14 @@ impl EngineBook {
         let before = self.report.map_or_else(Foreign::default, |report| report.foreign);
         let foreign = self.foreign(now, &said, &before, &learned.model(self.speed), uncached);
         self.report = Some(Report { at: now, said, foreign, own: self.queue.wait(now, learned.spread()) });
+    }
+
+    pub(crate) fn unseen(&mut self, ticket: Ticket) {
+        self.queue.unseen(ticket);
+    }
+
+    pub(crate) fn advance(&mut self, now: Seconds) {
+        self.queue.advance(now);
     }
 
     fn foreign(

@@ -281,6 +281,19 @@ impl Scheduler {
         self.hold(held);
     }
 
+    /// Replaces the engines that a held request may not be sent to.
+    pub fn bar(&mut self, ticket: Ticket, barred: Vec<InstanceIx>) {
+        if let Some(held) = self.held.iter_mut().find(|held| held.ticket == ticket) {
+            held.ask.barred = barred;
+        }
+    }
+
+    /// The load of every engine, in the cluster's order.
+    pub fn loads(&mut self, now: Seconds) -> &[Load] {
+        self.read_loads(now);
+        &self.loads
+    }
+
     /// The held requests, the first submitted first.
     pub fn held(&self) -> impl Iterator<Item = Ticket> {
         let mut held: Vec<(u64, Ticket)> = self.held.iter().map(|held| (held.number, held.ticket)).collect();
@@ -308,6 +321,15 @@ impl Scheduler {
         }
     }
 
+    /// Nobody will tell when the prompt of a sent request has been computed, because its answer comes in one piece at the end: then
+    /// the prediction is believed.
+    pub fn first_token_unseen(&mut self, ticket: Ticket) {
+        let entry = self.sent.get(&ticket).and_then(|sent| sent.entry);
+        if let Some(book) = entry.and_then(|ix| self.engines.get_mut(ix.at())) {
+            book.unseen(ticket);
+        }
+    }
+
     /// A request is over, whatever its end: it leaves the books, or is no longer held.
     pub fn ended(&mut self, now: Seconds, ticket: Ticket) {
         let Some(sent) = self.sent.remove(&ticket) else {
@@ -330,6 +352,7 @@ impl Scheduler {
 
     fn read_loads(&mut self, now: Seconds) {
         self.now = now;
+        self.engines.iter_mut().for_each(|engine| engine.advance(now));
         self.loads.clear();
         let kinds = self.kinds.iter().map(|&kind| &self.learners[kind]);
         self.loads.extend(self.engines.iter().zip(kinds).map(|(engine, learned)| engine.load(now, learned)));

@@ -32,7 +32,9 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
 }
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
-    let text = gateway.metrics.scrape(&gateway.dispatcher.fleet.current(), &gateway.index);
+    let desk = &gateway.dispatcher.desk;
+    let (fleet, loads) = desk.loads();
+    let text = gateway.metrics.scrape((&fleet, &loads), desk.held(), &gateway.index);
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(CONTENT_TYPE, OPENMETRICS);
     response

@@ -16,10 +16,11 @@ use tokio_util::sync::CancellationToken;
 use super::body::{BodyLimits, collect};
 use super::engine_error::engine_error;
 use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
-use crate::dispatch::{Answer, Ask, Dispatcher, Pair, Refused, Started, fan_out};
+use super::standing::Standing;
+use crate::dispatch::{Answer, Ask, Booked, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
 use crate::feedback::{Feedback, Metrics, RequestSpan};
-use crate::fleet::{Booked, Fleet};
+use crate::fleet::Fleet;
 use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
 use crate::prompt::{Api, Head};
 use crate::relay::{Relay, RelayParts, Sample, SseGate, Usage, merge_stream, merge_whole};
@@ -39,6 +40,7 @@ pub(crate) struct Gateway {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Traces,
     pub(crate) body_limits: BodyLimits,
+    pub(crate) standing: Standing,
     /// For what outlives a request's answer.
     pub(crate) supervisor: Supervisor,
     /// Cancelled when no new work is wanted.
@@ -126,7 +128,7 @@ pub(super) async fn read(gateway: &Gateway, api: Api, request: Request<Body>) ->
     } else {
         let head = Head::read(api, &body)?;
         let named = find_model(&fleet, api, head.model.as_deref())?;
-        let request = named.map(|model| describe(model, &head));
+        let request = named.map(|model| gateway.standing.apply(&parts.headers, describe(model, &head)));
         let model = named.and_then(|model| fleet.model_name(model).cloned());
         (request, model, head.without_model())
     };

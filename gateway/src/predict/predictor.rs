@@ -36,6 +36,8 @@ pub(crate) struct Predicted {
     pub(crate) input_tokens: u32,
     /// By the engine's slot in the index.
     by_slot: Vec<TierHits>,
+    /// The prompt's pages as the first group of engines names them, with their size in tokens.
+    pages: (Arc<[u64]>, u32),
 }
 
 /// One question: the prompt of a body under the keyspaces of a fleet's engines.
@@ -90,7 +92,10 @@ impl Predictor {
             // It only fails at shutdown, when nobody wants the answer.
             tokio::task::spawn_blocking(|| question.hash()).await.unwrap_or(Err(Unknown::Engines))?
         };
-        let mut predicted = Predicted { input_tokens, by_slot: Vec::new() };
+        let mut predicted = Predicted { input_tokens, ..Predicted::default() };
+        if let Some(Hashed { group, own, .. }) = hashed.first() {
+            predicted.pages = (own.keys.as_slice().into(), group.keyspace.page_tokens());
+        }
         let (mut hits, mut in_store) = (Hits::default(), Hits::default());
         for Hashed { group, own, stored } in &hashed {
             if let (Some(store), Some(layout)) = (&self.store, &group.stored) {
@@ -201,6 +206,8 @@ impl Predicted {
     pub(crate) fn for_fleet(&self, fleet: &Fleet) -> Prediction {
         Prediction {
             per_instance: fleet.members.iter().map(|member| self.of(member)).collect(),
+            pages: self.pages.0.clone(),
+            page_tokens: self.pages.1,
             ..Prediction::default()
         }
     }
