@@ -185,7 +185,7 @@ impl EngineBook {
         uncached: f64,
     ) -> Foreign {
         let per_token = model.a * model.speed;
-        let there = said.running as usize + said.waiting as usize;
+        let there = said.running.saturating_add(said.waiting);
         if there <= self.queue.len() {
             return Foreign::default();
         }

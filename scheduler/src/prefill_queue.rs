@@ -52,11 +52,6 @@ impl PrefillQueue {
         self.waiting.front().map(|head| head.work.new + head.work.cached)
     }
 
-    /// How many.
-    pub(crate) fn len(&self) -> usize {
-        self.waiting.len()
-    }
-
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()

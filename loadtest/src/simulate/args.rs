@@ -50,9 +50,9 @@ pub struct SimulateArgs {
     /// Show one engine without routing beside the benchmark that its constants were fitted to.
     #[arg(long, env = "MOONGATE_LOADTEST_CALIBRATE")]
     pub calibrate: bool,
-    /// Run only the experiments whose name contains this text.
-    #[arg(long, requires = "suite", env = "MOONGATE_LOADTEST_SUITE_ROW")]
-    pub suite_row: Option<String>,
+    /// Run only the experiments whose name contains one of these texts.
+    #[arg(long, value_delimiter = ',', requires = "suite", env = "MOONGATE_LOADTEST_SUITE_ROW")]
+    pub suite_row: Vec<String>,
     /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches. A policy may have settings of its own:
     /// predictive:slack=0.5+aged_share=0.
     #[arg(long, value_delimiter = ',', default_value = "predictive", env = "MOONGATE_LOADTEST_POLICY")]
@@ -121,7 +121,7 @@ pub struct SimulateArgs {
     /// Which waiting prompt an engine computes next.
     #[arg(long, value_enum, default_value = "fcfs", env = "MOONGATE_LOADTEST_ENGINE_ORDER")]
     pub engine_order: EngineOrder,
-    /// With --engine-order priority: the share of a request's time of arrival in its priority.
+    /// With --engine-order priority and a policy that sets none: the share of a request's time of arrival in it.
     #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_PRIORITY_AGEING")]
     pub priority_ageing: f64,
     /// Let a prefill pass take tokens of several prompts.
@@ -278,8 +278,7 @@ impl SimulateArgs {
 pub fn simulate(args: &SimulateArgs) -> anyhow::Result<String> {
     if let Some(folder) = &args.suite {
         args.check()?;
-        let row = args.suite_row.as_deref().unwrap_or_default();
-        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, row);
+        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, &args.suite_row);
     }
     if args.calibrate {
         args.check()?;

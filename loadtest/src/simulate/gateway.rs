@@ -240,9 +240,12 @@ fn refuse(now: f64, ticket: Ticket, refusal: &Refusal, fleet: &mut Fleet<'_>) {
     }
 }
 
-/// What the gateway writes into the request's priority for engines that order by it: the computation in milliseconds, and
-/// some of the time of arrival, so that nobody waits for ever.
+/// What the gateway writes into the request's priority for engines that order by it: what the policy says, or else the computation
+/// in milliseconds and some of the time of arrival, so that nobody waits for ever.
 fn priority(ticket: Ticket, decision: &Decision, fleet: &Fleet<'_>) -> i64 {
+    if let Some(priority) = decision.engine_priority {
+        return i64::from(priority);
+    }
     let request = fleet.attempts[ticket.0 as usize].request as usize;
     let input = fleet.workload.requests[request].input_tokens as usize;
     let new = usize::try_from(decision.booking.prefill_tokens).unwrap_or(input).min(input);

@@ -8,7 +8,7 @@ use moongate_scheduler::Settings as SchedulerSettings;
 use super::agents::AgentSettings;
 use super::multiturn::MultiTurnSettings;
 use super::outcome::Summary;
-use super::settings::{Prefetch, Settings};
+use super::settings::{EngineOrder, Prefetch, Settings};
 use super::sweep::{Case, Contender, Load, Standing, run_case};
 use super::workload::{Replay, Workload};
 use crate::engine::ServiceModel;
@@ -202,6 +202,16 @@ const ROWS: &[Row] = &[
         figures: &[Figure::Mean],
     },
     Row {
+        name: "4 gateways, engines order by priority",
+        source: Source::Conversation,
+        speed: 1.0,
+        change: |settings| {
+            settings.gateways = 4;
+            settings.order = EngineOrder::Priority;
+        },
+        figures: &[Figure::Mean],
+    },
+    Row {
         name: "overload, conversation 2.0, with targets",
         source: Source::Conversation,
         speed: 2.0,
@@ -229,16 +239,16 @@ const ROWS: &[Row] = &[
         figures: &[Figure::RetryAfterRight, Figure::RetryAfter, Figure::InTime, Figure::Refused],
     },
     Row {
-        name: "6 engines 3× faster, 70 kB per token, conversation 2.8",
+        name: "6 engines 3× faster, 70 kB per token, conversation 2.2",
         source: Source::Conversation,
-        speed: 2.8,
+        speed: 2.2,
         change: other_engine,
         figures: &[Figure::Mean],
     },
     Row {
         name: "the same with prefetch best_effort",
         source: Source::Conversation,
-        speed: 2.8,
+        speed: 2.2,
         change: |settings| {
             other_engine(settings);
             settings.prefetch = Prefetch::BestEffort;
@@ -268,7 +278,7 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// Runs the experiments whose name contains `filter` and answers the table.
+/// Runs the experiments whose name contains one of `only`, or all if there is none, and answers the table.
 ///
 /// # Errors
 /// A trace cannot be read.
@@ -277,14 +287,16 @@ pub(crate) fn run(
     contenders: &[Contender],
     scheduling: &SchedulerSettings,
     seeds: u64,
-    filter: &str,
+    only: &[String],
 ) -> anyhow::Result<String> {
     let read = |name: &str| -> anyhow::Result<Workload> {
         Ok(Workload::of_rows(&read_trace(&folder.join(name), None)?, true))
     };
     let (conversation, synthetic) = (read("conversation_trace.jsonl")?, read("synthetic_trace.jsonl")?);
     let mut lines = Vec::new();
-    for row in ROWS.iter().filter(|row| row.name.contains(filter)) {
+    for row in
+        ROWS.iter().filter(|row| only.is_empty() || only.iter().any(|text| row.name.contains(text.as_str())))
+    {
         let replay = Replay { speed: row.speed, jitter_s: JITTER_S, seed: 0 };
         let unmoved = Replay { jitter_s: 0.0, ..replay };
         let load = match row.source {
