@@ -95,7 +95,13 @@ pub async fn start(
     };
     if let Some(store) = &store {
         supervisor.spawn("watch store nodes", store.clone().watch_nodes(supervisor.token()));
-        supervisor.spawn("read the store's keys", store.clone().keep_read(fleet.clone(), supervisor.token()));
+        let events = options.mooncake_events.is_some();
+        let reading = store.clone().keep_read(fleet.clone(), events, supervisor.token());
+        supervisor.spawn("read the store's keys", reading);
+        if let Some(endpoint) = options.mooncake_events.clone() {
+            let following = store.clone().follow_events(endpoint, fleet.clone(), supervisor.token());
+            supervisor.spawn("follow the store's events", following);
+        }
     }
     let feeds =
         Feeds { models: models.clone(), metrics: metrics.feeds.clone(), supervisor: supervisor.clone() };

@@ -127,6 +127,11 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_MOONCAKE_ADMIN")]
     pub mooncake_admin: Option<String>,
 
+    /// Where that master publishes its KV events, as tcp://host:port: its --kv_events_bind_endpoint. Without it, and with a master
+    /// that publishes none, what others store is found by reading all keys every 10 s.
+    #[arg(long, value_name = "ENDPOINT", env = "MOONGATE_MOONCAKE_EVENTS", requires = "mooncake_admin")]
+    pub mooncake_events: Option<moongate_zmtp::Endpoint>,
+
     /// Pages that the index of KV caches holds at most, 24 bytes each. Default 8 million, at most 192 MB: 512 million tokens in pages
     /// of 64.
     #[arg(long, value_name = "N", env = "MOONGATE_INDEX_PAGES", default_value_t = 8_000_000)]

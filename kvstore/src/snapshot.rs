@@ -1,15 +1,21 @@
 //! All pages that a store has, and where they are.
 //!
-//! The master has no change feed, and its build for PyPI publishes no events. So an index of its content begins
-//! with a snapshot: list all keys, keep those of pages, ask where they are. Looking up a key costs the master two
-//! to three microseconds, a million of them seconds in which it does little else; so the requests are spread.
+//! The master tells what changes, if at all (its build for PyPI publishes no events), but not what is there. So an
+//! index of its content begins with a snapshot: list all keys, keep those of pages, ask where they are. Listing a key
+//! costs the master about a microsecond and looking it up two to three, a million of them seconds in which it does
+//! little else; so the requests are spread.
 
 use std::time::{Duration, Instant};
 
 use mooncake_wire::admin::KeyReplicas;
 use mooncake_wire::key::ObjectKey;
+use tokio::sync::Mutex;
 
-use crate::admin::{Admin, AdminError, Keys};
+use crate::admin::{Admin, AdminError, Keys, Query};
+
+/// How often a look-up that was not answered is tried again: the list that it belongs to is dear.
+const RETRIES: u32 = 5;
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a snapshot is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,30 +47,46 @@ pub struct Summary {
     pub gone: u64,
     /// Keys that cannot be asked for; see [`Admin::locate`].
     pub left_out: u64,
-    /// For how long requests were under way.
+    /// For how long the master put the list of keys together.
+    pub listing: Duration,
+    /// For how long requests that locate objects were under way.
     pub busy: Duration,
     /// How long it took.
     pub took: Duration,
 }
 
+impl Summary {
+    /// How long to wait before the next snapshot, so that the master's time for this one is no more than its share. Only
+    /// look-ups are spread while it is taken.
+    #[must_use]
+    pub fn rest(&self, options: &Options) -> Duration {
+        let busy = self.listing + self.busy;
+        (busy + rest_after(busy, options.busy_share)).saturating_sub(self.took)
+    }
+}
+
 /// Reads what the store has. `wanted` chooses among the keys of pages: a caller that knows that some parts of a
 /// page stand for all of them saves the look-ups of the others. `found` is told where the object of each of these
-/// keys is. What changes meanwhile may be seen or not. To give up, drop the future.
+/// keys is. `turn` is held from each question until its answer was told: who asks the master for single objects at
+/// the same time, and takes turns, applies answers in the order in which the master gave them. What changes meanwhile
+/// may be seen or not. To give up, drop the future.
 ///
 /// # Errors
 /// When the master does not answer. Then `found` has been told a part.
 pub async fn read(
     admin: &Admin,
     options: &Options,
+    turn: &Mutex<()>,
     wanted: impl Fn(&ObjectKey<'_>) -> bool,
     mut found: impl FnMut(&ObjectKey<'_>, &KeyReplicas<'_>),
 ) -> Result<Summary, AdminError> {
     let begun = Instant::now();
     let mut summary = Summary::default();
     let mut keys = admin.keys().await?;
+    summary.listing = begun.elapsed();
     let mut chunk = Vec::new();
     while fill(&mut chunk, &mut keys, options, &wanted, &mut summary).await? {
-        look_up(admin, options, &mut chunk, &mut found, &mut summary).await?;
+        look_up(admin, options, turn, &mut chunk, &mut found, &mut summary).await?;
     }
     summary.left_out += keys.dropped();
     summary.listed += keys.dropped();
@@ -97,6 +119,7 @@ async fn fill(
 async fn look_up(
     admin: &Admin,
     options: &Options,
+    turn: &Mutex<()>,
     keys: &mut Vec<String>,
     found: &mut impl FnMut(&ObjectKey<'_>, &KeyReplicas<'_>),
     summary: &mut Summary,
@@ -117,7 +140,7 @@ async fn look_up(
                 found(&page, replicas);
             }
         };
-        let busy = admin.locate_part(&query, &mut told).await?;
+        let busy = locate(admin, &query, turn, &mut told).await?;
         summary.located += located;
         summary.gone += (query.asked as u64).saturating_sub(located);
         summary.left_out += query.left_out as u64;
@@ -127,6 +150,29 @@ async fn look_up(
     }
     keys.drain(..from);
     Ok(())
+}
+
+/// Sends one request, if need be several times. Returns for how long the master was at it.
+async fn locate(
+    admin: &Admin,
+    query: &Query,
+    turn: &Mutex<()>,
+    told: &mut impl FnMut(&str, &KeyReplicas<'_>),
+) -> Result<Duration, AdminError> {
+    let mut retries = RETRIES;
+    loop {
+        let answer = {
+            let _turn = turn.lock().await;
+            admin.locate_part(query, told).await
+        };
+        match answer {
+            Err(AdminError::TimedOut { .. } | AdminError::Failed { .. }) if retries > 0 => {
+                retries -= 1;
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// The pause by which `busy` becomes no more than its share of the time.
@@ -148,5 +194,15 @@ mod tests {
         assert_eq!(rest_after(busy, 7.0), Duration::ZERO);
         assert_eq!(rest_after(busy, 0.0), Duration::from_millis(9990));
         assert_eq!(rest_after(busy, f64::NAN), Duration::from_millis(9990));
+    }
+
+    #[test]
+    fn the_list_is_paid_for_after_the_snapshot() {
+        let seconds = Duration::from_secs;
+        let options = Options { busy_share: 0.05, ..Options::default() };
+        let summary =
+            Summary { listing: seconds(10), busy: seconds(1), took: seconds(30), ..Summary::default() };
+        assert_eq!(summary.rest(&options), seconds(190));
+        assert_eq!(Summary { took: seconds(500), ..summary }.rest(&options), Duration::ZERO);
     }
 }

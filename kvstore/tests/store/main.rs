@@ -86,7 +86,7 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
     };
     let options = snapshot::Options { busy_share: 1.0, chunk: 2 };
     let mut located = BTreeSet::new();
-    let taken = snapshot::read(&admin, &options, first, |key, replicas| {
+    let taken = snapshot::read(&admin, &options, &Default::default(), first, |key, replicas| {
         assert_eq!((key.namespace, replicas.values.as_deref().unwrap_or_default().len()), ("model", 1));
         located.insert(key.to_string());
     });
