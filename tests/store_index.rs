@@ -212,7 +212,7 @@ async fn a_store_larger_than_the_index_does_not_displace_what_is_asked_for() {
     let mut readings = 0;
     let mut unanswered = 0;
     let mut newcomers = Vec::new();
-    while readings < 4 {
+    while readings < 3 {
         for number in 0..5 {
             let hot = prompt(number, 10);
             if foretold(&world, &hot).await != 640 {

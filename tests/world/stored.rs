@@ -39,9 +39,14 @@ pub(crate) fn objects(prompt: &[u32]) -> Vec<Objects> {
 
 /// The tokens that the gateway says the engine would load from the store.
 pub(crate) async fn foretold(world: &World, prompt: &[u32]) -> u64 {
-    let url = world.gateway.admin_url("/debug/predict/v1/completions");
-    let body = json!({"model": world.model(), "prompt": prompt});
-    let answer: Value = world.client.post(url).json(&body).send().await.unwrap().json().await.unwrap();
+    foretold_at(&world.client, &world.gateway.admin_url(""), &world.model(), prompt).await
+}
+
+/// The same of the gateway whose admin listener has this URL.
+pub(crate) async fn foretold_at(client: &reqwest::Client, admin: &str, model: &str, prompt: &[u32]) -> u64 {
+    let body = json!({"model": model, "prompt": prompt});
+    let request = client.post(format!("{admin}/debug/predict/v1/completions")).json(&body);
+    let answer: Value = request.send().await.unwrap().json().await.unwrap();
     let engine = &answer["engines"][0];
     assert_eq!((&engine["l1_tokens"], &engine["l2_tokens"]), (&json!(0), &json!(0)), "{answer}");
     engine["l3_tokens"].as_u64().unwrap()
@@ -77,9 +82,14 @@ pub(crate) async fn falls_to(world: &World, prompt: &[u32], pages: u32) -> Durat
     settles(world, prompt, pages, |tokens| tokens > u64::from(pages * PAGE)).await
 }
 
+/// A metric of the gateway.
 pub(crate) async fn metric(world: &World, name: &str) -> u64 {
-    let text =
-        world.client.get(world.gateway.admin_url("/metrics")).send().await.unwrap().text().await.unwrap();
+    metric_at(&world.client, &world.gateway.admin_url(""), name).await
+}
+
+/// The same of the gateway whose admin listener has this URL.
+pub(crate) async fn metric_at(client: &reqwest::Client, admin: &str, name: &str) -> u64 {
+    let text = client.get(format!("{admin}/metrics")).send().await.unwrap().text().await.unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }

@@ -254,9 +254,13 @@ impl StoreView {
     async fn ask_for(&self, changes: &Changes) {
         loop {
             let taken = changes.take().await;
-            if let Err(error) = self.ask_changed(&taken).await {
+            // A master that lists its keys answers nobody for seconds. Meanwhile changes wait.
+            while let Err(error) = self.ask_changed(&taken).await {
                 tracing::debug!(%error, "objects that have changed cannot be asked for");
-                self.missed("the master does not say where objects are");
+                if !error.may_pass() {
+                    self.missed("the master does not say where objects are");
+                    break;
+                }
                 sleep(ASK_AGAIN).await;
             }
         }

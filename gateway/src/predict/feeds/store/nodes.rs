@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_wire::admin::KeyReplicas;
+use moongate_kvstore::admin::AdminError;
 use moongate_kvstore::nodes::{NodeEvent, NodeWatch};
 use moongate_scheduler::Medium;
 use moongate_scheduler::index::{PageIndex, StoreNode};
@@ -13,9 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::StoreView;
 
-/// How long the master may be silent before its pages are forgotten: engines read nothing from a store without a master. It is longer
+/// How long the master may be away before its pages are forgotten: engines read nothing from a store without a master. It is longer
 /// than a master takes to start again, or to hand over.
-pub(super) const MASTER_GRACE: Duration = Duration::from_secs(5);
+const MASTER_GRACE: Duration = Duration::from_secs(5);
+/// The same for a master that can be reached. While it lists all keys for some gateway, it answers nobody: more than a second for each
+/// million of them.
+const BUSY_GRACE: Duration = Duration::from_secs(60);
 
 /// Store nodes by the endpoint that replicas name.
 #[derive(Debug, Default)]
@@ -67,6 +71,8 @@ impl StoreView {
     pub(crate) async fn watch_nodes(self: Arc<Self>, stop: CancellationToken) {
         let mut watch = NodeWatch::new(self.admin.clone(), Default::default());
         let mut forget_at: Option<Instant> = None;
+        // The master was only slow to answer when it was last lost.
+        let mut busy = false;
         loop {
             let event = tokio::select! {
                 () = stop.cancelled() => return,
@@ -80,8 +86,17 @@ impl StoreView {
             };
             self.nodes.lock().lost = lost(&watch);
             match &event {
-                NodeEvent::MasterLost(_) => forget_at = Some(Instant::now() + MASTER_GRACE),
-                NodeEvent::MasterBack => forget_at = None,
+                NodeEvent::MasterLost(error) => {
+                    busy = matches!(error, AdminError::TimedOut { .. });
+                    forget_at = Some(Instant::now() + if busy { BUSY_GRACE } else { MASTER_GRACE });
+                }
+                NodeEvent::MasterBack => {
+                    let forgotten = forget_at.take().is_none();
+                    if busy && !forgotten {
+                        tracing::debug!("the store's master answers again");
+                        continue;
+                    }
+                }
                 NodeEvent::Up(_) | NodeEvent::Lost(..) => {}
             }
             self.node_told(event);
@@ -99,7 +114,7 @@ impl StoreView {
                 self.lose(&node.endpoint);
             }
             NodeEvent::MasterLost(error) => {
-                tracing::warn!(%error, "the store's master does not answer; its pages are forgotten soon");
+                tracing::warn!(%error, "the store's master does not answer; its pages are forgotten if that lasts");
                 return;
             }
             NodeEvent::MasterBack => {
