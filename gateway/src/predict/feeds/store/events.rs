@@ -20,6 +20,7 @@ use moongate_kvstore::admin::AdminError;
 use moongate_zmtp::{Endpoint, Event as Heard, Message, Options, Subscriber};
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +41,8 @@ const ASKED_AT_ONCE: usize = 512;
 #[derive(Debug)]
 pub(super) struct Following {
     state: Mutex<State>,
+    /// Told of each new connection, for who waits for the first.
+    pub(super) begun: Notify,
     /// 1 while it [is current](Self::is_current).
     current: Gauge,
 }
@@ -55,7 +58,7 @@ struct State {
 
 impl Following {
     pub(super) fn new(current: Gauge) -> Self {
-        Self { state: Mutex::default(), current }
+        Self { state: Mutex::default(), begun: Notify::new(), current }
     }
 
     /// Whether events come, and what was missed before has been read since.
@@ -150,6 +153,7 @@ impl StoreView {
     async fn listen(&self, endpoint: Endpoint, fleet: &FleetReader, changes: &Changes) {
         let mut subscriber = Subscriber::connect(endpoint, vec![Bytes::new()], Options::default());
         let (mut sequence, mut layouts) = (Sequence::default(), Layouts::default());
+        let mut unreachable_told = false;
         let mut checks = interval(CHECK_EVERY);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -163,13 +167,19 @@ impl StoreView {
                         sequence = Sequence::connected(self.published().await);
                         tracing::info!("the store's events: connected");
                         self.connected(true);
+                        self.following.begun.notify_one();
+                        unreachable_told = false;
                     }
                     Heard::Disconnected(_, error) => {
                         tracing::info!(%error, "the store's events: connection lost");
                         self.connected(false);
                     }
                     Heard::Failed(_, error) => {
-                        tracing::debug!(%error, "the store's events: no connection");
+                        if !std::mem::replace(&mut unreachable_told, true) {
+                            tracing::warn!(%error,
+                                "the store's events: no connection, so its keys are read again and again instead; is \
+                                 --mooncake-events the master's --kv_events_bind_endpoint?");
+                        }
                     }
                 },
                 _ = checks.tick(), if self.following.is_connected() => {

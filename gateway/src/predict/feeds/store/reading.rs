@@ -37,7 +37,7 @@ impl StoreView {
     ) {
         let reading = async {
             if events {
-                let _none_yet = timeout(EVENTS_FIRST, self.read_now.notified()).await;
+                let _none_yet = timeout(EVENTS_FIRST, self.following.begun.notified()).await;
             }
             let mut failed = READ_AGAIN;
             loop {
