@@ -2,6 +2,7 @@
 //! it only runs when asked to; CONTRIBUTING.md tells how.
 #![expect(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::print_stdout,
     reason = "a measurement that reports, and fails by panicking"
 )]

@@ -1,6 +1,6 @@
 //! Whether the gateway follows the events of a Mooncake master. Mooncake's build for PyPI cannot publish any, so a real master stands
 //! behind a front that says it does, and what would be published is published here.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
 #[path = "../kvstore/tests/store/world.rs"]
 mod store;
@@ -20,9 +20,10 @@ use bytes::Bytes;
 use futures_util::stream::{StreamExt as _, once};
 use mooncake_wire::events::Medium;
 use mooncake_wire::events::mooncake::{Change, DEFAULT_TENANT, Event, Object, encode_batch};
+use moongate_runtime::Supervisor;
 use moongate_zmtp::{Endpoint, Message, Options, Publisher};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use store::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 use world::fleet::World;
@@ -35,6 +36,7 @@ const EVENTS_AT_ONCE: usize = 64;
 struct Front {
     address: String,
     shared: Arc<Shared>,
+    supervisor: Supervisor,
 }
 
 struct Shared {
@@ -61,8 +63,9 @@ impl Front {
             .with_state(shared.clone());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        Self { address, shared }
+        let supervisor = Supervisor::new();
+        supervisor.spawn("front", async move { axum::serve(listener, app).await.unwrap() });
+        Self { address, shared, supervisor }
     }
 }
 
@@ -98,7 +101,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
 /// The master's event socket.
 struct Events {
     publisher: Publisher,
-    server: JoinHandle<()>,
+    stop: CancellationToken,
     address: String,
     shared: Arc<Shared>,
     /// The next message's.
@@ -122,18 +125,17 @@ impl Events {
         };
         let (publisher, server) = tokio::time::timeout(LIMIT, bound).await.expect("the port is free");
         let address = format!("tcp://{}", server.local_addr());
-        let server = tokio::spawn(server.run());
+        let stop = front.supervisor.token().child_token();
+        let until = stop.clone();
+        front.supervisor.spawn("events", async move {
+            let _stopped = until.run_until_cancelled(server.run()).await;
+        });
         front.shared.published.store(0, Ordering::Relaxed);
-        Self { publisher, server, address, shared: front.shared.clone(), sequence }
+        Self { publisher, stop, address, shared: front.shared.clone(), sequence }
     }
 
     fn flag(&self) -> String {
         format!("--mooncake-events={}", self.address)
-    }
-
-    async fn stop(self) {
-        self.server.abort();
-        let _aborted = self.server.await;
     }
 
     /// Publishes that objects came, or went.
@@ -325,7 +327,7 @@ async fn a_publisher_may_start_again() {
     setup.has_pages(10).await;
     let address = setup.events.address.clone();
     let lost = Events::start(&setup.front).await;
-    std::mem::replace(&mut setup.events, lost).stop().await;
+    std::mem::replace(&mut setup.events, lost).stop.cancel();
     metric_is(&setup.world, "moongate_store_events_current", |current| current == 0).await;
     setup.put_silently(&prompts[1]).await;
     setup.events = Events::start_at(&setup.front, &address, 0).await;

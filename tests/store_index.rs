@@ -1,5 +1,5 @@
 //! Whether the gateway knows what a real Mooncake store has: real masters and real store nodes, whatever happens to them.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
 #[path = "../kvstore/tests/store/world.rs"]
 mod store;
