@@ -129,6 +129,15 @@ impl StoreView {
         stop.run_until_cancelled(following).await;
     }
 
+    /// Says that there are events, where nobody has said at what address.
+    pub(super) async fn recommend_events(&self) {
+        if self.admin.kv_events_status().await.is_ok_and(|status| status.enabled) {
+            tracing::info!(
+                "the store's master publishes KV events: with --mooncake-events, its --kv_events_bind_endpoint, they are followed"
+            );
+        }
+    }
+
     async fn wait_for_publisher(&self, endpoint: &Endpoint) {
         let mut told = false;
         loop {

@@ -38,6 +38,8 @@ impl StoreView {
         let reading = async {
             if events {
                 let _none_yet = timeout(EVENTS_FIRST, self.following.begun.notified()).await;
+            } else {
+                self.recommend_events().await;
             }
             let mut failed = READ_AGAIN;
             loop {
