@@ -15,7 +15,7 @@ use crate::dispatch::{Aborter, Decider, Dispatcher};
 use crate::feedback::Metrics;
 use crate::fleet::{FleetReader, check_health, follow};
 use crate::ingress::{Gateway, admin_router, public_router};
-use crate::predict::{Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
+use crate::predict::{EngineTokenizer, Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
 
 /// Time for streams to take in their final error event before their connections are cut.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -101,6 +101,11 @@ pub async fn start(
         Feeds { models: models.clone(), metrics: metrics.feeds.clone(), supervisor: supervisor.clone() };
     supervisor.spawn("feed the index", follow_feeds(feeds, fleet.clone(), supervisor.token()));
     supervisor.spawn("sweep the index", index.clone().keep_swept(supervisor.token()));
+    let engines = EngineTokenizer::new(
+        options.tokenize_timeout,
+        options.engine_api_key.as_deref(),
+        metrics.tokenize.clone(),
+    );
     let dispatcher = Dispatcher {
         fleet,
         topology: topology.clone(),
@@ -111,7 +116,7 @@ pub async fn start(
     };
     let state = Arc::new(Gateway {
         dispatcher,
-        predictor: Predictor::new(index.clone(), models, store),
+        predictor: Predictor::new(index.clone(), models, engines, store),
         index,
         metrics,
         traces,

@@ -117,10 +117,15 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "least_load")]
     pub policy: PolicyName,
 
-    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Prompts of models without one
-    /// are routed without knowing what is cached, unless they come as token ids. Repeatable.
+    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Without one: the folder that the
+    /// engine names, if it is on this machine too; else engines are asked for the tokens. Repeatable.
     #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
     pub model: Vec<moongate_prompt::Source>,
+
+    /// Longest time that a request waits for an engine to tell its tokens, if the model has no tokenizer here; 0s: engines are not
+    /// asked. Default 100 ms: ten times what 10 thousand tokens take; to compute that many again takes a second.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_TOKENIZE_TIMEOUT", default_value = "100ms", value_parser = humantime::parse_duration)]
+    pub tokenize_timeout: Duration,
 
     /// The admin server of the Mooncake master whose store the engines use, as host:port; 9003 is the master's default. Without it,
     /// pages in the store are not predicted.

@@ -157,6 +157,7 @@ async fn predict(gateway: &Gateway, ask: &mut Ask) {
             if let Some(request) = &mut ask.request {
                 request.input_tokens = predicted.input_tokens.max(1);
             }
+            gateway.metrics.tokenize.tokenized(predicted.tokenized_by);
             ask.predicted = Some(predicted);
             gateway.metrics.predicted(start.elapsed());
         }

@@ -56,7 +56,7 @@ async fn tokens(gateway: &Gateway, api: Api, request: Request) -> Response<Body>
     };
     let fleet = gateway.dispatcher.fleet.current();
     let tokens = match &ask.request {
-        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.body).await,
+        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.head, &ask.body).await,
         None => Err(Unknown::Engines),
     };
     let answer = match tokens {
