@@ -123,7 +123,7 @@ pub struct GatewayOptions {
     pub model: Vec<moongate_prompt::Source>,
 
     /// Longest time that a request waits for an engine to tell its tokens, if the model has no tokenizer here; 0s: engines are not
-    /// asked. Default 100 ms: ten times what 10 thousand tokens take; to compute that many again takes a second.
+    /// asked. Default 100 ms: some 20 ms are needed for 10 thousand tokens; to compute that many again takes a second.
     #[arg(long, value_name = "TIME", env = "MOONGATE_TOKENIZE_TIMEOUT", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub tokenize_timeout: Duration,
 

@@ -21,12 +21,14 @@ from pairs import GATEWAY_PORT, HOST, PAIRS, Pair
 from processes import Processes, Running, Server, StartFailed
 
 
-def gateway(pair: Pair, name: str = "gateway", port: int = GATEWAY_PORT) -> Server:
-    """Its admin listener is at the next port."""
+def gateway(
+    pair: Pair, name: str = "gateway", port: int = GATEWAY_PORT, tokens: list[str] | None = None
+) -> Server:
+    """Its admin listener is at the next port. `tokens` as in `Pair.gateway_flags`."""
     listen = ["--listen", f"{HOST}:{port}", "--admin-listen", f"{HOST}:{port + 1}"]
     return Server(
         name=name,
-        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags()],
+        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags(tokens)],
         ready_url=f"http://{HOST}:{port}/ready",
         ready_seconds=60,
     )

@@ -43,11 +43,13 @@ class Pair:
     # A node that gives the store memory and belongs to no engine.
     store_node: Server | None = None
 
-    def gateway_flags(self) -> list[str]:
+    def gateway_flags(self, tokens: list[str] | None = None) -> list[str]:
+        """`tokens` are the flags for tokens of texts. Without: from the model's folder and nowhere else."""
         if self.predicted is None:
             hits = []
         else:
-            hits = ["--model", f"tiny={self.predicted}", "--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"]
+            tokens = ["--model", f"tiny={self.predicted}", "--tokenize-timeout", "0s"] if tokens is None else tokens
+            hits = [*tokens, "--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"]
         if self.decode is None:
             return ["--worker", PREFILL, *hits]
         comma = f",{self.bootstrap_port}" if self.bootstrap_port else ""
@@ -289,8 +291,8 @@ def vllm_hits(installed: Path, logs: Path) -> Pair:
         "VLLM_SERVER_DEV_MODE": "1",
     }
 
-    def engine(name: str, port: int, events_port: int, **more) -> Server:
-        return vllm(installed, name, port, STORE_TRANSFER, env, events(events_port), **more)
+    def engine(name: str, port: int, events_port: int, flags: list[str] | None = None, **more) -> Server:
+        return vllm(installed, name, port, STORE_TRANSFER, env, [*events(events_port), *(flags or [])], **more)
 
     return Pair(
         engine="vllm",
@@ -298,7 +300,8 @@ def vllm_hits(installed: Path, logs: Path) -> Pair:
         before=[mooncake_master(installed)],
         store_node=store_node(installed, 51061),
         predicted=installed / "model/tiny-qwen3",
-        prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, kv_bytes=SMALL_KV_BYTES),
+        # The prefill renders requests too, the decode only tokenises.
+        prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, ["--enable-scale-out"], kv_bytes=SMALL_KV_BYTES),
         decode=engine("decode", DECODE_PORT, DECODE_EVENTS_PORT),
     )
 

@@ -22,10 +22,15 @@ use crate::predict::tokens::Unknown;
 use crate::prompt::{Api, Spliced};
 use crate::upstream::{Leg, LegError, LegEvent, LegLimits, PreparedRequest};
 
-/// Largest body that an engine is asked about: about 64 thousand tokens, which cost an engine's front end some 25 ms.
-const MAX_BODY: usize = 256 << 10;
-/// Largest answer: a token for each byte of the body, with eight digits and more.
-const MAX_ANSWER: usize = 10 * MAX_BODY;
+/// Bytes of a body for each millisecond of the limit, at most: half of what engines tokenise on one idle core (0.6 million tokens a
+/// second). Larger ones would wait in vain.
+const BYTES_PER_MS: u128 = 1_250;
+/// Largest body, whatever the limit: about 128 thousand tokens. It is read on a thread that serves other requests too.
+const MAX_BODY: usize = 512 << 10;
+/// Bytes of an answer for each byte of the body, at most: a token that is written with eight digits and more.
+const ANSWER_PER_BYTE: usize = 10;
+/// Bytes of an answer besides, for what a template says of its own.
+const ANSWER_BESIDES: usize = 256 << 10;
 /// Memory for what was told, by the bytes of the ids.
 const MEMORY: u64 = 64 << 20;
 /// What an entry costs besides its ids.
@@ -80,7 +85,7 @@ impl EngineTokenizer {
         if self.limit.is_zero() {
             return Err(Unknown::NoTokenizer);
         }
-        if body.len() > MAX_BODY {
+        if body.len() > self.max_body() {
             return Err(Unknown::NotTold(NotTold::TooLarge));
         }
         let query = Query::read(api, engine, body)?;
@@ -116,6 +121,11 @@ impl EngineTokenizer {
         Err(NotTold::NotOffered)
     }
 
+    fn max_body(&self) -> usize {
+        let in_time = self.limit.as_millis().saturating_mul(BYTES_PER_MS);
+        usize::try_from(in_time).unwrap_or(usize::MAX).min(MAX_BODY)
+    }
+
     async fn ask_so(
         &self,
         endpoint: &Arc<Endpoint>,
@@ -123,9 +133,10 @@ impl EngineTokenizer {
         body: Bytes,
         deadline: Instant,
     ) -> (Outcome, Result<Arc<[u32]>, NotTold>) {
+        let longest = body.len() * ANSWER_PER_BYTE + ANSWER_BESIDES;
         let request = self.request(endpoint, way, body);
         let left = deadline.saturating_duration_since(Instant::now());
-        let (status, body) = match timeout_at(deadline, exchange(endpoint, request, left)).await {
+        let (status, body) = match timeout_at(deadline, exchange(endpoint, request, left, longest)).await {
             Err(_) => return (Outcome::Failed, Err(NotTold::Timeout)),
             Ok(Err(error)) => {
                 tracing::debug!(engine = %endpoint.id, ?way, %error, "the engine was asked for tokens in vain");
@@ -174,11 +185,12 @@ fn choose<'a>(
     well.min_by_key(|endpoint| (endpoint.book.load(true).in_flight, fastrand::u32(..)))
 }
 
-/// Status and body of the answer.
+/// Status and body of an answer of at most `longest` bytes.
 async fn exchange(
     endpoint: &Endpoint,
     request: PreparedRequest,
     limit: Duration,
+    longest: usize,
 ) -> Result<(StatusCode, Bytes), LegError> {
     let limits = LegLimits { first_byte: limit, idle: limit };
     let mut leg = Leg::start(endpoint.pool.clone(), request, limits);
@@ -186,7 +198,7 @@ async fn exchange(
     loop {
         match poll_fn(|cx| leg.poll_event(cx)).await {
             LegEvent::Head(head) => status = head.status(),
-            LegEvent::Data(data) if body.len() + data.len() <= MAX_ANSWER => body.extend_from_slice(&data),
+            LegEvent::Data(data) if body.len() + data.len() <= longest => body.extend_from_slice(&data),
             LegEvent::Data(_) => return Err(LegError::Garbage("the answer is too large")),
             LegEvent::End => return Ok((status, body.freeze())),
             LegEvent::Failed(error) => return Err(error),
