@@ -137,7 +137,8 @@ impl EngineTokenizer {
         let request = self.request(endpoint, way, body);
         let left = deadline.saturating_duration_since(Instant::now());
         let (status, body) = match timeout_at(deadline, exchange(endpoint, request, left, longest)).await {
-            Err(_) => return (Outcome::Failed, Err(NotTold::Timeout)),
+            // The leg's own limit ends at the same time.
+            Err(_) | Ok(Err(LegError::Timeout(..))) => return (Outcome::Failed, Err(NotTold::Timeout)),
             Ok(Err(error)) => {
                 tracing::debug!(engine = %endpoint.id, ?way, %error, "the engine was asked for tokens in vain");
                 return (Outcome::Failed, Err(NotTold::Failed));
