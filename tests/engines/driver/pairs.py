@@ -283,6 +283,10 @@ def events(port: int) -> list[str]:
     return ["--kv-events-config", json.dumps(config)]
 
 
+# vLLM refuses to render what it would refuse to answer.
+RENDERS = ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+
+
 def vllm_hits(installed: Path, logs: Path) -> Pair:
     env = {
         "MOONCAKE_CONFIG_PATH": str(store_config(logs)),
@@ -300,8 +304,8 @@ def vllm_hits(installed: Path, logs: Path) -> Pair:
         before=[mooncake_master(installed)],
         store_node=store_node(installed, 51061),
         predicted=installed / "model/tiny-qwen3",
-        # The prefill renders requests too, the decode only tokenises.
-        prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, ["--enable-scale-out"], kv_bytes=SMALL_KV_BYTES),
+        # The prefill renders requests too, also those with tools; the decode only tokenises.
+        prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, RENDERS, kv_bytes=SMALL_KV_BYTES),
         decode=engine("decode", DECODE_PORT, DECODE_EVENTS_PORT),
     )
 
