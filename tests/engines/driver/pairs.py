@@ -40,6 +40,8 @@ class Pair:
     bootstrap_port: int | None = None
     # The folder of the model whose cache hits the gateway predicts; None: it predicts nothing.
     predicted: Path | None = None
+    # Whether only the gateway's tokens are compared, with another model's tokenizer.
+    tokens_only: bool = False
     # A node that gives the store memory and belongs to no engine.
     store_node: Server | None = None
 
@@ -49,7 +51,7 @@ class Pair:
             hits = []
         else:
             tokens = ["--model", f"tiny={self.predicted}", "--tokenize-timeout", "0s"] if tokens is None else tokens
-            hits = [*tokens, "--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"]
+            hits = [*tokens, *(["--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"] if self.store_node else [])]
         if self.decode is None:
             return ["--worker", PREFILL, *hits]
         comma = f",{self.bootstrap_port}" if self.bootstrap_port else ""
@@ -68,7 +70,7 @@ def vllm(
     installed: Path,
     name: str,
     port: int,
-    transfer: dict,
+    transfer: dict | None,
     env: dict[str, str],
     flags: list[str] | None = None,
     kv_bytes: int = 128 << 20,
@@ -87,7 +89,7 @@ def vllm(
             *("--block-size", "32", "--kv-cache-memory-bytes", str(kv_bytes)),
             *("--enable-prefix-caching", *hashing),
             "--enable-prompt-tokens-details",
-            *("--kv-transfer-config", json.dumps(transfer)),
+            *(["--kv-transfer-config", json.dumps(transfer)] if transfer else []),
             *(flags or []),
         ],
         env={
@@ -342,6 +344,18 @@ def sglang_hits(installed: Path, logs: Path) -> Pair:
     return pair
 
 
+def vllm_deepseek(installed: Path, _logs: Path) -> Pair:
+    files = installed / "deepseek/package/models"
+    worker = vllm(installed, "worker", PREFILL_PORT, None, {}, [*RENDERS, "--tokenizer", str(files)])
+    return Pair(engine="vllm", connector=None, prefill=worker, decode=None, predicted=files, tokens_only=True)
+
+
+def sglang_deepseek(installed: Path, _logs: Path) -> Pair:
+    files = installed / "deepseek/package/models"
+    worker = sglang(installed, "worker", PREFILL_PORT, ["--tokenizer-path", str(files)])
+    return Pair(engine="sglang", connector=None, prefill=worker, decode=None, predicted=files, tokens_only=True)
+
+
 PAIRS = {
     "sglang-pd": sglang_pd,
     "vllm-nixl": vllm_nixl,
@@ -350,4 +364,6 @@ PAIRS = {
     "vllm-hits": vllm_hits,
     "vllm-hits-sha256": vllm_hits_sha256,
     "sglang-hits": sglang_hits,
+    "vllm-deepseek": vllm_deepseek,
+    "sglang-deepseek": sglang_deepseek,
 }
