@@ -298,7 +298,7 @@ async fn a_store_larger_than_the_index_does_not_displace_what_is_asked_for() {
             let hot = prompt(number, 10);
             if foretold(&world, &hot).await != 640 {
                 // A master that is slow to answer is left alone for a while.
-                let now = metric(&world, "moongate_store_unconfirmed_total").await;
+                let now = metric(&world, "moongate_store_confirmation_failures_total").await;
                 assert!(now > unanswered, "a prompt is forgotten whose pages the master has been asked for");
                 unanswered = now;
                 grows_to(&world, &hot, 10).await;

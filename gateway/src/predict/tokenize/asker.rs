@@ -94,7 +94,7 @@ impl EngineTokenizer {
         if let Some(ids) = self.remembered.get(&hash) {
             return Ok(Told { ids, remembered: true });
         }
-        let endpoint = choose(fleet, model, engine, &query).ok_or(Unknown::NotTold(NotTold::NotOffered))?;
+        let endpoint = choose(fleet, model, engine, &query).map_err(Unknown::NotTold)?;
         let start = Instant::now();
         let told = self.ask(endpoint, &query, deadline).await;
         self.metrics.asked(start.elapsed());
@@ -110,9 +110,11 @@ impl EngineTokenizer {
         query: &Query<'_>,
         deadline: Instant,
     ) -> Result<Arc<[u32]>, NotTold> {
-        for way in query.ways.iter().copied().filter(|way| endpoint.tokenize_ways.is_open(*way)) {
+        let ways = &endpoint.tokenize_ways;
+        let _place = ways.place().ok_or(NotTold::Busy)?;
+        for way in query.ways.iter().copied().filter(|way| ways.enter(*way)) {
             let (outcome, told) = self.ask_so(endpoint, way, query.body(way), deadline).await;
-            endpoint.tokenize_ways.record(way, outcome);
+            ways.record(way, outcome);
             if outcome != Outcome::Missing {
                 return told;
             }
@@ -169,13 +171,13 @@ impl EngineTokenizer {
     }
 }
 
-/// The engine to ask: of those that are well and offer it, the one with the fewest requests.
+/// The engine to ask: of those that are well, offer it and have a place, the one with the fewest requests.
 fn choose<'a>(
     fleet: &'a Fleet,
     model: ModelIx,
     engine: Engine,
     query: &Query<'_>,
-) -> Option<&'a Arc<Endpoint>> {
+) -> Result<&'a Arc<Endpoint>, NotTold> {
     let serving =
         fleet.serving(model).filter(|member| member.facts().is_some_and(|facts| facts.engine == engine));
     let well = serving.map(|Member { endpoint, .. }| endpoint).filter(|endpoint| {
@@ -183,7 +185,16 @@ fn choose<'a>(
             && !endpoint.breaker.is_open()
             && query.ways.iter().any(|way| endpoint.tokenize_ways.is_open(*way))
     });
-    well.min_by_key(|endpoint| (endpoint.book.load(true).in_flight, fastrand::u32(..)))
+    let mut why_not = NotTold::NotOffered;
+    let with_place = well.filter(|endpoint| {
+        let has_place = endpoint.tokenize_ways.has_place();
+        if !has_place {
+            why_not = NotTold::Busy;
+        }
+        has_place
+    });
+    let chosen = with_place.min_by_key(|endpoint| (endpoint.book.load(true).in_flight, fastrand::u32(..)));
+    chosen.ok_or(why_not)
 }
 
 /// Status and body of an answer of at most `longest` bytes.

@@ -21,6 +21,9 @@ pub(crate) enum NotTold {
     /// Nobody offers it for such a request, or nobody who does is well.
     #[error("no engine offers to tell this request's tokens now")]
     NotOffered,
+    /// They are asked for as many prompts as they can tell in time.
+    #[error("the engines are asked about too many other prompts just now")]
+    Busy,
     /// The limit has passed.
     #[error("no engine told its tokens in time")]
     Timeout,
@@ -38,6 +41,7 @@ impl NotTold {
         match self {
             NotTold::TooLarge => "tokenize_too_large",
             NotTold::NotOffered => "tokenize_not_offered",
+            NotTold::Busy => "tokenize_busy",
             NotTold::Timeout => "tokenize_timeout",
             NotTold::Refused => "tokenize_refused",
             NotTold::Failed => "tokenize_failed",

@@ -1,18 +1,21 @@
-//! The ways in which an engine can be asked for tokens, and which of them it does not offer.
+//! The ways in which an engine can be asked for tokens, which of them it does not offer, and how much it is asked at once.
 
 use std::time::Duration;
 
 use http::{StatusCode, Uri};
 use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 /// How long a way is left alone that the engine does not offer. It only comes with a restart of the engine, after which its facts are
 /// new but its address often is not.
 const MISSING_PAUSE: Duration = Duration::from_secs(300);
-/// How long a way is left alone that keeps failing: the longest time for which one request out of many waits in vain.
+/// How long a way is left alone that keeps failing. Then one request tries it again.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(30);
 /// Troubles in a row until then.
 const TROUBLES: u32 = 3;
+/// Questions that an engine is asked at once. Its front end answers them one after the other, and the last ones would be late.
+const PLACES: usize = 8;
 
 /// A way to ask. Chats and texts count apart, because older engines tokenise texts only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,9 +68,16 @@ impl Outcome {
 }
 
 /// What is known of one engine's ways.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct TokenizeWays {
     states: Mutex<[State; 4]>,
+    places: Semaphore,
+}
+
+impl Default for TokenizeWays {
+    fn default() -> Self {
+        Self { states: Mutex::default(), places: Semaphore::new(PLACES) }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -84,13 +94,37 @@ impl TokenizeWays {
         self.states.lock()[way as usize].closed_until.is_none_or(|until| Instant::now() >= until)
     }
 
+    /// As [`TokenizeWays::is_open`], by the one who then asks and tells how it went: after a pause nobody else is let in until that is
+    /// known.
+    pub(super) fn enter(&self, way: Way) -> bool {
+        let (now, state) = (Instant::now(), &mut self.states.lock()[way as usize]);
+        match &mut state.closed_until {
+            None => true,
+            Some(until) if now < *until => false,
+            Some(until) => {
+                *until = now + TROUBLE_PAUSE;
+                true
+            }
+        }
+    }
+
+    /// A place among the questions that the engine is asked at once, until it is dropped.
+    pub(super) fn place(&self) -> Option<SemaphorePermit<'_>> {
+        self.places.try_acquire().ok()
+    }
+
+    /// Whether there is such a place now.
+    pub(super) fn has_place(&self) -> bool {
+        self.places.available_permits() > 0
+    }
+
     pub(super) fn record(&self, way: Way, outcome: Outcome) {
         let state = &mut self.states.lock()[way as usize];
         match outcome {
             Outcome::Told => *state = State { proven: true, ..State::default() },
             Outcome::Missing => state.closed_until = Some(Instant::now() + MISSING_PAUSE),
-            // A client's mistake must not keep others from their predictions.
-            Outcome::Refused if state.proven => {}
+            // A client's mistake must not keep others from their predictions; and the engine has answered.
+            Outcome::Refused if state.proven => *state = State { proven: true, ..State::default() },
             Outcome::Refused | Outcome::Failed => {
                 state.troubles = state.troubles.saturating_add(1);
                 if state.troubles >= TROUBLES {
@@ -129,13 +163,24 @@ mod tests {
         });
         assert!(!ways.is_open(Way::TokenizeText));
         pass(TROUBLE_PAUSE).await;
-        assert!(ways.is_open(Way::TokenizeText));
+        assert!(ways.is_open(Way::TokenizeText) && ways.enter(Way::TokenizeText));
+        assert!(!ways.is_open(Way::TokenizeText) && !ways.enter(Way::TokenizeText), "one tries first");
         fail();
         assert!(!ways.is_open(Way::TokenizeText));
         pass(TROUBLE_PAUSE).await;
+        assert!(ways.enter(Way::TokenizeText));
         ways.record(Way::TokenizeText, Outcome::Told);
         fail();
         assert!(ways.is_open(Way::TokenizeText));
+    }
+
+    #[test]
+    fn places_are_bounded_and_given_back() {
+        let ways = TokenizeWays::default();
+        let taken: Vec<_> = (0..PLACES).map_while(|_| ways.place()).collect();
+        assert!(taken.len() == PLACES && ways.place().is_none() && !ways.has_place());
+        drop(taken);
+        assert!(ways.has_place());
     }
 
     #[test]
