@@ -34,6 +34,9 @@ pub struct ChatBody {
     pub(crate) truncate_prompt_tokens: Option<Value>,
     #[serde(default)]
     pub(crate) input_ids: Option<Vec<u32>>,
+    /// Bytes of the body: its prompt is about as long.
+    #[serde(skip)]
+    pub(crate) bytes: usize,
 }
 
 impl ChatBody {
@@ -56,7 +59,9 @@ impl ChatBody {
     /// # Errors
     /// [`Unpredictable::Refused`] if it is not JSON or a member has another type than the engines take.
     pub fn parse(body: &[u8]) -> Result<ChatBody, Unpredictable> {
-        serde_json::from_slice(body).map_err(|error| Unpredictable::Refused(error.to_string()))
+        let read = serde_json::from_slice(body);
+        let read: ChatBody = read.map_err(|error| Unpredictable::Refused(error.to_string()))?;
+        Ok(ChatBody { bytes: body.len(), ..read })
     }
 }
 
