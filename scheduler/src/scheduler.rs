@@ -12,6 +12,7 @@ use crate::policy::{Input, Policy, Round, Verdict};
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
 use crate::settings::Settings;
+use crate::snapshot::Snapshot;
 
 /// The caller's name for one attempt of one request. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,6 +72,8 @@ pub struct Scheduler {
     wake_at: Option<Seconds>,
     /// The latest time heard of.
     now: Seconds,
+    captures: bool,
+    captured: Vec<(Ticket, Snapshot)>,
     /// Kept between polls so that a poll allocates nothing.
     loads: Vec<Load>,
 }
@@ -110,6 +113,8 @@ impl Scheduler {
             decided: 0,
             wake_at: None,
             now: 0.0,
+            captures: false,
+            captured: Vec::new(),
             loads: Vec::new(),
         }
     }
@@ -236,6 +241,13 @@ impl Scheduler {
         };
         let verdict = self.policy.decide(&input);
         if let Ok(Verdict::Send(decision)) = &verdict {
+            if self.captures {
+                let mut snapshot = Snapshot::of(self.policy.name(), &self.settings, &input);
+                for (ix, load) in (0_u32..).map(InstanceIx).zip(&mut snapshot.loads) {
+                    load.prefill_wait += self.policy.planned(ix);
+                }
+                self.captured.push((ticket, snapshot));
+            }
             self.policy.sent(&input, decision);
         }
         barred.lift(&mut self.loads);
@@ -257,6 +269,16 @@ impl Scheduler {
                 false
             }
         }
+    }
+
+    /// Whether to keep what every decision depended on, for [`Scheduler::take_captured`].
+    pub fn capture(&mut self, captures: bool) {
+        self.captures = captures;
+    }
+
+    /// What the decisions since the last call depended on.
+    pub fn take_captured(&mut self) -> impl Iterator<Item = (Ticket, Snapshot)> + '_ {
+        self.captured.drain(..)
     }
 
     /// When to poll again if nothing else happens; `None` if only an event can change something.

@@ -4,7 +4,7 @@ use crate::request::Seconds;
 
 /// Time to compute a prompt: `speed * (c0 + a*new + b*new*(cached + new/2))` for `new` tokens behind `cached` ones. The
 /// last term is attention, which looks back at all tokens before.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ServiceModel {
     /// Seconds that every prompt costs.
     pub c0: f64,

@@ -4,7 +4,7 @@ use crate::request::Seconds;
 use crate::service::ServiceModel;
 
 /// Settings of a scheduler and its policy.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Settings {
     /// How long engines compute, until first tokens have shown it.
     pub service_prior: ServiceModel,
@@ -31,7 +31,7 @@ pub struct Settings {
 
 /// A time to first token that grows with the prompt: `max(base, factor × time to compute the whole prompt)`. A target that is the
 /// same for all prompts would refuse just the long ones.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TtftTarget {
     /// For short prompts.
     pub base: Seconds,
