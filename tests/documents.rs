@@ -12,12 +12,13 @@ use std::process::{Child, Command, Stdio};
 use moongate_gateway::Code;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 5] = [
+const COMMANDS: [&str; 6] = [
     "moongate gateway",
     "moongate up",
     "moongate loadtest",
     "moongate loadtest run",
     "moongate loadtest engine",
+    "moongate loadtest simulate",
 ];
 
 /// Metrics with labels that one request to a fleet without failures does not show, or shows only if engines are quick to tell its

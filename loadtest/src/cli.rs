@@ -12,6 +12,7 @@ use url::Url;
 
 use crate::engine::{Connector, Face, Fault, FaultPlan, KvEvents, Role, SimConfig, SimEngine, SimFleet};
 use crate::generate::{self, Arrivals, Limits, Report, Target, TargetApi};
+use crate::simulate::{SimulateArgs, simulate};
 
 /// Simulated engines and load.
 #[derive(Debug, Subcommand)]
@@ -20,6 +21,8 @@ pub enum LoadtestCommand {
     Engine(Box<EngineArgs>),
     /// Send load to an OpenAI-compatible endpoint and measure.
     Run(Box<RunArgs>),
+    /// Compare scheduling policies on a simulated fleet.
+    Simulate(Box<SimulateArgs>),
 }
 
 /// Arguments of `moongate loadtest engine`.
@@ -148,6 +151,10 @@ pub async fn run(command: LoadtestCommand, supervisor: &Supervisor) -> anyhow::R
     match command {
         LoadtestCommand::Engine(args) => run_engine(*args, supervisor).await,
         LoadtestCommand::Run(args) => run_load(*args, supervisor).await,
+        LoadtestCommand::Simulate(args) => {
+            tell(&tokio::task::spawn_blocking(move || simulate(&args)).await??);
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -165,7 +165,9 @@ fn release(criterion: &mut Criterion) {
         }));
         seconds
     });
-    criterion.bench_function("hold/256 held x 32 prefills", |bencher| bencher.iter(|| world.poll()));
+    criterion.bench_function("hold/256 held x 32 prefills", |bencher| {
+        bencher.iter(|| world.poll());
+    });
 }
 
 criterion_group!(benches, decide, release);

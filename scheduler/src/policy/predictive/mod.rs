@@ -18,6 +18,9 @@ use crate::settings::Settings;
 /// A held request is not asked about again before this time has passed, if nothing happens.
 const SHORTEST_NAP: Seconds = 0.001;
 
+/// A second of an engine never costs more than so many of others' waiting: far behind, it does not matter any more.
+const MOST_CONGESTED: f64 = 10.0;
+
 /// Each step of priority makes a request count as if it were so much shorter.
 const PRIORITY_STEP: f64 = 0.5;
 
@@ -34,6 +37,8 @@ pub(super) struct Predictive {
     planned: Vec<Seconds>,
     /// Least backlog of any engine, planned work included.
     least_backlog: Seconds,
+    /// Held requests that have not been asked about in this round.
+    behind: usize,
     decodes: Decodes,
     tenants: Tenants,
     promises: Promises,
@@ -55,6 +60,7 @@ impl Predictive {
             settings: settings.clone(),
             planned: Vec::new(),
             least_backlog: 0.0,
+            behind: 0,
             decodes: Decodes::default(),
             tenants: Tenants::default(),
             promises: Promises::default(),
@@ -84,11 +90,29 @@ impl Predictive {
         };
         let hits = input.prediction.hits(ix);
         let copied = most_cached.saturating_sub(hits.l1_tokens.saturating_add(hits.l2_tokens));
-        let duplicate =
-            self.settings.duplicate_price * load.service.a * load.service.speed * f64::from(copied);
+        let second = self.congestion(input);
+        let recomputed = load.service.a * load.service.speed * f64::from(copied);
+        let duplicate = self.settings.duplicate_price * recomputed * (1.0 + second);
+        let congestion = second * estimate.service;
         let Estimate { wait, fetch, service, handover, cached_tokens, .. } = estimate;
-        let terms = Terms { wait, fetch, service, handover, duplicate, decode: decode_cost, cached_tokens };
+        let terms = Terms {
+            wait,
+            fetch,
+            service,
+            handover,
+            duplicate,
+            congestion,
+            decode: decode_cost,
+            cached_tokens,
+        };
         Some((estimate, terms, decode))
+    }
+
+    /// What a second of an engine costs those who are held behind this request: each of an engine's share of them waits so
+    /// much longer.
+    fn congestion(&self, input: &Input<'_>) -> f64 {
+        let engines = input.cluster.entries(input.request.model).len().max(1);
+        (self.settings.congestion_price * self.behind as f64 / engines as f64).min(MOST_CONGESTED)
     }
 
     fn cheapest(&mut self, input: &Input<'_>, most_cached: u32) -> Option<Best> {
@@ -118,6 +142,9 @@ impl Predictive {
         }
         let mut verdict = conclude(input, self.name(), reason, best.entry, best.decode, candidates);
         if let Verdict::Send(decision) = &mut verdict {
+            let waited = input.now - input.arrived;
+            let order = best.estimate.service - self.settings.engine_ageing * waited;
+            decision.engine_priority = Some((order * 1000.0) as i32);
             decision.predicted_ttft = Some(best.estimate.ttft());
             decision.explanation.terms = all_terms;
         }
@@ -193,6 +220,7 @@ impl Policy for Predictive {
 
     fn begin(&mut self, round: &Round<'_>) {
         self.planned.clear();
+        self.behind = round.held;
         self.find_least_backlog(round.cluster.instances(), round.loads);
     }
 
@@ -212,6 +240,7 @@ impl Policy for Predictive {
             hits.l1_tokens.saturating_add(hits.l2_tokens)
         });
         let most_cached = most_cached.max().unwrap_or(0);
+        self.behind = self.behind.saturating_sub(1);
         let Some(best) = self.cheapest(input, most_cached) else {
             // Says why.
             super::open_entries(input)?;
@@ -261,7 +290,8 @@ impl Policy for Predictive {
 impl Terms {
     /// The sum, in seconds.
     fn cost(&self) -> f64 {
-        self.wait.max(self.fetch) + self.service + self.handover + self.duplicate + self.decode
+        let own = self.wait.max(self.fetch) + self.service + self.handover;
+        own + self.duplicate + self.congestion + self.decode
     }
 
     fn leading(&self) -> Term {
