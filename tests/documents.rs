@@ -22,12 +22,14 @@ const COMMANDS: [&str; 6] = [
     "moongate loadtest simulate",
 ];
 
-/// Metrics that one request to a fleet without failures does not show, because they have labels: of failures, and of predictions that
-/// need a tokenizer.
-const ONLY_LATER: [&str; 8] = [
+/// Metrics with labels that one request to a fleet without failures does not show, or shows only if engines are quick to tell its
+/// tokens.
+const ONLY_LATER: [&str; 10] = [
     "moongate_leg_failures",
     "moongate_leg_aborts",
     "moongate_retries",
+    "moongate_tokenized_prompts",
+    "moongate_prediction_none",
     "moongate_prediction_cached_tokens",
     "moongate_prediction_compared_tokens",
     "moongate_prediction_missed_tokens",

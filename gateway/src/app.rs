@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::GatewayOptions;
 use crate::dispatch::{Aborter, Desk, Dispatcher};
-use crate::feedback::Metrics;
+use crate::feedback::{Decisions, Metrics};
 use crate::fleet::{Endpoint, FleetReader, check_health, follow, poll_loads};
 use crate::ingress::{Gateway, admin_router, public_router};
-use crate::predict::{Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
+use crate::predict::{EngineTokenizer, Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
 
 /// Time for streams to take in their final error event before their connections are cut.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -96,7 +96,13 @@ pub async fn start(
     };
     if let Some(store) = &store {
         supervisor.spawn("watch store nodes", store.clone().watch_nodes(supervisor.token()));
-        supervisor.spawn("read the store's keys", store.clone().keep_read(fleet.clone(), supervisor.token()));
+        let events = options.mooncake_events.is_some();
+        let reading = store.clone().keep_read(fleet.clone(), events, supervisor.token());
+        supervisor.spawn("read the store's keys", reading);
+        if let Some(endpoint) = options.mooncake_events.clone() {
+            let following = store.clone().follow_events(endpoint, fleet.clone(), supervisor.token());
+            supervisor.spawn("follow the store's events", following);
+        }
     }
     let feeds =
         Feeds { models: models.clone(), metrics: metrics.feeds.clone(), supervisor: supervisor.clone() };
@@ -104,7 +110,8 @@ pub async fn start(
     supervisor.spawn("sweep the index", index.clone().keep_swept(supervisor.token()));
     let settings = options.scheduler_settings();
     let scheduler = Scheduler::new(options.policy.build(&settings), settings);
-    let desk = Desk::new(scheduler, options.held_requests, fleet.clone(), metrics.clone());
+    let decisions = Arc::new(Decisions::new(options.kept_decisions));
+    let desk = Desk::new(scheduler, options.held_requests, decisions.clone(), fleet.clone(), metrics.clone());
     supervisor.spawn("attend to held requests", desk.clone().attend(supervisor.token()));
     if !options.load_interval.is_zero() {
         let client = reqwest::Client::builder().no_proxy().build()?;
@@ -113,6 +120,11 @@ pub async fn start(
         let polling = poll_loads(fleet.clone(), client, options.load_interval, reported, supervisor.token());
         supervisor.spawn("ask engines for their load", polling);
     }
+    let engines = EngineTokenizer::new(
+        options.tokenize_timeout,
+        options.engine_api_key.as_deref(),
+        metrics.tokenize.clone(),
+    );
     let dispatcher = Dispatcher {
         fleet,
         topology: topology.clone(),
@@ -123,12 +135,13 @@ pub async fn start(
     };
     let state = Arc::new(Gateway {
         dispatcher,
-        predictor: Predictor::new(index.clone(), models, store),
+        predictor: Predictor::new(index.clone(), models, engines, store),
         index,
         metrics,
         traces,
         body_limits: options.body_limits(),
         standing: options.standing(),
+        decisions,
         supervisor: supervisor.clone(),
         draining: CancellationToken::new(),
         forced_end: CancellationToken::new(),

@@ -150,6 +150,10 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "N", env = "MOONGATE_HELD_REQUESTS", default_value_t = 4096)]
     pub held_requests: usize,
 
+    /// Latest decisions that can be asked for with `moongate explain`; 0 keeps none. Each takes some hundred bytes per engine.
+    #[arg(long, value_name = "N", env = "MOONGATE_KEPT_DECISIONS", default_value_t = 256)]
+    pub kept_decisions: usize,
+
     /// Header that tells tenants apart: each has its share of a busy fleet. Empty: all requests are one tenant's. Default: each API key
     /// is a tenant.
     #[arg(long, value_name = "NAME", env = "MOONGATE_TENANT_HEADER", default_value = "authorization")]
@@ -159,15 +163,25 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "NAME", env = "MOONGATE_PRIORITY_HEADER")]
     pub priority_header: Option<HeaderSetting>,
 
-    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Prompts of models without one
-    /// are routed without knowing what is cached, unless they come as token ids. Repeatable.
+    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Without one: the folder that the
+    /// engine names, if it is on this machine too; else engines are asked for the tokens. Repeatable.
     #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
     pub model: Vec<moongate_prompt::Source>,
+
+    /// Longest time that a request waits for an engine to tell its tokens, if the model has no tokenizer here; 0s: engines are not
+    /// asked. Default 100 ms: some 20 ms are needed for 10 thousand tokens; to compute that many again takes a second.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_TOKENIZE_TIMEOUT", default_value = "100ms", value_parser = humantime::parse_duration)]
+    pub tokenize_timeout: Duration,
 
     /// The admin server of the Mooncake master whose store the engines use, as host:port; 9003 is the master's default. Without it,
     /// pages in the store are not predicted.
     #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_MOONCAKE_ADMIN")]
     pub mooncake_admin: Option<String>,
+
+    /// Where that master publishes its KV events, as tcp://host:port: its --kv_events_bind_endpoint. Without it, and with a master
+    /// that publishes none, what others store is found by reading all keys every 10 s.
+    #[arg(long, value_name = "ENDPOINT", env = "MOONGATE_MOONCAKE_EVENTS", requires = "mooncake_admin")]
+    pub mooncake_events: Option<moongate_zmtp::Endpoint>,
 
     /// Pages that the index of KV caches holds at most, 24 bytes each. Default 8 million, at most 192 MB: 512 million tokens in pages
     /// of 64.

@@ -59,13 +59,21 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
         let compile = |file: &Option<TemplateFile>| {
             file.as_ref().map(|file| Template::compile(file, engine, limits.template_steps)).transpose()
         };
+        let mut tokenizer = Tokenizer::load(&files)?;
+        let bos = files.special_tokens.iter().find(|(name, _)| name == "bos_token");
+        if let (Engine::Sglang, true, Some((_, bos))) = (engine, files.configured_bos, bos) {
+            tokenizer.begin_texts_with(bos).map_err(|error| LoadError::Tokenizer {
+                path: files.tokenizer.clone(),
+                problem: error.to_string(),
+            })?;
+        }
         let variables = files.special_tokens.iter().cloned();
         Ok(Model {
             engine,
             template: compile(&files.default_template)?,
             tool_template: compile(&files.tool_template)?,
             special_tokens: variables.map(|(name, token)| (name, Value::from(token))).collect(),
-            tokenizer: Tokenizer::load(&files)?,
+            tokenizer,
             conversations: Conversations::new(limits.conversation_bytes),
             limits,
         })

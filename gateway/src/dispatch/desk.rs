@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use http::HeaderValue;
 use moongate_scheduler::{
     Decision, Event, InstanceIx, Load, Prediction, Refusal, Reported, Request, Scheduler, Ticket,
 };
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::ask::Ask;
 use super::booked::Booked;
 use super::decide::{Chosen, Pickiness, Wish, choose_passthrough, engines};
-use crate::feedback::Metrics;
+use crate::feedback::{Decisions, Metrics};
 use crate::fleet::{Endpoint, Fleet, FleetReader};
 use crate::prompt::Api;
 
@@ -41,6 +42,7 @@ struct State {
     /// Which of its engines were sound when last looked at.
     sound: Vec<bool>,
     waiting: HashMap<Ticket, Waiting>,
+    decisions: Arc<Decisions>,
     next: u64,
     events: Vec<Event>,
 }
@@ -50,6 +52,8 @@ struct Waiting {
     tell: oneshot::Sender<Answer>,
     wish: Wish,
     stream: bool,
+    id: HeaderValue,
+    since: Instant,
 }
 
 type Answer = Result<Chosen, Refusal>;
@@ -66,12 +70,15 @@ struct Place<'a> {
 impl Desk {
     /// A desk at which at most `room` requests wait.
     pub(crate) fn new(
-        scheduler: Scheduler,
+        mut scheduler: Scheduler,
         room: usize,
+        decisions: Arc<Decisions>,
         fleet: FleetReader,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
+        scheduler.capture(decisions.are_kept());
         let state = State {
+            decisions,
             scheduler,
             fleet: Arc::default(),
             sound: Vec::new(),
@@ -121,7 +128,10 @@ impl Desk {
             let prediction =
                 predicted.map_or_else(Prediction::default, |predicted| predicted.for_fleet(&state.fleet));
             let barred = wish.barred(&state.fleet);
-            state.waiting.insert(ticket, Waiting { tell, wish, stream: ask.head.stream });
+            state.waiting.insert(
+                ticket,
+                Waiting { tell, wish, stream: ask.head.stream, id: ask.id.clone(), since: start },
+            );
             let ask = moongate_scheduler::Ask { request: request.clone(), prediction, barred };
             state.scheduler.submit(now, ticket, ask);
             Some(ticket)
@@ -234,6 +244,8 @@ impl State {
     fn poll(&mut self, now: f64, desk: &Arc<Desk>) -> Vec<Told> {
         self.scheduler.poll(now, fastrand::u64(..), &mut self.events);
         let mut told = Vec::with_capacity(self.events.len());
+        // One for each event that sends, in the same order.
+        let mut snapshots = self.scheduler.take_captured().collect::<Vec<_>>().into_iter();
         for event in self.events.drain(..) {
             match event {
                 Event::Refuse { ticket, refusal } => {
@@ -241,6 +253,10 @@ impl State {
                 }
                 Event::Send { ticket, decision } => {
                     let waiting = self.waiting.remove(&ticket);
+                    if let (Some((_, snapshot)), Some(waiting)) = (snapshots.next(), &waiting) {
+                        let (id, held) = (waiting.id.as_bytes(), waiting.since.elapsed());
+                        self.decisions.keep(id, held, decision.clone(), snapshot);
+                    }
                     let answer = chosen(&self.fleet, ticket, decision, desk);
                     match (&answer, &waiting) {
                         // A worker's whole answer tells nothing of its first token. Of a pair, the prefill tells.

@@ -13,6 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::cache::{FeedMetrics, PredictionMetrics, StoreMetrics};
+use super::tokenize::TokenizeMetrics;
 use crate::dispatch::Side;
 use crate::fleet::Fleet;
 use crate::predict::KvIndex;
@@ -85,6 +86,7 @@ pub(crate) struct Metrics {
     cached_tokens: Counter,
     completion_tokens: Counter,
     pub(crate) predictions: PredictionMetrics,
+    pub(crate) tokenize: Arc<TokenizeMetrics>,
     pub(crate) feeds: Arc<FeedMetrics>,
     pub(crate) store: Arc<StoreMetrics>,
     predict: Histogram,
@@ -143,6 +145,7 @@ impl Metrics {
             counter
         });
         let predictions = PredictionMetrics::register(&mut registry);
+        let tokenize = Arc::new(TokenizeMetrics::register(&mut registry));
         let feeds = Arc::new(FeedMetrics::default());
         feeds.register(&mut registry);
         let store = Arc::new(StoreMetrics::default());
@@ -175,6 +178,7 @@ impl Metrics {
             cached_tokens,
             completion_tokens,
             predictions,
+            tokenize,
             feeds,
             store,
             predict,

@@ -7,7 +7,7 @@ use moongate_discovery::InstanceId;
 
 use super::book::InFlight;
 use super::breaker::{Breaker, BreakerLimits};
-use crate::predict::{EngineEntry, KvIndex};
+use crate::predict::{EngineEntry, KvIndex, TokenizeWays};
 use crate::upstream::{LegError, Pool, PoolLimits};
 
 /// Settings of every endpoint.
@@ -17,13 +17,15 @@ pub(crate) struct EndpointLimits {
     pub(crate) breaker: BreakerLimits,
 }
 
-/// One engine's connections, breaker and health. Lives as long as its id and address do.
+/// One engine's connections, breaker, health and ways to ask it for tokens. Lives as long as its id and address do.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) id: InstanceId,
     pub(crate) pool: Arc<Pool>,
     pub(crate) in_flight: InFlight,
     pub(crate) breaker: Breaker,
+    /// How it can be asked for tokens.
+    pub(crate) tokenize_ways: TokenizeWays,
     /// Its pages in the index.
     pub(crate) entry: EngineEntry,
     healthy: AtomicBool,
@@ -41,6 +43,7 @@ impl Endpoint {
             pool: Arc::new(Pool::new(authority, limits.pool)),
             in_flight: InFlight::default(),
             breaker: Breaker::new(limits.breaker),
+            tokenize_ways: TokenizeWays::default(),
             entry: EngineEntry::new(index),
             healthy: AtomicBool::new(true),
         }

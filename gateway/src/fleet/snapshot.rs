@@ -114,7 +114,8 @@ impl Fleet {
             fleet.members.push(Member { instance: instance.clone(), endpoint, keyspace, stored });
         }
         fleet.cluster = Arc::new(Cluster::new(instances));
-        fleet.groups = (0..fleet.names.len()).map(|model| fleet.divide(model)).collect();
+        let models = (0..fleet.names.len()).map(|at| ModelIx(u32::try_from(at).unwrap_or(u32::MAX)));
+        fleet.groups = models.map(|model| fleet.divide(model)).collect();
         fleet
     }
 
@@ -123,11 +124,14 @@ impl Fleet {
         self.endpoints.get(&endpoint.id).is_some_and(|known| Arc::ptr_eq(known, endpoint))
     }
 
-    fn divide(&self, model: usize) -> Vec<Arc<Group>> {
+    fn divide(&self, model: ModelIx) -> Vec<Arc<Group>> {
+        Group::divide(self.serving(model)).into_iter().map(Arc::new).collect()
+    }
+
+    /// The engines that serve a model.
+    pub(crate) fn serving(&self, model: ModelIx) -> impl Iterator<Item = &Member> {
         let instances = self.cluster.instances().iter().zip(&self.members);
-        let serving =
-            instances.filter(|(instance, _)| instance.models.iter().any(|ix| ix.0 as usize == model));
-        Group::divide(serving.map(|(_, member)| member)).into_iter().map(Arc::new).collect()
+        instances.filter(move |(instance, _)| instance.models.contains(&model)).map(|(_, member)| member)
     }
 
     /// Engines of a model that name pages alike.

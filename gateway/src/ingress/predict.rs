@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use http::{Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::handler::{Gateway, find, read};
@@ -29,7 +29,7 @@ pub(super) async fn generate(gateway: State<Arc<Gateway>>, request: Request) -> 
 }
 
 async fn predict(gateway: &Gateway, api: Api, request: Request) -> Response<Body> {
-    let ask = match read(gateway, api, request).await {
+    let ask = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(ask) => ask,
         Err(error) => return error.response(),
     };
@@ -54,13 +54,13 @@ pub(super) async fn completions_tokens(gateway: State<Arc<Gateway>>, request: Re
 }
 
 async fn tokens(gateway: &Gateway, api: Api, request: Request) -> Response<Body> {
-    let ask = match read(gateway, api, request).await {
+    let ask = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(ask) => ask,
         Err(error) => return error.response(),
     };
     let fleet = gateway.dispatcher.fleet.current();
     let tokens = match &ask.request {
-        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.body).await,
+        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.head, &ask.body).await,
         None => Err(Unknown::Engines),
     };
     let answer = match tokens {
