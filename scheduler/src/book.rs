@@ -77,7 +77,7 @@ impl EngineBook {
         Load {
             available: self.available,
             in_flight: self.in_flight,
-            pending_prefills: u32::try_from(self.queue.len()).unwrap_or(u32::MAX),
+            pending_prefills: self.queue.len(),
             pending_prefill_tokens: self.queue.tokens(),
             active_decode_tokens: self.decode_tokens,
             reported: self

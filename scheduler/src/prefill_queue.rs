@@ -37,6 +37,11 @@ pub(crate) struct PrefillQueue {
 }
 
 impl PrefillQueue {
+    /// How many there are.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.waiting.len()).unwrap_or(u32::MAX)
+    }
+
     /// Uncached tokens of all.
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens
