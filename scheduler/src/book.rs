@@ -143,6 +143,7 @@ impl EngineBook {
             service: estimate.service,
             handover: estimate.handover,
             ready,
+            unseen: false,
         };
         self.queue.push(now, queued);
     }
@@ -165,6 +166,14 @@ impl EngineBook {
         let before = self.report.map_or_else(Foreign::default, |report| report.foreign);
         let foreign = self.foreign(now, &said, &before, &learned.model(self.speed), uncached);
         self.report = Some(Report { at: now, said, foreign, own: self.queue.wait(now, learned.spread()) });
+    }
+
+    pub(crate) fn unseen(&mut self, ticket: Ticket) {
+        self.queue.unseen(ticket);
+    }
+
+    pub(crate) fn advance(&mut self, now: Seconds) {
+        self.queue.advance(now);
     }
 
     fn foreign(

@@ -95,6 +95,12 @@ pub trait Policy: fmt::Debug + Send {
         false
     }
 
+    /// Work of held requests on an engine that goes before the request asked about: what [`Load::prefill_wait`] lacks.
+    fn planned(&self, engine: InstanceIx) -> Seconds {
+        let _ = engine;
+        0.0
+    }
+
     /// Chooses a route, or to wait. Beyond the round, only [`Policy::sent`] changes what later answers depend on.
     ///
     /// # Errors
@@ -108,7 +114,8 @@ pub trait Policy: fmt::Debug + Send {
 }
 
 /// The policies that can be asked for by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(into = "&'static str", try_from = "String")]
 pub enum PolicyName {
     /// The pair with the least predicted time to first token; holds requests while all engines are busy.
     Predictive,
@@ -194,6 +201,20 @@ impl PolicyName {
             PolicyName::DynamoQueue => Box::new(dynamo_queue::DynamoQueue),
             PolicyName::Conductor => Box::new(conductor::Conductor),
         }
+    }
+}
+
+impl From<PolicyName> for &'static str {
+    fn from(name: PolicyName) -> Self {
+        name.as_str()
+    }
+}
+
+impl TryFrom<String> for PolicyName {
+    type Error = UnknownPolicy;
+
+    fn try_from(name: String) -> Result<Self, UnknownPolicy> {
+        name.parse()
     }
 }
 

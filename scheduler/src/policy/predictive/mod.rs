@@ -68,10 +68,6 @@ impl Predictive {
         }
     }
 
-    fn planned(&self, ix: InstanceIx) -> Seconds {
-        self.planned.get(ix.at()).copied().unwrap_or(0.0)
-    }
-
     /// The request's terms on one engine, with the decode that would take over; `None` if it cannot be used.
     fn price(
         &mut self,
@@ -226,6 +222,10 @@ impl Policy for Predictive {
         self.planned.clear();
         self.behind = round.held;
         self.find_least_backlog(round.cluster.instances(), round.loads);
+    }
+
+    fn planned(&self, engine: InstanceIx) -> Seconds {
+        self.planned.get(engine.at()).copied().unwrap_or(0.0)
     }
 
     fn is_aged(&self, input: &Input<'_>) -> bool {
