@@ -9,9 +9,9 @@ use self::promises::Promises;
 use self::tenants::Tenants;
 use super::lightest::Lightest;
 use super::{Input, Policy, PolicyName, Round, Verdict, available, conclude};
-use crate::cluster::{Instance, InstanceIx, Load, Role};
+use crate::cluster::{InstanceIx, Role};
 use crate::decision::{Candidate, Decision, Refusal, Term, Terms};
-use crate::estimate::Estimate;
+use crate::estimate::{Estimate, FETCH_LATENCY, farthest};
 use crate::request::Seconds;
 use crate::settings::Settings;
 
@@ -20,6 +20,13 @@ const SHORTEST_NAP: Seconds = 0.001;
 
 /// A second of an engine never costs more than so many of others' waiting: far behind, it does not matter any more.
 const MOST_CONGESTED: f64 = 10.0;
+
+/// Once so many requests are planned for every engine, the rest is only looked at while some engine has nothing to do.
+const ENOUGH_PLANNED: usize = 2;
+
+/// How much slower than the first of its kind an engine is thought to be at most, when it is asked whether a request is surely
+/// in time.
+const SLOWEST: f64 = 2.0;
 
 /// Each step of priority makes a request count as if it were so much shorter.
 const PRIORITY_STEP: f64 = 0.5;
@@ -35,8 +42,12 @@ pub(super) struct Predictive {
     settings: Settings,
     /// Work of held requests that go first, by engine. Anew in every round.
     planned: Vec<Seconds>,
-    /// Least backlog of any engine, planned work included.
-    least_backlog: Seconds,
+    /// Requests planned in this round.
+    held: usize,
+    /// Most backlog of any engine without planned work.
+    most_backlog: Seconds,
+    /// Time to fetch a token from a near store, by engine.
+    fetch_per_token: Vec<Seconds>,
     /// Held requests that have not been asked about in this round.
     behind: usize,
     decodes: Decodes,
@@ -59,7 +70,9 @@ impl Predictive {
         Self {
             settings: settings.clone(),
             planned: Vec::new(),
-            least_backlog: 0.0,
+            held: 0,
+            most_backlog: 0.0,
+            fetch_per_token: Vec::new(),
             behind: 0,
             decodes: Decodes::default(),
             tenants: Tenants::default(),
@@ -119,6 +132,12 @@ impl Predictive {
         self.decodes.begin();
         let mut lightest = Lightest::new(input.entropy);
         for &entry in input.cluster.entries(input.request.model) {
+            // No engine costs less than its backlog.
+            let backlog =
+                input.loads.get(entry.at()).map_or(0.0, |load| load.prefill_wait) + self.planned(entry);
+            if lightest.least().is_some_and(|least| backlog > least) {
+                continue;
+            }
             if let Some((estimate, terms, decode)) = self.price(input, entry, most_cached) {
                 lightest.offer(Best { entry, decode, estimate }, terms.cost());
             }
@@ -176,21 +195,45 @@ impl Predictive {
     }
 
     /// Notes that a held request will have the engine before those that are asked about later.
-    fn plan(&mut self, input: &Input<'_>, best: &Best) {
+    fn plan(&mut self, best: &Best) {
         let ix = best.entry.at();
         if self.planned.len() <= ix {
             self.planned.resize(ix + 1, 0.0);
         }
+        self.held += 1;
         self.planned[ix] += best.estimate.service;
-        self.find_least_backlog(input.cluster.instances(), input.loads);
     }
 
-    fn find_least_backlog(&mut self, instances: &[Instance], loads: &[Load]) {
-        let entries = instances.iter().zip(loads).enumerate();
-        let usable = entries.filter(|(_, (instance, load))| load.available && instance.role != Role::Decode);
-        let backlogs =
-            usable.map(|(ix, (_, load))| load.prefill_wait + self.planned.get(ix).copied().unwrap_or(0.0));
-        self.least_backlog = backlogs.fold(f64::INFINITY, f64::min);
+    /// How long to hold a request that no engine is ready for, whatever its price there; `None` if it must be looked at.
+    fn too_early(&self, input: &Input<'_>) -> Option<Seconds> {
+        let farthest = farthest(&input.prediction.shared);
+        let (mut due, mut longest_fetch) = (f64::INFINITY, 0.0_f64);
+        for &ix in input.cluster.entries(input.request.model) {
+            let Some(load) = input.loads.get(ix.at()).filter(|load| load.available) else { continue };
+            let stored = f64::from(input.prediction.hits(ix).l3_tokens);
+            let per_token = self.fetch_per_token.get(ix.at()).copied().unwrap_or(0.0);
+            let fetch = if stored > 0.0 {
+                load.fetch_wait + FETCH_LATENCY + farthest * stored * per_token
+            } else {
+                0.0
+            };
+            longest_fetch = longest_fetch.max(fetch);
+            due = due.min(load.prefill_wait + self.planned(ix) - self.settings.slack - fetch);
+            if due <= 0.0 {
+                return None;
+            }
+        }
+        // Without any engine it is refused in the usual way.
+        (due.is_finite() && self.is_surely_in_time(input, longest_fetch)).then_some(due)
+    }
+
+    fn is_surely_in_time(&self, input: &Input<'_>, longest_fetch: Seconds) -> bool {
+        let Some(latest) = self.latest(input) else { return true };
+        let first = input.cluster.entries(input.request.model).first();
+        let cold = first
+            .and_then(|ix| input.loads.get(ix.at()))
+            .map_or(f64::INFINITY, |load| load.service.seconds(input.request.total_input_tokens(), 0));
+        input.now + self.most_backlog.max(longest_fetch) + SLOWEST * cold < latest
     }
 
     /// Expected computation, with what the caches hold wherever it is cheapest.
@@ -220,8 +263,12 @@ impl Policy for Predictive {
 
     fn begin(&mut self, round: &Round<'_>) {
         self.planned.clear();
+        self.held = 0;
         self.behind = round.held;
-        self.find_least_backlog(round.cluster.instances(), round.loads);
+        self.most_backlog = round.loads.iter().map(|load| load.prefill_wait).fold(0.0, f64::max);
+        self.fetch_per_token.clear();
+        let caches = round.cluster.instances().iter().map(|instance| &instance.cache);
+        self.fetch_per_token.extend(caches.map(|cache| cache.kv_bytes_per_token / cache.l3_bytes_per_s));
     }
 
     fn planned(&self, engine: InstanceIx) -> Seconds {
@@ -234,13 +281,18 @@ impl Policy for Predictive {
     }
 
     fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
+        self.behind = self.behind.saturating_sub(1);
         let entries = input.cluster.entries(input.request.model);
+        if self.held >= ENOUGH_PLANNED * entries.len()
+            && let Some(due) = self.too_early(input)
+        {
+            return Ok(Verdict::Hold { until: input.now + due.max(SHORTEST_NAP) });
+        }
         let most_cached = entries.iter().filter(|&&ix| available(input, ix)).map(|&ix| {
             let hits = input.prediction.hits(ix);
             hits.l1_tokens.saturating_add(hits.l2_tokens)
         });
         let most_cached = most_cached.max().unwrap_or(0);
-        self.behind = self.behind.saturating_sub(1);
         let Some(best) = self.cheapest(input, most_cached) else {
             // Says why.
             super::open_entries(input)?;
@@ -265,7 +317,7 @@ impl Policy for Predictive {
             };
             return Ok(self.explained(input, &best, most_cached, reason));
         }
-        self.plan(input, &best);
+        self.plan(&best);
         Ok(Verdict::Hold { until: input.now + due.max(SHORTEST_NAP) })
     }
 
