@@ -303,3 +303,46 @@ pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String
     write(&args.plot, &|| report::plot(&standings))?;
     Ok(if args.json { table::json(&standings) } else { table::text(&standings, elapsed) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: SimulateArgs,
+    }
+
+    fn case(flags: &[&str]) -> anyhow::Result<Case> {
+        Cli::try_parse_from([&["x", "--agents", "--requests=10"], flags].concat())?.args.case()
+    }
+
+    #[test]
+    fn flags_become_a_fleet() {
+        let case =
+            case(&["--prefill=2", "--l3-gbps=3", "--fail=0@60+30", "--policy=random,ideal"]).expect("valid");
+        assert_eq!(case.settings.prefill, 2);
+        assert!((case.settings.service.storage_bytes_per_s - 3e9).abs() < 1.0);
+        assert_eq!(case.settings.failures, [Failure { engine: 0, at_s: 60.0, for_s: 30.0 }]);
+        assert_eq!(case.contenders.len(), 2);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for flag in [
+            "--speed=0",
+            "--prefill=0",
+            "--prefill=65",
+            "--fail=12@1+1",
+            "--fail=1@x",
+            "--noise=-1",
+            "--gateways=0",
+        ] {
+            assert!(case(&[flag]).is_err(), "{flag}");
+        }
+        assert!(Cli::try_parse_from(["x"]).is_err());
+        assert!(Cli::try_parse_from(["x", "--agents", "--multiturn"]).is_err());
+    }
+}

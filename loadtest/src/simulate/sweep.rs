@@ -217,3 +217,28 @@ fn run_one(case: &Case, contender: &Contender, workload: &Workload, seed: u64, s
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contender_may_have_settings_of_its_own() {
+        let contender: Contender = "predictive:slack=0.5+duplicate_price=0".parse().expect("known");
+        assert_eq!(contender.kind, ContenderKind::Policy(PolicyName::Predictive));
+        let settings = changed(&SchedulerSettings::default(), &contender.changes).expect("fit");
+        assert_eq!((settings.slack, settings.duplicate_price), (0.5, 0.0));
+        assert_eq!("ideal".parse::<Contender>().expect("known"), IdealOrder::Shortest.into());
+    }
+
+    #[test]
+    fn a_wrong_change_is_told_with_what_would_be_right() {
+        let wrong = |text: &str| text.parse::<Contender>().expect_err("wrong");
+        assert!(wrong("predictiv").contains("predictive"));
+        assert!(wrong("predictive:slak=1").contains("slack"));
+        assert!(wrong("predictive:slack").contains("NAME=VALUE"));
+        assert!(wrong("predictive:slack=much").contains("slack=much"));
+        let target = [r#"ttft_target={"base":2,"cold_factor":3}"#.to_owned()];
+        assert!(changed(&SchedulerSettings::default(), &target).expect("fits").ttft_target.is_some());
+    }
+}
