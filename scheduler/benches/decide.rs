@@ -33,10 +33,11 @@ fn cluster(prefills: usize, decodes: usize) -> Arc<Cluster> {
 
 fn ask(engines: usize, random: &mut fastrand::Rng) -> Ask {
     let input_tokens = random.u32(1_000..60_000);
+    // The store has the same for all engines; every fourth has some of its own.
+    let shared = random.u32(..input_tokens / 2);
     let mut hits = || {
         let own = if random.u8(..4) == 0 { random.u32(..input_tokens) } else { 0 };
-        let stored = random.u32(..input_tokens - own);
-        TierHits { l1_tokens: own / 2, l2_tokens: own / 2, l3_tokens: stored }
+        TierHits { l1_tokens: own / 2, l2_tokens: own / 2, l3_tokens: shared.saturating_sub(own) }
     };
     let per_instance = (0..engines).map(|_| hits()).collect();
     Ask {
