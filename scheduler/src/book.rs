@@ -23,6 +23,8 @@ pub(crate) struct EngineBook {
     /// When the link to the shared store is free.
     fetch_free_at: Seconds,
     report: Option<Report>,
+    /// When a report last told of other gateways' work.
+    foreign_seen: Seconds,
 }
 
 /// An engine's own words, and what was known here when they came.
@@ -70,6 +72,7 @@ impl EngineBook {
             queue: PrefillQueue::default(),
             fetch_free_at: 0.0,
             report: None,
+            foreign_seen: f64::NEG_INFINITY,
         }
     }
 
@@ -148,9 +151,8 @@ impl EngineBook {
 
     /// Takes a prefill out whose first token has come; `None` if it is not (or no longer) in the queue.
     pub(crate) fn computed(&mut self, now: Seconds, ticket: Ticket) -> Option<Computed> {
-        let alone = self.report.is_none_or(|report| report.foreign.work() == 0.0);
         let (work, took) = self.queue.computed(now, ticket)?;
-        Some(Computed { work, took, alone })
+        Some(Computed { work, took, alone: self.foreign_seen < now - took })
     }
 
     /// Takes a prefill out that ended without a first token.
@@ -163,6 +165,9 @@ impl EngineBook {
     pub(crate) fn reported(&mut self, now: Seconds, said: Reported, learned: &Learner, uncached: f64) {
         let before = self.report.map_or_else(Foreign::default, |report| report.foreign);
         let foreign = self.foreign(now, &said, &before, &learned.model(self.speed), uncached);
+        if foreign.work() > 0.0 {
+            self.foreign_seen = now;
+        }
         self.report = Some(Report { at: now, said, foreign, own: self.queue.wait(now, learned.spread()) });
     }
 

@@ -51,7 +51,7 @@ impl Default for Settings {
         Self {
             service_prior: ServiceModel::default(),
             handover_prior_s_per_token: 192_512.0 / 25e9,
-            slack: 0.03,
+            slack: 0.05,
             duplicate_price: 0.6,
             congestion_price: 3.0,
             aged_share: 0.03,

@@ -108,9 +108,10 @@ impl Predictive {
         let hits = input.prediction.hits(ix);
         let copied = most_cached.saturating_sub(hits.l1_tokens.saturating_add(hits.l2_tokens));
         let second = self.congestion(input);
-        let recomputed = load.service.a * load.service.speed * f64::from(copied);
+        let recomputed = load.service.a * f64::from(copied);
         let duplicate = self.settings.duplicate_price * recomputed * (1.0 + second);
-        let congestion = second * estimate.service;
+        // A second of a slow engine is worth less, because less would be done in it.
+        let congestion = second * estimate.service / load.service.speed;
         let Estimate { wait, fetch, service, handover, cached_tokens, .. } = estimate;
         let terms = Terms {
             wait,
