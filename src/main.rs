@@ -1,6 +1,7 @@
-//! The one binary: `moongate gateway | up | loadtest | doctor`.
+//! The one binary: `moongate gateway | up | loadtest | doctor | explain`.
 
 mod doctor;
+mod explain;
 mod gateway;
 mod up;
 
@@ -33,6 +34,8 @@ enum Command {
     Up(up::UpCommand),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
     Doctor(Box<doctor::DoctorCommand>),
+    /// Tell why a request went where it went, and what another policy would have done.
+    Explain(explain::ExplainCommand),
     /// Simulate engines, generate load, replay traces.
     Loadtest {
         /// Which tool.
@@ -61,6 +64,10 @@ fn main() -> ExitCode {
         Command::Doctor(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| doctor::run(*command, supervisor))
+        }
+        Command::Explain(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |_| explain::run(command))
         }
         Command::Loadtest { tool, logs } => run(&logs, |supervisor| async move {
             let stop = supervisor.token();

@@ -43,7 +43,7 @@ pub(crate) struct UpCommand {
     #[arg(long, value_name = "X", env = "MOONGATE_UP_TIME_SCALE", default_value_t = 10.0)]
     time_scale: f64,
     /// How routes are chosen.
-    #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "least_load")]
+    #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "predictive")]
     policy: String,
     #[command(flatten)]
     pub(crate) logs: LogOptions,

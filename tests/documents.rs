@@ -10,22 +10,26 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use moongate_gateway::Code;
+use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 5] = [
+const COMMANDS: [&str; 6] = [
     "moongate gateway",
     "moongate up",
     "moongate loadtest",
     "moongate loadtest run",
     "moongate loadtest engine",
+    "moongate loadtest simulate",
 ];
 
-/// Metrics that one request to a fleet without failures does not show, because they have labels: of failures, and of predictions that
-/// need a tokenizer.
-const ONLY_LATER: [&str; 8] = [
+/// Metrics with labels that one request to a fleet without failures does not show, or shows only if engines are quick to tell its
+/// tokens.
+const ONLY_LATER: [&str; 10] = [
     "moongate_leg_failures",
     "moongate_leg_aborts",
     "moongate_retries",
+    "moongate_tokenized_prompts",
+    "moongate_prediction_none",
     "moongate_prediction_cached_tokens",
     "moongate_prediction_compared_tokens",
     "moongate_prediction_missed_tokens",
@@ -109,6 +113,18 @@ fn every_setting_is_described_with_its_variable_and_default() {
 }
 
 #[test]
+fn every_policy_is_described_and_in_the_help() {
+    let page = read("docs/configuration.md");
+    let described: BTreeSet<String> =
+        rows(section(&page, "moongate gateway")).into_iter().map(|row| row[0].clone()).collect();
+    let help = help("moongate gateway");
+    for name in PolicyName::ALL {
+        assert!(described.contains(name.as_str()), "docs/configuration.md does not describe {name}");
+        assert!(help.contains(name.as_str()), "--help does not name {name}");
+    }
+}
+
+#[test]
 fn every_error_code_is_described_with_its_status() {
     // A new variant does not compile until it is here.
     let listed = |code: Code| match code {
@@ -120,6 +136,7 @@ fn every_error_code_is_described_with_its_status() {
         | Code::NotFound
         | Code::MethodNotAllowed
         | Code::NoEngineAvailable
+        | Code::Overloaded
         | Code::UnsupportedByFleet
         | Code::PrefillFailed
         | Code::DecodeFailed
@@ -136,6 +153,7 @@ fn every_error_code_is_described_with_its_status() {
         Code::NotFound,
         Code::MethodNotAllowed,
         Code::NoEngineAvailable,
+        Code::Overloaded,
         Code::UnsupportedByFleet,
         Code::PrefillFailed,
         Code::DecodeFailed,

@@ -5,7 +5,7 @@ mod world;
 
 use std::time::Duration;
 
-use moongate_loadtest::engine::{Connector, KvEvents, SimConfig};
+use moongate_loadtest::engine::{Connector, Fault, FaultPlan, KvEvents, SimConfig};
 use serde_json::{Value, json};
 
 use world::PATIENCE;
@@ -20,10 +20,20 @@ fn with_events(config: SimConfig) -> SimConfig {
     SimConfig { kv_events: Some(KvEvents::default()), ..config.fast() }
 }
 
+/// The interface that a body is for.
+fn path(body: &Value) -> &'static str {
+    if body["messages"].is_array() { "/v1/chat/completions" } else { "/v1/completions" }
+}
+
+/// The gateway's answer to a question about a body.
+async fn debug(world: &World, question: &str, body: &Value) -> Value {
+    let url = world.gateway.admin_url(&format!("/debug/{question}{}", path(body)));
+    world.client.post(url).json(body).send().await.unwrap().json().await.unwrap()
+}
+
 /// What the gateway says of the one engine that computes prompts.
 async fn predict(world: &World, body: &Value) -> Value {
-    let url = world.gateway.admin_url("/debug/predict/v1/completions");
-    let answer: Value = world.client.post(url).json(body).send().await.unwrap().json().await.unwrap();
+    let answer = debug(world, "predict", body).await;
     let engines = answer["engines"].as_array().unwrap_or_else(|| panic!("no prediction: {answer}"));
     engines.iter().find(|engine| engine["role"] != "decode").unwrap().clone()
 }
@@ -56,7 +66,7 @@ fn body(world: &World, ids: &[u32]) -> Value {
 /// Sends a prompt and compares what was foretold with what was found.
 async fn ask(world: &World, body: &Value) -> u64 {
     let foretold = cached(&predict(world, body).await);
-    let answer: Value = world.post("/v1/completions", body.to_string()).await.json().await.unwrap();
+    let answer: Value = world.post(path(body), body.to_string()).await.json().await.unwrap();
     let found = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
     assert_eq!(Some(foretold), found, "{answer}");
     foretold
@@ -162,5 +172,115 @@ async fn a_gateway_that_starts_later_knows_the_same() {
         let length = 7 * 331 * conversation;
         let body = body(&second, &tokens(conversation, length));
         settled(&second, &body, usable(&second, length)).await;
+    }
+}
+
+/// Questions for tokens that have reached any engine.
+fn tokens_asked(world: &World) -> u64 {
+    world.engines.all().map(|engine| engine.stats().tokens_asked).sum()
+}
+
+fn text(world: &World, text: &str) -> Value {
+    json!({"model": world.model(), "prompt": format!("{text} {}", "a long way ".repeat(40)), "max_tokens": 3})
+}
+
+fn scale_out(config: SimConfig) -> SimConfig {
+    SimConfig { scale_out: true, ..with_events(config) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hits_of_texts_are_foretold_with_the_engines_own_tokens() {
+    for fleet in [
+        Fleet::sglang().plain(1).tune(with_events),
+        Fleet::sglang().pairs(1).tune(with_events),
+        Fleet::vllm(Connector::Nixl).plain(1).tune(with_events),
+        Fleet::vllm(Connector::Nixl).pairs(1).tune(scale_out),
+    ] {
+        let world = fleet.flag("--tokenize-timeout=20s").start().await;
+        let mut messages = Vec::new();
+        let mut foretold = 0;
+        for turn in 0..6 {
+            let said = format!("turn {turn}: {}", "tell me more of it ".repeat(60));
+            messages.push(json!({"role": "user", "content": said}));
+            let chat = json!({"model": world.model(), "messages": messages, "max_tokens": 3});
+            let text = text(&world, &said);
+            for body in [chat, text] {
+                foretold += ask(&world, &body).await;
+                let length = debug(&world, "predict", &body).await["input_tokens"].as_u64().unwrap();
+                settled(&world, &body, usable(&world, u32::try_from(length).unwrap())).await;
+            }
+        }
+        assert!(foretold > 1_000, "{foretold}");
+        assert_eq!(metric(&world, "moongate_prediction_false_tokens_total").await, 0);
+        assert_eq!(metric(&world, "moongate_prediction_missed_tokens_total").await, 0);
+        // The question before each request has been about the same prompt.
+        assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"memory\"}").await, 12);
+        assert_eq!(metric(&world, "moongate_tokenize_engine_seconds_count").await, 12);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_is_asked_once_for_a_prompt_and_not_in_a_way_that_it_lacks() {
+    let world = Fleet::vllm(Connector::Nixl).plain(1).tune(with_events).flag("--tokenize-timeout=20s");
+    let world = world.start().await;
+    for (prompt, asked) in [("one", 2), ("one", 2), ("two", 3), ("three", 4)] {
+        let body = text(&world, prompt).to_string();
+        assert_eq!(world.post("/v1/completions", body).await.status(), 200);
+        assert_eq!(tokens_asked(&world), asked, "{prompt}: what is not offered is asked for once");
+    }
+    assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"engine\"}").await, 3);
+    assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"memory\"}").await, 1);
+    world.engines.workers[0].set_fault(FaultPlan { tokenize: true, ..Fault::NotFound.into() });
+    for prompt in ["four", "five", "six"] {
+        let body = text(&world, prompt).to_string();
+        assert_eq!(world.post("/v1/completions", body).await.status(), 200);
+    }
+    assert_eq!(tokens_asked(&world), 5, "a 404 is remembered");
+    assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_not_offered\"}").await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_tells_no_tokens_holds_up_few_requests_and_fails_none() {
+    let world = Fleet::sglang().pairs(1).tune(with_events).flag("--tokenize-timeout=50ms").start().await;
+    world.engines.all().for_each(|engine| {
+        engine.set_fault(FaultPlan { tokenize: true, ..Fault::Hang.into() });
+    });
+    for number in 0..9 {
+        let body = text(&world, &format!("prompt {number}")).to_string();
+        assert_eq!(world.post("/v1/completions", body).await.status(), 200);
+    }
+    assert_eq!(tokens_asked(&world), 6, "each of the two engines three times");
+    assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_timeout\"}").await, 6);
+    assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_not_offered\"}").await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_are_not_asked_in_vain() {
+    let silent = Fleet::sglang().plain(1).start().await;
+    let off = Fleet::sglang().plain(1).tune(with_events).flag("--tokenize-timeout=0s").start().await;
+    for (world, reason) in [(&silent, "engines"), (&off, "no_tokenizer")] {
+        assert_eq!(world.post("/v1/completions", text(world, "one").to_string()).await.status(), 200);
+        assert_eq!(tokens_asked(world), 0, "{reason}");
+        let counted = format!("moongate_prediction_none_total{{reason=\"{reason}\"}}");
+        assert_eq!(metric(world, &counted).await, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_engines_own_files_are_used_where_they_are_here() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/prompt/tests/data/small");
+    for fleet in [Fleet::sglang(), Fleet::vllm(Connector::Nixl)] {
+        let tune = move |config| SimConfig { model_path: Some(folder.to_owned()), ..with_events(config) };
+        let world = fleet.plain(1).tune(tune).flag("--tokenize-timeout=0s").start().await;
+        let body = text(&world, "one");
+        let loaded = async {
+            while debug(&world, "tokens", &body).await["reason"] == "no_tokenizer" {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert!(tokio::time::timeout(PATIENCE, loaded).await.is_ok(), "the folder is not used");
+        assert_eq!(world.post("/v1/completions", body.to_string()).await.status(), 200);
+        assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"gateway\"}").await, 1);
+        assert_eq!(tokens_asked(&world), 0);
     }
 }

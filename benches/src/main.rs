@@ -3,11 +3,13 @@
 //! * `engine` – a mock engine that is much cheaper than any gateway, so that the gateway is what is measured.
 //! * `load` – a load generator that also reads the gateway's CPU time and memory.
 //! * `compare` – several gateways in interleaved rounds, as a table.
+//! * `predict` – what it takes to predict the cache hits of a long prompt.
 
 mod clock;
 mod compare;
 mod engine;
 mod load;
+mod predict;
 mod procfs;
 mod wire;
 
@@ -33,6 +35,8 @@ enum Command {
     Load(load::Options),
     /// Measures gateways one after another in interleaved rounds, and prints a Markdown table.
     Compare(compare::Options),
+    /// Measures how long the gateway takes from the body of a long conversation to its predicted cache hits.
+    Predict(predict::Options),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         Command::Engine(options) => runtime.block_on(engine::run(options)),
         Command::Load(options) => runtime.block_on(load::run(options)),
         Command::Compare(options) => runtime.block_on(compare::run(options)),
+        Command::Predict(options) => runtime.block_on(predict::run(options)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

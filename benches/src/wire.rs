@@ -122,7 +122,7 @@ pub(crate) async fn ask_once(port: u16, request: &str) -> anyhow::Result<(u16, V
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.write_all(request.as_bytes()).await?;
     let mut buffer = Vec::with_capacity(4096);
-    stream.take(MAX_HEAD as u64).read_to_end(&mut buffer).await?;
+    stream.take(MAX_BODY as u64).read_to_end(&mut buffer).await?;
     let head = parse_head(&buffer).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
     let Some(status) = status(&buffer) else { bail!("what came back is not HTTP") };
     buffer.drain(..head.len);

@@ -14,6 +14,7 @@ fn facts(version: &str) -> EngineFacts {
         dp_size: 1,
         page_size: None,
         context_length: None,
+        tokenizer: None,
         transfer: None,
         hashing: None,
         events: None,

@@ -18,6 +18,7 @@ fn facts(models: &[&str], transfer: Option<KvTransfer>) -> EngineFacts {
         dp_size: 1,
         page_size: None,
         context_length: None,
+        tokenizer: None,
         transfer,
         hashing: None,
         events: None,

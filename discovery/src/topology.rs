@@ -185,6 +185,9 @@ pub struct EngineFacts {
     pub page_size: Option<u32>,
     /// Longest sequence in tokens, if told.
     pub context_length: Option<u32>,
+    /// Where the model's tokenizer and chat template are: a folder on the engine's machine, or a repository's name. `None` if that is
+    /// not told, or if the engine was given another chat template than the one there.
+    pub tokenizer: Option<String>,
     /// How KV reaches or leaves this engine; `None` for plain workers.
     pub transfer: Option<KvTransfer>,
     /// How its KV pages are hashed; `None` if it keeps none for later requests, or does not say.

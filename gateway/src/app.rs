@@ -7,16 +7,16 @@ use std::time::Duration;
 use moongate_discovery::{DiscoveryError, TopologyReader};
 use moongate_kvstore::admin::{Admin, AdminError, Options as AdminOptions};
 use moongate_runtime::{BindError, Serving, Supervisor};
-use moongate_scheduler::Settings;
+use moongate_scheduler::Scheduler;
 use moongate_telemetry::Traces;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::GatewayOptions;
-use crate::dispatch::{Aborter, Decider, Dispatcher};
-use crate::feedback::Metrics;
-use crate::fleet::{FleetReader, check_health, follow};
+use crate::dispatch::{Aborter, Desk, Dispatcher};
+use crate::feedback::{Decisions, Metrics};
+use crate::fleet::{Endpoint, FleetReader, check_health, follow, poll_loads};
 use crate::ingress::{Gateway, admin_router, public_router};
-use crate::predict::{Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
+use crate::predict::{EngineTokenizer, Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
 
 /// Time for streams to take in their final error event before their connections are cut.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -30,8 +30,8 @@ pub enum StartError {
     /// The engines cannot be found out.
     #[error("discovery: {0}")]
     Discovery(#[from] DiscoveryError),
-    /// The client for health checks cannot be made.
-    #[error("health checks: {0}")]
+    /// The client for questions to engines cannot be made.
+    #[error("questions to engines: {0}")]
     Health(#[from] reqwest::Error),
     /// The address of the store's master is none.
     #[error("--mooncake-admin: {0}")]
@@ -96,27 +96,52 @@ pub async fn start(
     };
     if let Some(store) = &store {
         supervisor.spawn("watch store nodes", store.clone().watch_nodes(supervisor.token()));
-        supervisor.spawn("read the store's keys", store.clone().keep_read(fleet.clone(), supervisor.token()));
+        let events = options.mooncake_events.is_some();
+        let reading = store.clone().keep_read(fleet.clone(), events, supervisor.token());
+        supervisor.spawn("read the store's keys", reading);
+        if let Some(endpoint) = options.mooncake_events.clone() {
+            let following = store.clone().follow_events(endpoint, fleet.clone(), supervisor.token());
+            supervisor.spawn("follow the store's events", following);
+        }
     }
     let feeds =
         Feeds { models: models.clone(), metrics: metrics.feeds.clone(), supervisor: supervisor.clone() };
     supervisor.spawn("feed the index", follow_feeds(feeds, fleet.clone(), supervisor.token()));
     supervisor.spawn("sweep the index", index.clone().keep_swept(supervisor.token()));
+    let settings = options.scheduler_settings();
+    let scheduler = Scheduler::new(options.policy.build(&settings), settings);
+    let decisions = Arc::new(Decisions::new(options.kept_decisions));
+    let desk = Desk::new(scheduler, options.held_requests, decisions.clone(), fleet.clone(), metrics.clone());
+    supervisor.spawn("attend to held requests", desk.clone().attend(supervisor.token()));
+    if !options.load_interval.is_zero() {
+        let client = reqwest::Client::builder().no_proxy().build()?;
+        let told = desk.clone();
+        let reported = move |endpoint: &Arc<Endpoint>, load| told.reported(endpoint, load);
+        let polling = poll_loads(fleet.clone(), client, options.load_interval, reported, supervisor.token());
+        supervisor.spawn("ask engines for their load", polling);
+    }
+    let engines = EngineTokenizer::new(
+        options.tokenize_timeout,
+        options.engine_api_key.as_deref(),
+        metrics.tokenize.clone(),
+    );
     let dispatcher = Dispatcher {
         fleet,
         topology: topology.clone(),
-        decider: Decider::new(options.policy.build(&Settings::default())),
+        desk,
         aborter: Arc::new(Aborter::new(supervisor.clone(), metrics.clone())),
         metrics: metrics.clone(),
         limits: options.retry_limits(),
     };
     let state = Arc::new(Gateway {
         dispatcher,
-        predictor: Predictor::new(index.clone(), models, store),
+        predictor: Predictor::new(index.clone(), models, engines, store),
         index,
         metrics,
         traces,
         body_limits: options.body_limits(),
+        standing: options.standing(),
+        decisions,
         supervisor: supervisor.clone(),
         draining: CancellationToken::new(),
         forced_end: CancellationToken::new(),
@@ -169,7 +194,7 @@ impl RunningGateway {
     #[must_use]
     pub fn booked(&self) -> u32 {
         let fleet = self.state.dispatcher.fleet.current();
-        fleet.members.iter().map(|member| member.endpoint.book.load(true).in_flight).sum()
+        fleet.members.iter().map(|member| member.endpoint.in_flight.count()).sum()
     }
 
     /// Stops: `/ready` says no; after the delay no connection is accepted; open requests may end until the deadline; then

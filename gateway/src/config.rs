@@ -2,19 +2,21 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use http::HeaderName;
 use moongate_discovery::{
     DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Role, RolePorts,
     StaticInstance,
 };
 use moongate_runtime::ListenerLimits;
-use moongate_scheduler::PolicyName;
+use moongate_scheduler::{PolicyName, Settings, TtftTarget};
 
 use crate::dispatch::{AttemptLimits, RetryLimits};
 use crate::fleet::{BreakerLimits, EndpointLimits, HealthLimits};
-use crate::ingress::BodyLimits;
+use crate::ingress::{BodyLimits, Standing};
 use crate::upstream::{LegLimits, PoolLimits};
 
 /// Where engines come from, beside the ones given by flags.
@@ -26,6 +28,23 @@ pub enum DiscoverySource {
     Rbg,
     /// Pods in the Kubernetes API, by RBG's labels.
     Kubernetes,
+}
+
+/// Name of a header that is looked at; empty for none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HeaderSetting(pub(crate) Option<HeaderName>);
+
+impl FromStr for HeaderSetting {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        if name.is_empty() {
+            return Ok(Self(None));
+        }
+        let wrong =
+            |_| format!("{name:?} cannot be a header's name; give one such as x-tenant-id, or nothing");
+        HeaderName::try_from(name).map(|name| Self(Some(name))).map_err(wrong)
+    }
 }
 
 /// Options of `moongate gateway`.
@@ -112,21 +131,57 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
     pub engine_api_key: Option<String>,
 
-    /// How routes are chosen. By predicted time: predictive. By load: least_load, least_requests, power_of_two, round_robin, random. Like other routers, to compare
-    /// with: cache_aware and prefix_hash (smg), llm_d, lmetric, dynamo, dynamo_queue, conductor. Default least_load: it counts
-    /// tokens, and one long prompt weighs as much as many short ones.
-    #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "least_load")]
+    /// How routes are chosen. By predicted time: predictive. By load: least_load, least_requests, power_of_two, round_robin, random. Like
+    /// other routers, to compare with: cache_aware and prefix_hash (smg), llm_d, lmetric, dynamo, dynamo_queue, conductor. Default
+    /// predictive: it predicts queues, fetches and computation in seconds.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "predictive")]
     pub policy: PolicyName,
 
-    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Prompts of models without one
-    /// are routed without knowing what is cached, unless they come as token ids. Repeatable.
+    /// Policy `predictive`: refuse a request (429) once its first token cannot come within this time any more; 0s never refuses. Longer
+    /// prompts have longer: see --ttft-target-factor.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_TTFT_TARGET", default_value = "0s", value_parser = humantime::parse_duration)]
+    pub ttft_target: Duration,
+
+    /// The target of a long prompt, as a multiple of the time to compute it without any cache.
+    #[arg(long, value_name = "N", env = "MOONGATE_TTFT_TARGET_FACTOR", default_value_t = 2.0, value_parser = parse_factor)]
+    pub ttft_target_factor: f64,
+
+    /// Most requests that wait for engines; more are refused (429).
+    #[arg(long, value_name = "N", env = "MOONGATE_HELD_REQUESTS", default_value_t = 4096)]
+    pub held_requests: usize,
+
+    /// Latest decisions that can be asked for with `moongate explain`; 0 keeps none. Each takes some hundred bytes per engine.
+    #[arg(long, value_name = "N", env = "MOONGATE_KEPT_DECISIONS", default_value_t = 256)]
+    pub kept_decisions: usize,
+
+    /// Header that tells tenants apart: each has its share of a busy fleet. Empty: all requests are one tenant's. Default: each API key
+    /// is a tenant.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_TENANT_HEADER", default_value = "authorization")]
+    pub tenant_header: HeaderSetting,
+
+    /// Header with a request's priority, a whole number; larger is more urgent, 0 is usual. Default: none, because any client could set it.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_PRIORITY_HEADER")]
+    pub priority_header: Option<HeaderSetting>,
+
+    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Without one: the folder that the
+    /// engine names, if it is on this machine too; else engines are asked for the tokens. Repeatable.
     #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
     pub model: Vec<moongate_prompt::Source>,
+
+    /// Longest time that a request waits for an engine to tell its tokens, if the model has no tokenizer here; 0s: engines are not
+    /// asked. Default 100 ms: some 20 ms are needed for 10 thousand tokens; to compute that many again takes a second.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_TOKENIZE_TIMEOUT", default_value = "100ms", value_parser = humantime::parse_duration)]
+    pub tokenize_timeout: Duration,
 
     /// The admin server of the Mooncake master whose store the engines use, as host:port; 9003 is the master's default. Without it,
     /// pages in the store are not predicted.
     #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_MOONCAKE_ADMIN")]
     pub mooncake_admin: Option<String>,
+
+    /// Where that master publishes its KV events, as tcp://host:port: its --kv_events_bind_endpoint. Without it, and with a master
+    /// that publishes none, what others store is found by reading all keys every 10 s.
+    #[arg(long, value_name = "ENDPOINT", env = "MOONGATE_MOONCAKE_EVENTS", requires = "mooncake_admin")]
+    pub mooncake_events: Option<moongate_zmtp::Endpoint>,
 
     /// Pages that the index of KV caches holds at most, 24 bytes each. Default 8 million, at most 192 MB: 512 million tokens in pages
     /// of 64.
@@ -207,6 +262,11 @@ pub struct GatewayOptions {
     /// Time for one health check. Default 5 s: SGLang's takes 1 s on an idle engine.
     #[arg(long, value_name = "TIME", env = "MOONGATE_HEALTH_TIMEOUT", default_value = "5s", value_parser = humantime::parse_duration)]
     pub health_timeout: Duration,
+
+    /// Time between two questions to an engine for its own load, which includes what other gateways have sent it; 0s turns them off.
+    /// Default 100 ms: with several gateways, older answers cost more than they tell.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_LOAD_INTERVAL", default_value = "100ms", value_parser = humantime::parse_duration)]
+    pub load_interval: Duration,
 
     /// On shutdown: how long to go on serving while /ready already says no, so that load balancers notice.
     #[arg(long, value_name = "TIME", env = "MOONGATE_DRAIN_DELAY", default_value = "0s", value_parser = humantime::parse_duration)]
@@ -310,6 +370,21 @@ impl GatewayOptions {
         }
     }
 
+    /// What the scheduler is told.
+    pub(crate) fn scheduler_settings(&self) -> Settings {
+        let base = self.ttft_target.as_secs_f64();
+        let target = TtftTarget { base, cold_factor: self.ttft_target_factor };
+        Settings { ttft_target: (base > 0.0).then_some(target), ..Settings::default() }
+    }
+
+    /// What decides on a request's turn.
+    pub(crate) fn standing(&self) -> Standing {
+        Standing {
+            tenant: self.tenant_header.0.clone(),
+            priority: self.priority_header.clone().and_then(|header| header.0),
+        }
+    }
+
     /// `None` if health checks are off.
     pub(crate) fn health_limits(&self) -> Option<HealthLimits> {
         (!self.health_interval.is_zero()).then(|| HealthLimits {
@@ -318,6 +393,13 @@ impl GatewayOptions {
             timeout: self.health_timeout,
             failures: 3,
         })
+    }
+}
+
+fn parse_factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if factor.is_finite() && factor >= 1.0 => Ok(factor),
+        _ => Err(format!("{text:?} is not a number from 1 on")),
     }
 }
 

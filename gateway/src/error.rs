@@ -27,6 +27,8 @@ pub enum Code {
     MethodNotAllowed,
     /// Engines exist, but none is available now.
     NoEngineAvailable,
+    /// All engines are too busy to answer in time.
+    Overloaded,
     /// No engine in the fleet can serve this kind of request.
     UnsupportedByFleet,
     /// The prefill engine failed.
@@ -54,6 +56,7 @@ impl Code {
             Code::NotFound => "not_found",
             Code::MethodNotAllowed => "method_not_allowed",
             Code::NoEngineAvailable => "no_engine_available",
+            Code::Overloaded => "overloaded",
             Code::UnsupportedByFleet => "unsupported_by_fleet",
             Code::PrefillFailed => "prefill_failed",
             Code::DecodeFailed => "decode_failed",
@@ -72,6 +75,7 @@ impl Code {
             Code::ModelNotFound | Code::NotFound => StatusCode::NOT_FOUND,
             Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Code::NoEngineAvailable | Code::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Code::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Code::UnsupportedByFleet => StatusCode::NOT_IMPLEMENTED,
             Code::PrefillFailed | Code::DecodeFailed | Code::WorkerFailed => StatusCode::BAD_GATEWAY,
             Code::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
@@ -81,6 +85,7 @@ impl Code {
     /// OpenAI's coarse class of the error.
     fn kind(self) -> &'static str {
         match self.status() {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_client_error() => "invalid_request_error",
             StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
             _ => "engine_error",

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use moongate_kvstore::admin::{Admin, AdminError, Options};
+use moongate_kvstore::snapshot;
 use moongate_runtime::Supervisor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -77,4 +78,53 @@ async fn wrong_answers_are_named() {
         let error = admin.health().await.unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("/health"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_silent_connection_is_given_up_for_another() {
+    let supervisor = Supervisor::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    supervisor.spawn("server", async move {
+        let (_silent, _) = listener.accept().await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = [0; 1024];
+        let _ = stream.read(&mut request).await.unwrap();
+        stream.write_all(ok(2, "OK").as_bytes()).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let admin =
+        Admin::new(&address, Options { time_limit: Duration::from_secs(2), ..Options::default() }).unwrap();
+    assert!(admin.health().await.unwrap().service_ready);
+}
+
+#[tokio::test]
+async fn a_snapshot_outlasts_a_master_that_is_busy_for_a_moment() {
+    let supervisor = Supervisor::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let key = format!("model_{:064x}_0_k", 7);
+    let answer = format!(r#"{{"success":true,"data":{{"{key}":{{"ok":true,"error":null,"values":[]}}}}}}"#);
+    let list = format!("{key}\n");
+    supervisor.spawn("server", async move {
+        let answers = [ok(list.len(), &list), String::new(), String::new(), ok(answer.len(), &answer)];
+        let mut open = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request).await.unwrap();
+            stream
+                .write_all(answer.replace("200 OK\r\n", "200 OK\r\nConnection: close\r\n").as_bytes())
+                .await
+                .unwrap();
+            open.push(stream);
+        }
+        std::future::pending::<()>().await;
+    });
+    let admin =
+        Admin::new(&address, Options { time_limit: Duration::from_millis(400), ..Options::default() })
+            .unwrap();
+    let (options, turn) = (snapshot::Options::default(), Default::default());
+    let summary = snapshot::read(&admin, &options, &turn, |_| true, |_, _| {}).await.unwrap();
+    assert_eq!((summary.listed, summary.located), (1, 1), "{summary:?}");
 }

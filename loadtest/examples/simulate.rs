@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p moongate-loadtest --example simulate -- --trace FILE --policy NAME,NAME`
 
+use std::sync::atomic::AtomicBool;
+
 use clap::Parser;
 use moongate_loadtest::simulate::{SimulateArgs, simulate};
 
@@ -13,6 +15,6 @@ struct Cli {
 
 #[expect(clippy::print_stdout, reason = "an example talks to the person at the terminal")]
 fn main() -> anyhow::Result<()> {
-    print!("{}", simulate(&Cli::parse().args)?);
+    print!("{}", simulate(&Cli::parse().args, &AtomicBool::new(false))?);
     Ok(())
 }

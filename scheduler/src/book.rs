@@ -80,6 +80,7 @@ impl EngineBook {
         Load {
             available: self.available,
             in_flight: self.in_flight,
+            pending_prefills: self.queue.len(),
             pending_prefill_tokens: self.queue.tokens(),
             active_decode_tokens: self.decode_tokens,
             reported: self
@@ -145,6 +146,7 @@ impl EngineBook {
             service: estimate.service,
             handover: estimate.handover,
             ready,
+            unseen: false,
         };
         self.queue.push(now, queued);
     }
@@ -171,6 +173,14 @@ impl EngineBook {
         self.report = Some(Report { at: now, said, foreign, own: self.queue.wait(now, learned.spread()) });
     }
 
+    pub(crate) fn unseen(&mut self, ticket: Ticket) {
+        self.queue.unseen(ticket);
+    }
+
+    pub(crate) fn advance(&mut self, now: Seconds) {
+        self.queue.advance(now);
+    }
+
     fn foreign(
         &self,
         now: Seconds,
@@ -180,7 +190,7 @@ impl EngineBook {
         uncached: f64,
     ) -> Foreign {
         let per_token = model.a * model.speed;
-        let there = said.running as usize + said.waiting as usize;
+        let there = said.running.saturating_add(said.waiting);
         if there <= self.queue.len() {
             return Foreign::default();
         }

@@ -4,7 +4,7 @@ use crate::request::Seconds;
 
 /// What an engine does with a prompt whose pages are still being fetched from the shared store when its turn comes
 /// (SGLang's `hicache_storage_prefetch_policy`).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Prefetch {
     /// Stops fetching and computes the rest.
     BestEffort,
@@ -21,7 +21,7 @@ pub enum Prefetch {
 
 /// An engine's cache, as its settings say. The default is SGLang 0.5's with a fast store; the caller fills in what the
 /// engine says of itself.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct CacheRules {
     /// Tokens per page: caches hold whole pages.
     pub page_tokens: u32,

@@ -19,16 +19,16 @@ impl InstanceIx {
 }
 
 /// A model name, interned by the owner of the cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct ModelIx(pub u32);
 
 /// Prefills and decodes can hand KV cache to each other only inside one domain: same engine kind, same
 /// connector. Interned by the owner of the cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct PairingDomain(pub u32);
 
 /// What an engine does in a disaggregated fleet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Role {
     /// Computes KV cache for a decode.
     Prefill,
@@ -39,7 +39,7 @@ pub enum Role {
 }
 
 /// Physical position; each level is interned by the owner of the cluster, `None` where unknown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Place {
     /// Availability zone.
     pub zone: Option<u32>,
@@ -90,7 +90,7 @@ impl Place {
 }
 
 /// One engine endpoint: the part that does not change from request to request.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Instance {
     /// Name for explanations.
     pub name: Arc<str>,
@@ -109,13 +109,15 @@ pub struct Instance {
 }
 
 /// Load of one instance at the moment of the decision. The caller fills one per instance, in the cluster's order.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Load {
     /// May be chosen: healthy, breaker closed, not draining, not already tried for this request.
     pub available: bool,
     /// Requests this gateway has sent there and that have not ended.
     pub in_flight: u32,
-    /// Uncached prompt tokens of those requests whose first token has not come yet.
+    /// How many of those requests wait for their first token, if their prompt is computed here.
+    pub pending_prefills: u32,
+    /// Uncached prompt tokens of those.
     pub pending_prefill_tokens: u64,
     /// Tokens those requests may occupy while they decode.
     pub active_decode_tokens: u64,
@@ -146,7 +148,7 @@ impl Load {
 }
 
 /// An engine's own load report (SGLang `/v1/loads`, vLLM `/metrics`).
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Reported {
     /// Requests in the running batch.
     pub running: u32,

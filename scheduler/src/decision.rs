@@ -5,7 +5,7 @@ use crate::policy::PolicyName;
 use crate::request::Seconds;
 
 /// The answer for one request.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Decision {
     /// Where the request goes.
     pub route: Route,
@@ -21,7 +21,7 @@ pub struct Decision {
 }
 
 /// One or two engines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Route {
     /// Disaggregated: both engines get the same prompt.
     Pair {
@@ -62,7 +62,7 @@ impl Route {
 }
 
 /// Load that the request will cause.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Booking {
     /// On the entry, until its first token.
     pub prefill_tokens: u64,
@@ -71,7 +71,7 @@ pub struct Booking {
 }
 
 /// A decision's reasons, complete enough to be shown to a person and to be replayed.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Explanation {
     /// The policy that decided.
     pub policy: PolicyName,
@@ -85,7 +85,7 @@ pub struct Explanation {
 
 /// The parts of a candidate's cost in seconds. The cost is `max(wait, fetch)` and all others
 /// from `service` to `decode`.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct Terms {
     /// Until the engine is done with what is ahead, held requests that go first included.
     pub wait: Seconds,
@@ -106,7 +106,7 @@ pub struct Terms {
 }
 
 /// One looked-at entry engine.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Candidate {
     /// Which.
     pub instance: InstanceIx,
@@ -117,7 +117,7 @@ pub struct Candidate {
 }
 
 /// Parts of a cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Term {
     /// The policy does not price (rotation).
     None,

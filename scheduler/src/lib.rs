@@ -19,6 +19,7 @@ mod request;
 mod scheduler;
 mod service;
 mod settings;
+mod snapshot;
 
 pub use cache_rules::{CacheRules, Prefetch};
 pub use cluster::{
@@ -32,3 +33,4 @@ pub use request::{Request, Seconds};
 pub use scheduler::{Ask, Event, Scheduler, Ticket};
 pub use service::ServiceModel;
 pub use settings::{Settings, TtftTarget};
+pub use snapshot::Snapshot;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::cluster::{InstanceIx, Place};
 
 /// Hits per instance, in the cluster's order. Empty where nothing is known.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Prediction {
     /// One entry per instance, or none at all.
     pub per_instance: Vec<TierHits>,
@@ -13,6 +13,7 @@ pub struct Prediction {
     pub shared: Vec<L3Run>,
     /// Keys of the prompt's full pages, in order, for policies that keep a picture of their own. Each key stands for its
     /// page and all before it. Empty where the prompt was not read.
+    #[serde(skip)]
     pub pages: Arc<[u64]>,
     /// Tokens per page of [`Prediction::pages`].
     pub page_tokens: u32,
@@ -33,7 +34,7 @@ impl Prediction {
 }
 
 /// Contiguous prefix of one prompt by tier, in tokens. Each tier counts only what the faster ones lack.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TierHits {
     /// In the engine's device memory.
     pub l1_tokens: u32,
@@ -52,7 +53,7 @@ impl TierHits {
 }
 
 /// What a store node keeps a page on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Medium {
     /// Memory.
     Dram,
@@ -61,7 +62,7 @@ pub enum Medium {
 }
 
 /// A run of consecutive pages on one store node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct L3Run {
     /// Tokens of the prompt before the run.
     pub first_token: u32,

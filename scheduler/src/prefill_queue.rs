@@ -18,6 +18,8 @@ pub(crate) struct Queued {
     pub(crate) handover: Seconds,
     /// When its pages have been fetched.
     pub(crate) ready: Seconds,
+    /// Its first token will not be told: it is believed to be computed when it should be.
+    pub(crate) unseen: bool,
 }
 
 /// Prefills in order of sending, with the times at which they should be done. The engine computes one at a time; it is free for the
@@ -35,6 +37,11 @@ pub(crate) struct PrefillQueue {
 }
 
 impl PrefillQueue {
+    /// How many there are.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.waiting.len()).unwrap_or(u32::MAX)
+    }
+
     /// Uncached tokens of all.
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens
@@ -48,11 +55,6 @@ impl PrefillQueue {
     /// All tokens of the first.
     pub(crate) fn head_tokens(&self) -> Option<u64> {
         self.waiting.front().map(|head| head.work.new + head.work.cached)
-    }
-
-    /// How many.
-    pub(crate) fn len(&self) -> usize {
-        self.waiting.len()
     }
 
     #[cfg(test)]
@@ -72,6 +74,23 @@ impl PrefillQueue {
         }
         self.tokens += queued.tokens;
         self.waiting.push_back(queued);
+    }
+
+    /// Notes that a prefill's first token will not be told.
+    pub(crate) fn unseen(&mut self, ticket: Ticket) {
+        if let Some(queued) = self.waiting.iter_mut().find(|queued| queued.ticket == ticket) {
+            queued.unseen = true;
+        }
+    }
+
+    /// Takes out the prefills that should be computed by now and will not tell.
+    pub(crate) fn advance(&mut self, now: Seconds) {
+        while let Some(head) = self.waiting.front().filter(|head| head.unseen && self.head_end <= now) {
+            self.tokens -= head.tokens;
+            self.free_at = self.head_end;
+            self.waiting.pop_front();
+            self.predict();
+        }
     }
 
     /// Takes out a prefill whose first token has come. Answers what it was and how long it took.
@@ -137,7 +156,7 @@ mod tests {
 
     fn queued(ticket: u64, service: Seconds, handover: Seconds, ready: Seconds) -> Queued {
         let work = Work { new: 100, cached: 0, handed_over: 100 };
-        Queued { ticket: Ticket(ticket), tokens: 100, work, service, handover, ready }
+        Queued { ticket: Ticket(ticket), tokens: 100, work, service, handover, ready, unseen: false }
     }
 
     #[test]
@@ -183,6 +202,27 @@ mod tests {
         queue.push(0.0, queued(1, 1.0, 0.0, 0.0));
         queue.push(2.0, queued(2, 1.0, 0.0, 2.0));
         assert_eq!(queue.wait(3.0, 0.0), 1.0);
+    }
+
+    #[test]
+    fn a_prefill_that_will_not_tell_is_believed_to_be_computed() {
+        let mut queue = PrefillQueue::default();
+        for ticket in 1..=3 {
+            queue.push(0.0, queued(ticket, 2.0, 0.0, 0.0));
+        }
+        queue.unseen(Ticket(1));
+        queue.unseen(Ticket(3));
+        queue.advance(1.9);
+        assert_eq!(queue.tokens(), 300);
+        // The second tells, so it is waited for, and the third behind it.
+        queue.advance(9.0);
+        assert_eq!((queue.tokens(), queue.wait(9.0, 0.0)), (200, 2.0));
+        assert_eq!(queue.computed(9.0, Ticket(2)).unwrap().1, 7.0);
+        queue.advance(11.0);
+        assert!(queue.is_empty());
+        // It is over for the engine, too, when its request ends.
+        queue.abandoned(12.0, Ticket(3));
+        assert_eq!(queue.wait(12.0, 0.0), 0.0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::cluster::ModelIx;
 pub type Seconds = f64;
 
 /// One client request, reduced to what routing needs.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Request {
     /// The model asked for.
     pub model: ModelIx,

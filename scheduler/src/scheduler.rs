@@ -12,6 +12,7 @@ use crate::policy::{Input, Policy, Round, Verdict};
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
 use crate::settings::Settings;
+use crate::snapshot::Snapshot;
 
 /// Share of what is known of typical requests that a new one replaces.
 const TYPICAL_GAIN: f64 = 0.02;
@@ -76,6 +77,10 @@ pub struct Scheduler {
     uncached: f64,
     /// The latest time heard of.
     now: Seconds,
+    /// Held requests that this poll has not decided on yet.
+    unasked: usize,
+    captures: bool,
+    captured: Vec<(Ticket, Snapshot)>,
     /// Kept between polls so that a poll allocates nothing.
     loads: Vec<Load>,
 }
@@ -116,6 +121,9 @@ impl Scheduler {
             wake_at: None,
             uncached: 1.0,
             now: 0.0,
+            unasked: 0,
+            captures: false,
+            captured: Vec::new(),
             loads: Vec::new(),
         }
     }
@@ -197,6 +205,7 @@ impl Scheduler {
         self.read_loads(now);
         self.policy.begin(&Round { cluster: &self.cluster, loads: &self.loads, held: self.held.len(), now });
         let mut held = std::mem::take(&mut self.held);
+        self.unasked = held.len();
         if let Some(aged) = self.aged(now, &held) {
             let first = held.remove(aged);
             if self.decide(now, entropy, &first, out) {
@@ -229,6 +238,8 @@ impl Scheduler {
     /// Decides on one request. Whether it is still held.
     fn decide(&mut self, now: Seconds, entropy: u64, held: &Held, out: &mut Vec<Event>) -> bool {
         let ticket = held.ticket;
+        let unasked = self.unasked;
+        self.unasked = unasked.saturating_sub(1);
         let barred = Barred::bar(&mut self.loads, &held.ask.barred);
         let input = Input {
             request: &held.ask.request,
@@ -242,6 +253,13 @@ impl Scheduler {
         };
         let verdict = self.policy.decide(&input);
         if let Ok(Verdict::Send(decision)) = &verdict {
+            if self.captures {
+                let mut snapshot = Snapshot::of(self.policy.name(), &self.settings, unasked, &input);
+                for (ix, load) in (0_u32..).map(InstanceIx).zip(&mut snapshot.loads) {
+                    load.prefill_wait += self.policy.planned(ix);
+                }
+                self.captured.push((ticket, snapshot));
+            }
             self.policy.sent(&input, decision);
         }
         barred.lift(&mut self.loads);
@@ -265,6 +283,16 @@ impl Scheduler {
         }
     }
 
+    /// Whether to keep what every decision depended on, for [`Scheduler::take_captured`].
+    pub fn capture(&mut self, captures: bool) {
+        self.captures = captures;
+    }
+
+    /// What the decisions since the last call depended on.
+    pub fn take_captured(&mut self) -> impl Iterator<Item = (Ticket, Snapshot)> + '_ {
+        self.captured.drain(..)
+    }
+
     /// When to poll again if nothing else happens; `None` if only an event can change something.
     #[must_use]
     pub fn wake_at(&self) -> Option<Seconds> {
@@ -279,6 +307,19 @@ impl Scheduler {
         self.read_loads(self.now);
         held.rank = self.rank(&held);
         self.hold(held);
+    }
+
+    /// Replaces the engines that a held request may not be sent to.
+    pub fn bar(&mut self, ticket: Ticket, barred: Vec<InstanceIx>) {
+        if let Some(held) = self.held.iter_mut().find(|held| held.ticket == ticket) {
+            held.ask.barred = barred;
+        }
+    }
+
+    /// The load of every engine, in the cluster's order.
+    pub fn loads(&mut self, now: Seconds) -> &[Load] {
+        self.read_loads(now);
+        &self.loads
     }
 
     /// The held requests, the first submitted first.
@@ -308,6 +349,15 @@ impl Scheduler {
         }
     }
 
+    /// Nobody will tell when the prompt of a sent request has been computed, because its answer comes in one piece at the end: then
+    /// the prediction is believed.
+    pub fn first_token_unseen(&mut self, ticket: Ticket) {
+        let entry = self.sent.get(&ticket).and_then(|sent| sent.entry);
+        if let Some(book) = entry.and_then(|ix| self.engines.get_mut(ix.at())) {
+            book.unseen(ticket);
+        }
+    }
+
     /// A request is over, whatever its end: it leaves the books, or is no longer held.
     pub fn ended(&mut self, now: Seconds, ticket: Ticket) {
         let Some(sent) = self.sent.remove(&ticket) else {
@@ -330,6 +380,7 @@ impl Scheduler {
 
     fn read_loads(&mut self, now: Seconds) {
         self.now = now;
+        self.engines.iter_mut().for_each(|engine| engine.advance(now));
         self.loads.clear();
         let kinds = self.kinds.iter().map(|&kind| &self.learners[kind]);
         self.loads.extend(self.engines.iter().zip(kinds).map(|(engine, learned)| engine.load(now, learned)));

@@ -123,6 +123,7 @@ mod tests {
             dp_size: 1,
             page_size: Some(64),
             context_length: None,
+            tokenizer: None,
             transfer: None,
             hashing: Some(KvHashing::Vllm { algorithm: VllmHash::Sha256Cbor, seed: "0".into() }),
             events: Some(vec![source(Some("tcp://10.0.0.1:5657"))]),

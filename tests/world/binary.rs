@@ -79,6 +79,11 @@ impl Binary {
         }
     }
 
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id().expect("the process still runs")
+    }
+
     /// Standard output so far.
     pub(crate) fn stdout(&self) -> String {
         self.output[0].borrow().clone()

@@ -11,6 +11,7 @@ pub(crate) mod fleet;
 pub(crate) mod gateway;
 pub(crate) mod raw_http;
 pub(crate) mod scripted;
+pub(crate) mod stored;
 pub(crate) mod wire_json;
 
 use std::time::Duration;

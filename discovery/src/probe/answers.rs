@@ -15,12 +15,19 @@ const MAX_MODELS: usize = 1024;
 pub(crate) const MAX_RANKS: u32 = 4096;
 /// Longest name of a hash algorithm that is taken.
 const MAX_ALGORITHM: usize = 64;
+/// Longest path of a tokenizer that is taken: Linux has none that is longer.
+const MAX_PATH: usize = 4096;
 
 /// SGLang's `/server_info`: its server arguments and state; `/model_info` has the first half of these members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct ServerInfo {
     #[serde(default)]
     pub(crate) model_path: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) tokenizer_path: Option<String>,
+    /// `--chat-template`: a file or a name, instead of the model's own.
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) chat_template: Option<String>,
     #[serde(default)]
     pub(crate) served_model_name: Option<String>,
     /// Absent: the engine does not say. Present and null or `"null"`: a plain engine.
@@ -96,6 +103,14 @@ impl ServerInfo {
         (info.disaggregation_mode.is_some() || info.model_path.is_some()).then_some(info)
     }
 
+    /// Where the tokenizer is whose chat template the engine uses.
+    pub(crate) fn tokenizer(&self) -> Option<String> {
+        match self.chat_template {
+            None => tokenizer(self.tokenizer_path.as_deref().or(self.model_path.as_deref())),
+            Some(_) => None,
+        }
+    }
+
     pub(crate) fn role(&self) -> Option<Role> {
         match self.disaggregation_mode.as_ref()?.as_deref() {
             Some("prefill") => Some(Role::Prefill),
@@ -104,6 +119,11 @@ impl ServerInfo {
             Some(_) => None,
         }
     }
+}
+
+/// Where a tokenizer is, if it is told in earnest.
+pub(crate) fn tokenizer(told: Option<&str>) -> Option<String> {
+    told.filter(|path| !path.is_empty() && path.len() <= MAX_PATH).map(str::to_owned)
 }
 
 /// `/v1/models` of both engines.

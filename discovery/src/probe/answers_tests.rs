@@ -14,6 +14,7 @@ fn recorded_sglang_server_info() {
     assert_eq!((info.page_size, info.context_length, info.dp_size), (Some(32), Some(8192), Some(1)));
     assert_eq!(info.disaggregation_bootstrap_port, Some(8998));
     assert_eq!(info.role(), Some(Role::Plain), "recorded with \"null\"");
+    assert_eq!(info.tokenizer().as_deref(), Some("$HOME/engines/models/tiny-qwen3"));
     assert_eq!((info.tp_size, info.pp_size, info.dcp_size), (Some(1), Some(1), Some(1)));
     assert_eq!((info.enable_hierarchical_cache, info.disable_radix_cache), (Some(false), Some(false)));
     assert_eq!(info.hicache_storage_prefetch_policy, Some(PrefetchPolicy::Timeout));
@@ -28,6 +29,17 @@ fn a_cache_member_of_another_form_leaves_an_engine_recognised() {
     .unwrap();
     assert_eq!((info.page_size, info.tp_size, info.disable_radix_cache), (Some(64), None, None));
     assert_eq!((info.speculative_algorithm, info.hicache_storage_prefetch_policy), (None, None));
+}
+
+#[test]
+fn a_tokenizer_counts_only_with_its_own_chat_template() {
+    let told = |members: &str| {
+        ServerInfo::parse(format!(r#"{{"model_path":"/m"{members}}}"#).as_bytes()).unwrap().tokenizer()
+    };
+    assert_eq!(told(r#","chat_template":null"#).as_deref(), Some("/m"));
+    assert_eq!(told(r#","tokenizer_path":"/t""#).as_deref(), Some("/t"));
+    assert_eq!(told(r#","chat_template":"/other.jinja""#), None);
+    assert_eq!(told(&format!(r#","tokenizer_path":"/{}""#, "x".repeat(MAX_PATH))), None);
 }
 
 #[test]

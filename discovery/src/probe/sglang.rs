@@ -35,6 +35,7 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, mut info
         dp_size,
         page_size: info.page_size,
         context_length: info.context_length.or(models.context_length),
+        tokenizer: info.tokenizer(),
         transfer: (listed.role != Role::Plain)
             .then(|| KvTransfer::SglangBootstrap { bootstrap: bootstrap.clone() }),
         hashing: hashing::sglang(&info),
@@ -69,6 +70,7 @@ async fn complete(
             info.disaggregation_mode = info.disaggregation_mode.take().or(more.disaggregation_mode);
             info.served_model_name = info.served_model_name.take().or(more.served_model_name);
             info.model_path = info.model_path.take().or(more.model_path);
+            info.tokenizer_path = info.tokenizer_path.take().or(more.tokenizer_path);
             return Ok(());
         }
         talk.concluded("tells nothing");

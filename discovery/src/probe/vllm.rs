@@ -41,6 +41,7 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, version:
         dp_size: metrics.ranks.unwrap_or(1),
         page_size: metrics.block_size,
         context_length: models.context_length,
+        tokenizer: answers::tokenizer(models.root.as_deref()),
         transfer: None,
         events: None,
         host_cache: metrics.offloading,

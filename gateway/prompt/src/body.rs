@@ -3,6 +3,7 @@
 use minijinja::Value;
 use serde::Deserialize;
 
+use crate::chat;
 use crate::error::Unpredictable;
 
 /// Members of a `/v1/chat/completions` body that decide on the prompt. Objects keep the order of their members: templates print them.
@@ -33,15 +34,34 @@ pub struct ChatBody {
     pub(crate) truncate_prompt_tokens: Option<Value>,
     #[serde(default)]
     pub(crate) input_ids: Option<Vec<u32>>,
+    /// Bytes of the body: its prompt is about as long.
+    #[serde(skip)]
+    pub(crate) bytes: usize,
 }
 
 impl ChatBody {
+    /// Whether all of the messages is text. What else there is becomes tokens in the engine only.
+    ///
+    /// # Errors
+    /// [`Unpredictable::Multimodal`] for the first other part, or [`Unpredictable::Refused`] if there is something that no engine takes.
+    pub fn check_text(&self) -> Result<(), Unpredictable> {
+        chat::check_text(&self.messages)
+    }
+
+    /// Whether it brings its prompt's token ids, which SGLang uses instead of the messages.
+    #[must_use]
+    pub fn has_input_ids(&self) -> bool {
+        self.input_ids.is_some()
+    }
+
     /// Reads a body.
     ///
     /// # Errors
     /// [`Unpredictable::Refused`] if it is not JSON or a member has another type than the engines take.
     pub fn parse(body: &[u8]) -> Result<ChatBody, Unpredictable> {
-        serde_json::from_slice(body).map_err(|error| Unpredictable::Refused(error.to_string()))
+        let read = serde_json::from_slice(body);
+        let read: ChatBody = read.map_err(|error| Unpredictable::Refused(error.to_string()))?;
+        Ok(ChatBody { bytes: body.len(), ..read })
     }
 }
 
@@ -149,6 +169,17 @@ mod tests {
         assert!(matches!(text(r#"{"prompt":"a","text":"b"}"#), Err(Unpredictable::Refused(_))));
         assert!(matches!(text(r#"{"prompt":[-1]}"#), Err(Unpredictable::Refused(_))));
         assert!(matches!(text(r#"{"text":"a","image_data":"x"}"#), Err(Unpredictable::Multimodal(_))));
+    }
+
+    #[test]
+    fn only_texts_are_text() {
+        let check = |messages: &str| {
+            ChatBody::parse(format!(r#"{{"messages":{messages}}}"#).as_bytes()).unwrap().check_text()
+        };
+        assert_eq!(check(r#"[{"content":"a"},{"role":"assistant","content":null},{}]"#), Ok(()));
+        assert_eq!(check(r#"[{"content":[{"type":"text","text":"a"},"b"]}]"#), Ok(()));
+        let image = check(r#"[{"content":"a"},{"content":[{"type":"image_url","image_url":{}}]}]"#);
+        assert_eq!(image, Err(Unpredictable::Multimodal("image_url".to_owned())));
     }
 
     #[test]

@@ -14,6 +14,16 @@ const MAX_TEXT_BYTES: u64 = 8 << 20;
 /// Most bytes of a tokenizer.json. The largest known has 34 MB.
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
+/// Classes of tokenizers whose `add_bos_token` counted in transformers 4, as SGLang 0.5.23 lists them (`_fix_v5_add_bos_eos_token`).
+const CLASSES_WITH_BOS: [&str; 7] = [
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "CodeLlamaTokenizer",
+    "CodeLlamaTokenizerFast",
+    "GemmaTokenizer",
+    "GemmaTokenizerFast",
+    "CohereTokenizerFast",
+];
 /// Names under which a template finds special tokens.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -32,6 +42,9 @@ pub(crate) struct ModelFiles {
     pub(crate) shape: TokenizerShape,
     /// Special tokens by the name that templates use.
     pub(crate) special_tokens: Vec<(String, String)>,
+    /// Whether tokenizer_config.json puts the BOS token before a text. SGLang still heeds that; transformers 5, and with it vLLM, goes by
+    /// tokenizer.json alone.
+    pub(crate) configured_bos: bool,
     pub(crate) default_template: Option<TemplateFile>,
     /// A second template, used instead when the request has tools.
     pub(crate) tool_template: Option<TemplateFile>,
@@ -77,6 +90,7 @@ impl ModelFiles {
             tokenizer,
             shape,
             special_tokens: special_tokens(&config),
+            configured_bos: configured_bos(&config),
             default_template: None,
             tool_template: None,
         };
@@ -141,6 +155,12 @@ fn add_declared_tokens(shape: &mut TokenizerShape, config: &Value) {
             shape.added_tokens.push(token);
         }
     }
+}
+
+fn configured_bos(config: &Value) -> bool {
+    let class = config.get("tokenizer_class").and_then(Value::as_str);
+    let flag = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true);
+    flag && class.is_some_and(|class| CLASSES_WITH_BOS.contains(&class))
 }
 
 fn special_tokens(config: &Value) -> Vec<(String, String)> {
@@ -209,6 +229,16 @@ mod tests {
         let read = ModelFiles::read(files.path()).unwrap();
         assert_eq!(read.default_template.unwrap().source, "jinja");
         assert_eq!(read.tool_template.unwrap().source, "tools");
+    }
+
+    #[test]
+    fn a_class_that_heeds_the_flag_has_a_bos_token_unless_told_otherwise() {
+        let configured = |config: &str| configured_bos(&serde_json::from_str(config).unwrap());
+        assert!(configured(r#"{"tokenizer_class":"LlamaTokenizerFast","add_bos_token":true}"#));
+        assert!(configured(r#"{"tokenizer_class":"LlamaTokenizerFast","add_bos_token":null}"#));
+        assert!(!configured(r#"{"tokenizer_class":"LlamaTokenizerFast","add_bos_token":false}"#));
+        assert!(!configured(r#"{"tokenizer_class":"Qwen2Tokenizer","add_bos_token":true}"#));
+        assert!(!configured("{}"));
     }
 
     #[test]

@@ -59,13 +59,21 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
         let compile = |file: &Option<TemplateFile>| {
             file.as_ref().map(|file| Template::compile(file, engine, limits.template_steps)).transpose()
         };
+        let mut tokenizer = Tokenizer::load(&files)?;
+        let bos = files.special_tokens.iter().find(|(name, _)| name == "bos_token");
+        if let (Engine::Sglang, true, Some((_, bos))) = (engine, files.configured_bos, bos) {
+            tokenizer.begin_texts_with(bos).map_err(|error| LoadError::Tokenizer {
+                path: files.tokenizer.clone(),
+                problem: error.to_string(),
+            })?;
+        }
         let variables = files.special_tokens.iter().cloned();
         Ok(Model {
             engine,
             template: compile(&files.default_template)?,
             tool_template: compile(&files.tool_template)?,
             special_tokens: variables.map(|(name, token)| (name, Value::from(token))).collect(),
-            tokenizer: Tokenizer::load(&files)?,
+            tokenizer,
             conversations: Conversations::new(limits.conversation_bytes),
             limits,
         })
@@ -112,7 +120,7 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
         let template = self.tool_template.as_ref().filter(|_| tools).or(self.template.as_ref());
         let Template { compiled, format } = template.ok_or(Unpredictable::NoTemplate)?;
         let mut conversation = chat::prepare(self.engine, *format, compiled.source(), body)?;
-        let mut rendered = self.render(compiled, &conversation, now);
+        let mut rendered = self.render(compiled, &conversation, now, body.bytes);
         if let (Engine::Sglang, Err(Unpredictable::Template(_)), Some(tools)) =
             (self.engine, &rendered, &mut conversation.tools)
         {
@@ -122,7 +130,7 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
                     *tool = function;
                 }
             }
-            rendered = self.render(compiled, &conversation, now);
+            rendered = self.render(compiled, &conversation, now, body.bytes);
         }
         let mut text = rendered?;
         if let Some(continuation) = &conversation.continuation {
@@ -139,6 +147,7 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
         template: &ChatTemplate,
         conversation: &Conversation,
         now: Now,
+        about_bytes: usize,
     ) -> Result<String, Unpredictable> {
         let tools = conversation.tools.as_ref().map_or(Value::from(()), |tools| Value::from(tools.clone()));
         let mut variables = self.special_tokens.clone();
@@ -149,7 +158,7 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
             ("documents".to_owned(), conversation.documents.clone()),
             ("add_generation_prompt".to_owned(), Value::from(conversation.add_generation_prompt)),
         ]);
-        template.render(variables, now, self.limits.prompt_bytes)
+        template.render(variables, now, about_bytes, self.limits.prompt_bytes)
     }
 }
 

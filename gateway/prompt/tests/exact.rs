@@ -188,3 +188,16 @@ fn texts_of_every_kind() {
     texts_are_equal(&real("deepseek_v3"));
     texts_are_equal(&tests().join("data/small"));
 }
+
+/// As a real engine does: its `/tokenize` has token 0 before every text, vLLM's has not.
+#[test]
+fn sglang_puts_deepseek_v3s_bos_before_texts_and_vllm_does_not() {
+    let folder = real("deepseek_v3");
+    let ids = |engine, special| {
+        let text = TextPrompt::Text(" ".to_owned());
+        load(&folder, engine).tokens_of_text(&text, special).unwrap().ids().to_vec()
+    };
+    assert_eq!(ids(Engine::Sglang, true), [0, 223]);
+    assert_eq!(ids(Engine::Sglang, false), [223]);
+    assert_eq!(ids(Engine::Vllm, true), [223]);
+}

@@ -15,6 +15,8 @@ use crate::upstream::PreparedRequest;
 /// A request that waits for engines.
 #[derive(Debug)]
 pub(crate) struct Ask {
+    /// What the client knows the request by.
+    pub(crate) id: HeaderValue,
     pub(crate) api: Api,
     pub(crate) method: Method,
     /// Path and query as the client sent them.

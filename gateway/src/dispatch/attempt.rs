@@ -10,12 +10,13 @@ use serde::de::IgnoredAny;
 
 use super::abort::{Aborter, Ticket};
 use super::ask::{Ask, attempt_id};
+use super::booked::Booked;
 use super::decide::{Chosen, Exit};
 use super::pair::{Pair, PairEvent, Running, Side, is_event_stream};
 use super::protocol::Protocol;
 use super::{sglang, vllm};
 use crate::feedback::{Expected, RequestSpan};
-use crate::fleet::{Booked, Endpoint, Member};
+use crate::fleet::{Endpoint, Member};
 use crate::prompt::{Api, Spliced};
 use crate::relay::{SseFault, SseGate, Usage};
 use crate::upstream::{Leg, LegError, LegLimits, PreparedRequest};
@@ -235,16 +236,23 @@ async fn first_bytes(
     let mut held = BytesMut::new();
     let mut gate: Option<SseGate> = None;
     loop {
-        match poll_fn(|cx| pair.poll_event(cx)).await {
+        let event = poll_fn(|cx| {
+            let event = pair.poll_event(cx);
+            if let Some(answer) = pair.prefill_answer() {
+                booked.computed(|| Usage::read(answer));
+            }
+            event
+        });
+        match event.await {
             PairEvent::Failed(side, error) => {
                 return Err(Failure { side, endpoint: pair.endpoint(side), error, suspect: None });
             }
             PairEvent::Data(data) => {
-                booked.first_token();
                 if gate.is_none() && held.is_empty() && pair.head().is_some_and(is_event_stream) {
                     gate = Some(SseGate::default());
                 }
                 let first = match &mut gate {
+                    // A whole answer tells nothing of its first token.
                     Some(gate) => gate.push(data).map_err(|fault| sse_failure(&pair, fault))?,
                     None => {
                         held.extend_from_slice(&data);
@@ -255,6 +263,9 @@ async fn first_bytes(
                     }
                 };
                 if !first.is_empty() {
+                    if gate.is_some() {
+                        booked.computed(|| None);
+                    }
                     return Ok(begun(pair, first, gate, booked));
                 }
             }

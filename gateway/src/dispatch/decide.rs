@@ -1,26 +1,14 @@
-//! Asks the scheduler for a route and enters it into the books.
+//! Which engines a request may go to, and where it goes if the scheduler is not asked.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use moongate_discovery::Role;
-use moongate_scheduler::{
-    Booking, Decision, Input, Load, Policy, Prediction, Refusal, Request, Route, Verdict,
-};
-use parking_lot::Mutex;
-use tokio::time::Instant;
+use moongate_scheduler::{Decision, InstanceIx, Refusal, Request, Route};
 
 use super::ask::Ask;
-use crate::fleet::{Booked, Endpoint, Fleet, Member};
+use super::booked::Booked;
+use crate::fleet::{Endpoint, Fleet, Member};
 use crate::prompt::Api;
-
-/// The policy with what it needs from outside: time, order, chance.
-#[derive(Debug)]
-pub(crate) struct Decider {
-    policy: Mutex<Box<dyn Policy>>,
-    sequence: AtomicU64,
-    start: Instant,
-}
 
 /// A route whose engines are looked up and whose load is booked.
 #[derive(Debug)]
@@ -41,103 +29,65 @@ pub(crate) struct Exit {
     pub(crate) decode_rank: u32,
 }
 
-/// How picky availability is: first choice, then without the breakers, then whoever was not tried yet. So open breakers or
-/// failing health checks on all engines never turn a live fleet into one that refuses everything.
+/// How picky the choice is: first engines that are sound, then also those with an open breaker, then whoever was not tried yet. So
+/// open breakers or failing health checks on all engines never turn a live fleet into one that refuses everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pickiness {
+pub(super) enum Pickiness {
     Sound,
     Healthy,
     Untried,
 }
 
-impl Decider {
-    pub(crate) fn new(policy: Box<dyn Policy>) -> Self {
-        Self { policy: Mutex::new(policy), sequence: AtomicU64::new(0), start: Instant::now() }
-    }
-
-    /// Chooses a route that avoids the engines in `tried`.
-    pub(crate) fn choose(
-        &self,
-        fleet: &Fleet,
-        ask: &Ask,
-        tried: &[Arc<Endpoint>],
-    ) -> Result<Chosen, Refusal> {
-        match (&ask.request, ask.api) {
-            (Some(request), Api::Chat | Api::Completions | Api::Generate) => {
-                self.choose_route(fleet, ask, request, tried)
-            }
-            (request, _) => choose_passthrough(fleet, request.as_ref(), tried),
-        }
-    }
-
-    fn choose_route(
-        &self,
-        fleet: &Fleet,
-        ask: &Ask,
-        request: &Request,
-        tried: &[Arc<Endpoint>],
-    ) -> Result<Chosen, Refusal> {
-        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let now = self.start.elapsed().as_secs_f64();
-        let prediction =
-            ask.predicted.as_ref().map_or_else(Prediction::default, |predicted| predicted.for_fleet(fleet));
-        let mut refusal = Refusal::UnknownModel;
-        for pickiness in [Pickiness::Sound, Pickiness::Healthy, Pickiness::Untried] {
-            let loads = loads(fleet, ask, tried, pickiness);
-            let input = Input {
-                request,
-                cluster: &fleet.cluster,
-                loads: &loads,
-                prediction: &prediction,
-                now,
-                arrived: now,
-                sequence,
-                entropy: fastrand::u64(..),
-            };
-            let mut policy = self.policy.lock();
-            match policy.decide(&input) {
-                Ok(Verdict::Send(decision)) => {
-                    policy.sent(&input, &decision);
-                    return chosen(fleet, decision).ok_or(refusal);
-                }
-                Ok(Verdict::Hold { until }) => refusal = Refusal::Overloaded { retry_after: until - now },
-                Err(error) => refusal = error,
-            }
-        }
-        Err(refusal)
-    }
+impl Pickiness {
+    pub(super) const ALL: [Pickiness; 3] = [Pickiness::Sound, Pickiness::Healthy, Pickiness::Untried];
 }
 
-fn loads(fleet: &Fleet, ask: &Ask, tried: &[Arc<Endpoint>], pickiness: Pickiness) -> Vec<Load> {
-    let (api, samples) = (ask.api, ask.head.n);
-    let available = |member: &Member| {
+/// Which engines one request may go to.
+#[derive(Debug, Clone)]
+pub(super) struct Wish {
+    api: Api,
+    samples: u32,
+    tried: Vec<Arc<Endpoint>>,
+    pickiness: Pickiness,
+}
+
+impl Wish {
+    pub(super) fn new(ask: &Ask, tried: &[Arc<Endpoint>], pickiness: Pickiness) -> Self {
+        Self { api: ask.api, samples: ask.head.n, tried: tried.to_vec(), pickiness }
+    }
+
+    /// The engines that it may not go to.
+    pub(super) fn barred(&self, fleet: &Fleet) -> Vec<InstanceIx> {
+        let members = (0_u32..).map(InstanceIx).zip(&fleet.members);
+        members.filter(|(_, member)| !self.allows(member)).map(|(ix, _)| ix).collect()
+    }
+
+    fn allows(&self, member: &Member) -> bool {
         let endpoint = &member.endpoint;
         // `/generate` is SGLang's own, and an SGLang pair cannot run several samples of one prompt.
-        (api != Api::Generate || member.is_sglang())
-            && (samples == 1 || !member.is_sglang() || member.instance.role == Role::Plain)
-            && (pickiness == Pickiness::Untried || endpoint.is_healthy())
-            && (pickiness != Pickiness::Sound || !endpoint.breaker.is_open())
-            && !tried.iter().any(|tried| Arc::ptr_eq(tried, endpoint))
-    };
-    fleet.members.iter().map(|member| member.endpoint.book.load(available(member))).collect()
+        (self.api != Api::Generate || member.is_sglang())
+            && (self.samples == 1 || !member.is_sglang() || member.instance.role == Role::Plain)
+            && (self.pickiness == Pickiness::Untried || endpoint.is_healthy())
+            && (self.pickiness != Pickiness::Sound || !endpoint.breaker.is_open())
+            && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, endpoint))
+    }
 }
 
-fn chosen(fleet: &Fleet, decision: Decision) -> Option<Chosen> {
-    let entry = fleet.member(decision.route.entry())?.clone();
-    let exit = match decision.route {
+/// The engines of a route.
+pub(super) fn engines(fleet: &Fleet, route: Route) -> Option<(Member, Option<Exit>)> {
+    let entry = fleet.member(route.entry())?.clone();
+    let exit = match route {
         Route::Single { .. } => None,
         Route::Pair { decode, prefill_rank, decode_rank, .. } => {
             Some(Exit { decode: fleet.member(decode)?.clone(), prefill_rank, decode_rank })
         }
     };
-    let last = exit.as_ref().map_or(&entry, |exit| &exit.decode).endpoint.clone();
-    let booked = Booked::new(entry.endpoint.clone(), last, decision.booking);
-    Some(Chosen { entry, exit, booked, decision: Some(decision) })
+    Some((entry, exit))
 }
 
 /// Paths that the gateway does not interpret go to one engine as they are: a plain worker if there is one, else a decode (vLLM's
 /// computes a prompt itself if it is given no KV cache), else a prefill. What an engine cannot do, it says itself.
-fn choose_passthrough(
+pub(super) fn choose_passthrough(
     fleet: &Fleet,
     request: Option<&Request>,
     tried: &[Arc<Endpoint>],
@@ -160,11 +110,11 @@ fn choose_passthrough(
         .min_by_key(|(_, member)| {
             let endpoint = &member.endpoint;
             let sound = endpoint.is_healthy() && !endpoint.breaker.is_open();
-            (!sound, rank(member), endpoint.book.load(true).in_flight, fastrand::u32(..))
+            (!sound, rank(member), endpoint.in_flight.count(), fastrand::u32(..))
         });
     let Some((_, member)) = best else {
         return Err(Refusal::NoneAvailable { entries: 0, decodes: 0 });
     };
-    let booked = Booked::new(member.endpoint.clone(), member.endpoint.clone(), Booking::default());
+    let booked = Booked::passing(member.endpoint.clone());
     Ok(Chosen { entry: member.clone(), exit: None, booked, decision: None })
 }

@@ -59,6 +59,7 @@ fn one(ask: &Ask, sample: u32) -> Result<Ask, ApiError> {
         request
     });
     Ok(Ask {
+        id: ask.id.clone(),
         api: ask.api,
         method: ask.method.clone(),
         uri: ask.uri.clone(),
@@ -102,7 +103,9 @@ mod tests {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let head = Head::read(api, &body).unwrap().without_model();
         let (method, uri, headers) = (Method::POST, Uri::from_static("/"), HeaderMap::new());
-        let ask = Ask { api, method, uri, headers, body, head, request: None, predicted: None, model: None };
+        let id = http::HeaderValue::from_static("a");
+        let ask =
+            Ask { id, api, method, uri, headers, body, head, request: None, predicted: None, model: None };
         split(&ask).unwrap().iter().map(|part| serde_json::from_slice(&part.body).unwrap()).collect()
     }
 

@@ -9,12 +9,11 @@ use http::StatusCode;
 use moongate_discovery::{Topology, TopologyReader};
 use moongate_scheduler::Refusal;
 use serde::Deserialize;
-use tokio::time::Instant;
 
 use super::abort::Aborter;
 use super::ask::Ask;
 use super::attempt::{AttemptLimits, Failure, Started, attempt};
-use super::decide::Decider;
+use super::desk::Desk;
 use super::pair::Side;
 use crate::error::{ApiError, Code};
 use crate::feedback::{Metrics, RequestSpan};
@@ -39,7 +38,7 @@ pub(crate) struct RetryLimits {
 pub(crate) struct Dispatcher {
     pub(crate) fleet: FleetReader,
     pub(crate) topology: TopologyReader,
-    pub(crate) decider: Decider,
+    pub(crate) desk: Arc<Desk>,
     pub(crate) aborter: Arc<Aborter>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) limits: RetryLimits,
@@ -60,15 +59,9 @@ impl Dispatcher {
         let mut tried: Vec<Arc<Endpoint>> = Vec::new();
         let mut last: Option<Failure> = None;
         for number in 1..=self.limits.attempts.max(1) {
-            let chosen = {
-                let fleet = self.fleet.current();
-                let decide = span.decide();
-                let start = Instant::now();
-                let chosen = self.decider.choose(&fleet, ask, &tried);
-                self.metrics.decided(start.elapsed());
-                decide.decided(&chosen);
-                chosen
-            };
+            let decide = span.decide();
+            let chosen = self.desk.choose(ask, &tried).await;
+            decide.decided(&chosen);
             let chosen = match (chosen, last.take()) {
                 (Ok(chosen), _) => chosen,
                 (Err(_), Some(failure)) => return Err(explain(failure, number - 1)),
@@ -182,7 +175,7 @@ fn refused(refusal: &Refusal, ask: &Ask) -> ApiError {
             error
         }
         Refusal::Overloaded { retry_after } => {
-            let mut error = ApiError::new(Code::NoEngineAvailable, refusal.to_string());
+            let mut error = ApiError::new(Code::Overloaded, refusal.to_string());
             error.retry_after = Some(Duration::from_secs_f64(retry_after.max(1.0)));
             error
         }

@@ -123,6 +123,7 @@ mod tests {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let head = Head::read(api, &body).unwrap().without_model();
         Ask {
+            id: HeaderValue::from_static("a"),
             api,
             method: Method::POST,
             uri: Uri::from_static("/v1/completions"),

@@ -36,14 +36,39 @@ pub(crate) struct FeedMetrics {
     pub(crate) replays: Counter,
 }
 
+/// Seconds from an event of the store's master to its being applied: an answer of the master, and then what two clocks differ by.
+const LAG_BUCKETS: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+
 /// What is known of the store, and how.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct StoreMetrics {
     pub(crate) nodes: Gauge,
     pub(crate) objects: Gauge,
     pub(crate) readings: Counter,
     pub(crate) confirmed: Counter,
     pub(crate) unconfirmed: Counter,
+    pub(crate) events_current: Gauge,
+    pub(crate) events: Counter,
+    pub(crate) events_unread: Counter,
+    pub(crate) event_gaps: Counter,
+    pub(crate) event_lag: Histogram,
+}
+
+impl Default for StoreMetrics {
+    fn default() -> Self {
+        Self {
+            nodes: Gauge::default(),
+            objects: Gauge::default(),
+            readings: Counter::default(),
+            confirmed: Counter::default(),
+            unconfirmed: Counter::default(),
+            events_current: Gauge::default(),
+            events: Counter::default(),
+            events_unread: Counter::default(),
+            event_gaps: Counter::default(),
+            event_lag: Histogram::new(LAG_BUCKETS),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -103,9 +128,26 @@ impl StoreMetrics {
                 "Prompts for which the master did not answer in time",
                 &self.unconfirmed,
             ),
+            ("events", "Events of the store's master about known pages", &self.events),
+            ("events_unread", "Messages and events of it that were not understood", &self.events_unread),
+            (
+                "event_gaps",
+                "Times that its events were missed, so that all keys were read again",
+                &self.event_gaps,
+            ),
         ] {
             sub.register(name, help, counter.clone());
         }
+        sub.register(
+            "events_current",
+            "1 while its events are followed and none is missing",
+            self.events_current.clone(),
+        );
+        sub.register(
+            "event_lag_seconds",
+            "From an event, by the master's clock, to its being applied",
+            self.event_lag.clone(),
+        );
     }
 }
 

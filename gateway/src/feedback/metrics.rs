@@ -13,11 +13,13 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::cache::{FeedMetrics, PredictionMetrics, StoreMetrics};
+use super::tokenize::TokenizeMetrics;
 use crate::dispatch::Side;
 use crate::fleet::Fleet;
 use crate::predict::KvIndex;
 use crate::prompt::Api;
 use crate::upstream::LegError;
+use moongate_scheduler::Load;
 
 /// Seconds; from a cache hit on an idle engine to a long prompt in a queue.
 const TTFT_BUCKETS: [f64; 14] =
@@ -74,7 +76,9 @@ pub(crate) struct Metrics {
     ttft: [Histogram; 4],
     itl: Histogram,
     decide: Histogram,
+    held: Histogram,
     in_flight: Gauge,
+    requests_held: Gauge,
     leg_failures: Family<LegLabels, Counter>,
     aborts: Family<SideOnly, Counter>,
     retries: Family<SideOnly, Counter>,
@@ -82,6 +86,7 @@ pub(crate) struct Metrics {
     cached_tokens: Counter,
     completion_tokens: Counter,
     pub(crate) predictions: PredictionMetrics,
+    pub(crate) tokenize: Arc<TokenizeMetrics>,
     pub(crate) feeds: Arc<FeedMetrics>,
     pub(crate) store: Arc<StoreMetrics>,
     predict: Histogram,
@@ -113,8 +118,12 @@ impl Metrics {
         let ttft = per_api(&mut registry, "ttft", "Time to first token, as clients see it", &TTFT_BUCKETS);
         let itl = seconds(&mut registry, "itl", "Time between two pieces of a stream", &ITL_BUCKETS);
         let decide = seconds(&mut registry, "decide", "Time to choose a route", &DECIDE_BUCKETS);
+        let held =
+            seconds(&mut registry, "held", "Time that held requests waited for engines", &TTFT_BUCKETS);
         let in_flight = Gauge::default();
         registry.register("requests_in_flight", "Requests that have not ended", in_flight.clone());
+        let requests_held = Gauge::default();
+        registry.register("requests_held", "Requests that wait for engines", requests_held.clone());
         let leg_failures = Family::default();
         registry.register("leg_failures", "Failed legs by side and reason", leg_failures.clone());
         let aborts = Family::default();
@@ -136,6 +145,7 @@ impl Metrics {
             counter
         });
         let predictions = PredictionMetrics::register(&mut registry);
+        let tokenize = Arc::new(TokenizeMetrics::register(&mut registry));
         let feeds = Arc::new(FeedMetrics::default());
         feeds.register(&mut registry);
         let store = Arc::new(StoreMetrics::default());
@@ -158,7 +168,9 @@ impl Metrics {
             ttft,
             itl,
             decide,
+            held,
             in_flight,
+            requests_held,
             leg_failures,
             aborts,
             retries,
@@ -166,6 +178,7 @@ impl Metrics {
             cached_tokens,
             completion_tokens,
             predictions,
+            tokenize,
             feeds,
             store,
             predict,
@@ -196,6 +209,10 @@ impl Metrics {
 
     pub(crate) fn decided(&self, took: Duration) {
         self.decide.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn held(&self, took: Duration) {
+        self.held.observe(took.as_secs_f64());
     }
 
     pub(crate) fn predicted(&self, took: Duration) {
@@ -230,9 +247,10 @@ impl Metrics {
         self.retries.get_or_create(&SideOnly { side: SideLabel(side) }).inc();
     }
 
-    /// The text that Prometheus scrapes.
-    pub(crate) fn scrape(&self, fleet: &Fleet, index: &KvIndex) -> String {
-        self.engines.set(fleet);
+    /// The text that Prometheus scrapes. `loads` are those of the fleet, `held` requests wait.
+    pub(crate) fn scrape(&self, (fleet, loads): (&Fleet, &[Load]), held: usize, index: &KvIndex) -> String {
+        self.engines.set(fleet, loads);
+        self.requests_held.set(i64::try_from(held).unwrap_or(i64::MAX));
         let size = index.size();
         self.index_pages.set(i64::try_from(size.pages).unwrap_or(i64::MAX));
         self.index_bytes.set(i64::try_from(size.bytes).unwrap_or(i64::MAX));
@@ -268,7 +286,7 @@ impl EngineGauges {
         gauges
     }
 
-    fn set(&self, fleet: &Fleet) {
+    fn set(&self, fleet: &Fleet, loads: &[Load]) {
         let families = [
             &self.up,
             &self.breaker_open,
@@ -279,15 +297,14 @@ impl EngineGauges {
             &self.idle_connections,
         ];
         families.iter().for_each(|family| family.clear());
-        for member in &fleet.members {
+        for (member, load) in fleet.members.iter().zip(loads) {
             let endpoint = &member.endpoint;
-            let load = endpoint.book.load(true);
             let labels =
                 EngineLabels { instance: endpoint.id.to_string(), role: member.instance.role.to_string() };
             let values = [
                 i64::from(endpoint.is_healthy()),
                 i64::from(endpoint.breaker.is_open()),
-                i64::from(load.in_flight),
+                i64::from(endpoint.in_flight.count()),
                 i64::try_from(load.pending_prefill_tokens).unwrap_or(i64::MAX),
                 i64::try_from(load.active_decode_tokens).unwrap_or(i64::MAX),
                 i64::try_from(endpoint.pool.open()).unwrap_or(i64::MAX),

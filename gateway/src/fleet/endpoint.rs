@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use moongate_discovery::InstanceId;
 
-use super::book::Book;
+use super::book::InFlight;
 use super::breaker::{Breaker, BreakerLimits};
-use crate::predict::{EngineEntry, KvIndex};
+use crate::predict::{EngineEntry, KvIndex, TokenizeWays};
 use crate::upstream::{LegError, Pool, PoolLimits};
 
 /// Settings of every endpoint.
@@ -17,13 +17,15 @@ pub(crate) struct EndpointLimits {
     pub(crate) breaker: BreakerLimits,
 }
 
-/// One engine's connections, load book, breaker and health. Lives as long as its id and address do.
+/// One engine's connections, breaker, health and ways to ask it for tokens. Lives as long as its id and address do.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) id: InstanceId,
     pub(crate) pool: Arc<Pool>,
-    pub(crate) book: Book,
+    pub(crate) in_flight: InFlight,
     pub(crate) breaker: Breaker,
+    /// How it can be asked for tokens.
+    pub(crate) tokenize_ways: TokenizeWays,
     /// Its pages in the index.
     pub(crate) entry: EngineEntry,
     healthy: AtomicBool,
@@ -39,8 +41,9 @@ impl Endpoint {
         Self {
             id,
             pool: Arc::new(Pool::new(authority, limits.pool)),
-            book: Book::default(),
+            in_flight: InFlight::default(),
             breaker: Breaker::new(limits.breaker),
+            tokenize_ways: TokenizeWays::default(),
             entry: EngineEntry::new(index),
             healthy: AtomicBool::new(true),
         }
@@ -49,6 +52,11 @@ impl Endpoint {
     /// Whether active health checks pass.
     pub(crate) fn is_healthy(&self) -> bool {
         self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Healthy, and its breaker closed.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.is_healthy() && !self.breaker.is_open()
     }
 
     /// Returns whether this is a change.

@@ -37,6 +37,11 @@ impl FleetReader {
         drop(self.generation.subscribe().wait_for(|published| *published >= generation).await);
     }
 
+    /// Tells when there is a new fleet.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
+
     /// Builds and publishes the fleet of the topology's current snapshot.
     pub(crate) fn refresh(&self, topology: &TopologyReader, limits: EndpointLimits, index: &Arc<KvIndex>) {
         let previous = self.current.load();

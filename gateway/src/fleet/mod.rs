@@ -1,17 +1,20 @@
 //! The engines as the gateway uses them: topology snapshots joined with what the gateway itself knows of each
-//! engine (connections, load book, health, breaker).
+//! engine (connections, health, breaker).
 
 mod book;
 mod breaker;
 mod endpoint;
 mod follow;
 mod health;
+mod loads;
+mod rules;
 mod snapshot;
 
-pub(crate) use book::Booked;
+pub(crate) use book::OnEngine;
 pub(crate) use breaker::BreakerLimits;
 pub(crate) use endpoint::{Endpoint, EndpointLimits};
 pub(crate) use follow::FleetReader;
 pub(crate) use follow::follow;
 pub(crate) use health::{HealthLimits, check_health};
+pub(crate) use loads::poll_loads;
 pub(crate) use snapshot::{Fleet, Member};

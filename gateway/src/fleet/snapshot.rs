@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use moongate_discovery::{Engine, EngineFacts, Instance, InstanceId, KvTransfer, Readiness, Role, Topology};
 use moongate_scheduler as scheduler;
-use scheduler::{CacheRules, Cluster, InstanceIx, ModelIx, PairingDomain};
+use scheduler::{Cluster, InstanceIx, ModelIx, PairingDomain};
 
 use super::endpoint::{Endpoint, EndpointLimits};
+use super::rules::cache_rules;
 use crate::predict::{Group, Keyspace, KvIndex, StoredAs};
 
 /// The reason that discovery gives before it has asked an engine.
@@ -39,13 +40,17 @@ impl Member {
 #[derive(Debug, Default)]
 pub(crate) struct Fleet {
     pub(crate) generation: u64,
-    pub(crate) cluster: Cluster,
+    pub(crate) cluster: Arc<Cluster>,
     /// In the cluster's order.
     pub(crate) members: Vec<Member>,
     /// Every endpoint of the topology, also of instances that are not usable now.
     endpoints: HashMap<InstanceId, Arc<Endpoint>>,
+    /// Models ever served, by name.
     models: HashMap<Arc<str>, ModelIx>,
+    /// The same by number.
     names: Vec<Arc<str>>,
+    /// Those served now, in order of first appearance.
+    served: Vec<Arc<str>>,
     /// By model: engines that name pages alike.
     groups: Vec<Vec<Arc<Group>>>,
     /// Instances that discovery lists but that are not usable, with the reason.
@@ -69,7 +74,13 @@ impl Fleet {
         limits: EndpointLimits,
         index: &Arc<KvIndex>,
     ) -> Self {
-        let mut fleet = Fleet { generation: topology.generation, ..Fleet::default() };
+        // A model keeps its number: requests that wait for engines carry it.
+        let mut fleet = Fleet {
+            generation: topology.generation,
+            models: previous.models.clone(),
+            names: previous.names.clone(),
+            ..Fleet::default()
+        };
         let mut places = Interner::default();
         let mut instances = Vec::with_capacity(topology.instances.len());
         for instance in &topology.instances {
@@ -96,14 +107,15 @@ impl Fleet {
                 domain: domain(facts),
                 dp_size: facts.dp_size.max(1),
                 place: places.place(&instance.place),
-                cache: CacheRules::default(),
+                cache: cache_rules(facts),
             });
             let keyspace = Keyspace::of(instance).map(Arc::new);
             let stored = keyspace.as_ref().and_then(|keyspace| keyspace.stored_as(facts)).map(Arc::new);
             fleet.members.push(Member { instance: instance.clone(), endpoint, keyspace, stored });
         }
-        fleet.cluster = Cluster::new(instances);
-        fleet.groups = (0..fleet.names.len()).map(|model| fleet.divide(model)).collect();
+        fleet.cluster = Arc::new(Cluster::new(instances));
+        let models = (0..fleet.names.len()).map(|at| ModelIx(u32::try_from(at).unwrap_or(u32::MAX)));
+        fleet.groups = models.map(|model| fleet.divide(model)).collect();
         fleet
     }
 
@@ -112,11 +124,14 @@ impl Fleet {
         self.endpoints.get(&endpoint.id).is_some_and(|known| Arc::ptr_eq(known, endpoint))
     }
 
-    fn divide(&self, model: usize) -> Vec<Arc<Group>> {
+    fn divide(&self, model: ModelIx) -> Vec<Arc<Group>> {
+        Group::divide(self.serving(model)).into_iter().map(Arc::new).collect()
+    }
+
+    /// The engines that serve a model.
+    pub(crate) fn serving(&self, model: ModelIx) -> impl Iterator<Item = &Member> {
         let instances = self.cluster.instances().iter().zip(&self.members);
-        let serving =
-            instances.filter(|(instance, _)| instance.models.iter().any(|ix| ix.0 as usize == model));
-        Group::divide(serving.map(|(_, member)| member)).into_iter().map(Arc::new).collect()
+        instances.filter(move |(instance, _)| instance.models.contains(&model)).map(|(_, member)| member)
     }
 
     /// Engines of a model that name pages alike.
@@ -136,24 +151,31 @@ impl Fleet {
     }
 
     fn intern(&mut self, model: &str) -> ModelIx {
-        if let Some(&known) = self.models.get(model) {
-            return known;
+        let number = match self.models.get(model) {
+            Some(&known) => known,
+            None => {
+                let name: Arc<str> = model.into();
+                let new = ModelIx(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
+                self.models.insert(name.clone(), new);
+                self.names.push(name);
+                new
+            }
+        };
+        if !self.served.iter().any(|served| **served == *model) {
+            self.served.push(model.into());
         }
-        let name: Arc<str> = model.into();
-        let new = ModelIx(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
-        self.models.insert(name.clone(), new);
-        self.names.push(name);
-        new
+        number
     }
 
     /// Finds a model by name.
     pub(crate) fn model(&self, name: &str) -> Option<ModelIx> {
-        self.models.get(name).copied()
+        self.served.iter().any(|served| **served == *name).then(|| self.models.get(name).copied())?
     }
 
     /// The model of requests that name none: there must be just one.
     pub(crate) fn only_model(&self) -> Option<ModelIx> {
-        (self.names.len() == 1).then_some(ModelIx(0))
+        let [only] = self.served.as_slice() else { return None };
+        self.model(only)
     }
 
     /// Name of a model.
@@ -161,9 +183,9 @@ impl Fleet {
         self.names.get(model.0 as usize)
     }
 
-    /// All model names in order of first appearance.
+    /// Names of all models that are served, in order of first appearance.
     pub(crate) fn model_names(&self) -> &[Arc<str>] {
-        &self.names
+        &self.served
     }
 
     /// One engine.

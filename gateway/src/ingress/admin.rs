@@ -4,18 +4,24 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Response};
+use http::{HeaderValue, Response, StatusCode};
+use serde_json::json;
 
 use super::handler::Gateway;
 use super::predict;
+use super::router;
 use super::router::{health, ready};
+use crate::error::{ApiError, Code};
 
 /// The exposition format's own content type.
 const OPENMETRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// Decisions in a list.
+const LISTED: usize = 50;
 
 /// Routes of the admin listener.
 pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
@@ -23,6 +29,8 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
         .route("/metrics", get(metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
+        .route("/debug/decisions", get(decisions))
+        .route("/debug/decisions/{id}", get(decision))
         .route("/debug/predict/v1/chat/completions", post(predict::chat))
         .route("/debug/predict/v1/completions", post(predict::completions))
         .route("/debug/predict/generate", post(predict::generate))
@@ -31,8 +39,26 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
         .with_state(gateway)
 }
 
+/// The latest decisions, without their candidates.
+async fn decisions(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
+    router::json(StatusCode::OK, &json!({"decisions": gateway.decisions.list(LISTED)}))
+}
+
+/// The decisions for one request, with everything that they depended on.
+async fn decision(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Response<Body> {
+    match gateway.decisions.of(&id) {
+        Some(decisions) => router::json(StatusCode::OK, &json!({"decisions": decisions})),
+        None => {
+            let text = format!("no decision for {id:?} is kept; --kept-decisions says how many are");
+            ApiError::new(Code::NotFound, text).response()
+        }
+    }
+}
+
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
-    let text = gateway.metrics.scrape(&gateway.dispatcher.fleet.current(), &gateway.index);
+    let desk = &gateway.dispatcher.desk;
+    let (fleet, loads) = desk.loads();
+    let text = gateway.metrics.scrape((&fleet, &loads), desk.held(), &gateway.index);
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(CONTENT_TYPE, OPENMETRICS);
     response

@@ -6,7 +6,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use moongate_runtime::Supervisor;
 use moongate_scheduler as scheduler;
 use moongate_telemetry::Traces;
@@ -16,10 +16,11 @@ use tokio_util::sync::CancellationToken;
 use super::body::{BodyLimits, collect};
 use super::engine_error::engine_error;
 use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
-use crate::dispatch::{Answer, Ask, Dispatcher, Pair, Refused, Started, fan_out};
+use super::standing::Standing;
+use crate::dispatch::{Answer, Ask, Booked, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
-use crate::feedback::{Feedback, Metrics, RequestSpan};
-use crate::fleet::{Booked, Fleet};
+use crate::feedback::{Decisions, Feedback, Metrics, RequestSpan};
+use crate::fleet::Fleet;
 use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
 use crate::prompt::{Api, Head};
 use crate::relay::{Relay, RelayParts, Sample, SseGate, Usage, merge_stream, merge_whole};
@@ -39,6 +40,8 @@ pub(crate) struct Gateway {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Traces,
     pub(crate) body_limits: BodyLimits,
+    pub(crate) standing: Standing,
+    pub(crate) decisions: Arc<Decisions>,
     /// For what outlives a request's answer.
     pub(crate) supervisor: Supervisor,
     /// Cancelled when no new work is wanted.
@@ -54,7 +57,7 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
     let mut feedback = Feedback::new(gateway.metrics.clone(), span, api);
     let served = tokio::select! {
         biased;
-        served = serve(gateway, api, request, &mut feedback) => served,
+        served = serve(gateway, api, id.clone(), request, &mut feedback) => served,
         () = gateway.forced_end.cancelled() => {
             let text = "the gateway is shutting down and its time for open requests is over; ask again elsewhere";
             Err(Refused::Error(ApiError::new(Code::ShuttingDown, text)))
@@ -86,10 +89,11 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
 async fn serve(
     gateway: &Gateway,
     api: Api,
+    id: HeaderValue,
     request: Request<Body>,
     feedback: &mut Feedback,
 ) -> Result<(Ask, Served), Refused> {
-    let mut ask = read(gateway, api, request).await.map_err(Refused::Error)?;
+    let mut ask = read(gateway, api, id, request).await.map_err(Refused::Error)?;
     predict(gateway, &mut ask).await;
     feedback.span().asked(&ask);
     let (dispatcher, span) = (&gateway.dispatcher, &*feedback.span());
@@ -117,7 +121,12 @@ enum Served {
     Merged(Response<()>, Bytes),
 }
 
-pub(super) async fn read(gateway: &Gateway, api: Api, request: Request<Body>) -> Result<Ask, ApiError> {
+pub(super) async fn read(
+    gateway: &Gateway,
+    api: Api,
+    id: HeaderValue,
+    request: Request<Body>,
+) -> Result<Ask, ApiError> {
     let (parts, body) = request.into_parts();
     let body = collect(&parts.headers, body, gateway.body_limits, &gateway.supervisor).await?;
     let fleet = gateway.dispatcher.fleet.current();
@@ -126,7 +135,7 @@ pub(super) async fn read(gateway: &Gateway, api: Api, request: Request<Body>) ->
     } else {
         let head = Head::read(api, &body)?;
         let named = find_model(&fleet, api, head.model.as_deref())?;
-        let request = named.map(|model| describe(model, &head));
+        let request = named.map(|model| gateway.standing.apply(&parts.headers, describe(model, &head)));
         let model = named.and_then(|model| fleet.model_name(model).cloned());
         (request, model, head.without_model())
     };
@@ -134,6 +143,7 @@ pub(super) async fn read(gateway: &Gateway, api: Api, request: Request<Body>) ->
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
     let uri = uri.map_err(|_| ApiError::new(Code::NotFound, "the path cannot be read"))?;
     Ok(Ask {
+        id,
         api,
         method: parts.method,
         uri,
@@ -157,6 +167,7 @@ async fn predict(gateway: &Gateway, ask: &mut Ask) {
             if let Some(request) = &mut ask.request {
                 request.input_tokens = predicted.input_tokens.max(1);
             }
+            gateway.metrics.tokenize.tokenized(predicted.tokenized_by);
             ask.predicted = Some(predicted);
             gateway.metrics.predicted(start.elapsed());
         }

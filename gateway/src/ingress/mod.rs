@@ -7,8 +7,10 @@ mod handler;
 mod headers;
 mod predict;
 mod router;
+mod standing;
 
 pub(crate) use admin::admin_router;
 pub(crate) use body::BodyLimits;
 pub(crate) use handler::Gateway;
 pub(crate) use router::public_router;
+pub(crate) use standing::Standing;

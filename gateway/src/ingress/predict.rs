@@ -1,10 +1,11 @@
 //! `POST /debug/predict/…`: what is cached of a prompt, and `POST /debug/tokens/…`: its tokens. Nothing is sent anywhere.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use http::{Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::handler::{Gateway, find, read};
@@ -28,12 +29,15 @@ pub(super) async fn generate(gateway: State<Arc<Gateway>>, request: Request) -> 
 }
 
 async fn predict(gateway: &Gateway, api: Api, request: Request) -> Response<Body> {
-    let ask = match read(gateway, api, request).await {
+    let ask = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(ask) => ask,
         Err(error) => return error.response(),
     };
-    let answer = match find(gateway, &ask).await {
-        Ok(predicted) => describe(gateway, &predicted),
+    let start = Instant::now();
+    let found = find(gateway, &ask).await;
+    let took = start.elapsed();
+    let answer = match found {
+        Ok(predicted) => describe(gateway, &predicted, took),
         Err(unknown) => unexplained(&unknown),
     };
     router::json(StatusCode::OK, &answer)
@@ -50,13 +54,13 @@ pub(super) async fn completions_tokens(gateway: State<Arc<Gateway>>, request: Re
 }
 
 async fn tokens(gateway: &Gateway, api: Api, request: Request) -> Response<Body> {
-    let ask = match read(gateway, api, request).await {
+    let ask = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(ask) => ask,
         Err(error) => return error.response(),
     };
     let fleet = gateway.dispatcher.fleet.current();
     let tokens = match &ask.request {
-        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.body).await,
+        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.head, &ask.body).await,
         None => Err(Unknown::Engines),
     };
     let answer = match tokens {
@@ -74,7 +78,7 @@ fn unexplained(unknown: &Unknown) -> Value {
     json!({"reason": unknown.name(), "why": unknown.to_string()})
 }
 
-fn describe(gateway: &Gateway, predicted: &Predicted) -> Value {
+fn describe(gateway: &Gateway, predicted: &Predicted, took: Duration) -> Value {
     let fleet = gateway.dispatcher.fleet.current();
     let engines: Vec<Value> = fleet
         .members
@@ -90,5 +94,6 @@ fn describe(gateway: &Gateway, predicted: &Predicted) -> Value {
             })
         })
         .collect();
-    json!({"input_tokens": predicted.input_tokens, "engines": engines})
+    let took_ms = took.as_secs_f64() * 1e3;
+    json!({"input_tokens": predicted.input_tokens, "took_ms": took_ms, "engines": engines})
 }

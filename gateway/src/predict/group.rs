@@ -17,6 +17,8 @@ pub(crate) struct Group {
     pub(super) engine: Engine,
     pub(super) stored: Option<Arc<StoredAs>>,
     pub(super) engines: Vec<GroupEngine>,
+    /// Whether one of them publishes what it caches.
+    pub(super) publishes: bool,
 }
 
 /// One of them.
@@ -36,16 +38,21 @@ impl Group {
             let slot = member.endpoint.entry.slot();
             let store_threshold = facts.store.as_ref().map(|store| store.prefetch_threshold.unwrap_or(0));
             let engine = GroupEngine { slot, store_threshold };
+            let publishes = facts.events.as_ref().is_some_and(|events| !events.is_empty());
             let same = |group: &&mut Self| {
                 group.keyspace == *keyspace && group.engine == facts.engine && group.stored == member.stored
             };
             match groups.iter_mut().find(same) {
-                Some(group) => group.engines.push(engine),
+                Some(group) => {
+                    group.engines.push(engine);
+                    group.publishes |= publishes;
+                }
                 None => groups.push(Self {
                     keyspace: keyspace.clone(),
                     engine: facts.engine,
                     stored: member.stored.clone(),
                     engines: vec![engine],
+                    publishes,
                 }),
             }
         }

@@ -36,6 +36,11 @@ impl KvIndex {
         self.pages.read().shared_prefix(keys)
     }
 
+    /// Whether a page is known, or can be added without displacing another.
+    pub(crate) fn has_room_for(&self, page: u64) -> bool {
+        self.pages.read().has_room_for(page)
+    }
+
     /// Applies a small change.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut PageIndex) -> R) -> R {
         let mut pages = self.pages.write();

@@ -10,6 +10,7 @@ mod keyspace;
 mod models;
 mod predictor;
 mod stored;
+mod tokenize;
 mod tokens;
 
 pub(crate) use feeds::{Feeds, StoreView, follow_feeds};
@@ -19,4 +20,5 @@ pub(crate) use keyspace::Keyspace;
 pub(crate) use models::Models;
 pub(crate) use predictor::{Predicted, Predictor};
 pub(crate) use stored::StoredAs;
+pub(crate) use tokenize::{EngineTokenizer, TokenizeWays};
 pub(crate) use tokens::Unknown;

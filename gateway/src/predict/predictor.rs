@@ -12,9 +12,10 @@ use super::feeds::StoreView;
 use super::group::Group;
 use super::index::KvIndex;
 use super::keyspace::{Extras, Keyspace, SGLANG, VLLM};
-use super::models::{Models, PromptModel};
-use super::tokens::{Kept, Tokens, Unknown};
-use crate::feedback::Expected;
+use super::models::Models;
+use super::tokenize::EngineTokenizer;
+use super::tokens::{Kept, Tokenizer, Tokens, Unknown};
+use crate::feedback::{Expected, TokenizedBy};
 use crate::fleet::{Fleet, Member};
 use crate::prompt::{Api, Head};
 
@@ -26,6 +27,7 @@ const READ_INLINE: usize = 64 << 10;
 pub(crate) struct Predictor {
     index: Arc<KvIndex>,
     models: Arc<Models>,
+    engines: EngineTokenizer,
     store: Option<Arc<StoreView>>,
 }
 
@@ -34,16 +36,19 @@ pub(crate) struct Predictor {
 pub(crate) struct Predicted {
     /// Prompt tokens, exactly.
     pub(crate) input_tokens: u32,
+    pub(crate) tokenized_by: TokenizedBy,
     /// By the engine's slot in the index.
     by_slot: Vec<TierHits>,
+    /// The prompt's pages as the first group of engines names them, with their size in tokens.
+    pages: (Arc<[u64]>, u32),
 }
 
 /// One question: the prompt of a body under the keyspaces of a fleet's engines.
 struct Question {
     api: Api,
     body: Bytes,
-    /// Each with the model that its engines make of the body, if it is loaded.
-    groups: Vec<(Arc<Group>, Option<Arc<PromptModel>>)>,
+    /// Each with who makes tokens of the body as its engines do.
+    groups: Vec<(Arc<Group>, Tokenizer)>,
 }
 
 /// The pages of a prompt under one keyspace.
@@ -62,8 +67,13 @@ struct Named {
 }
 
 impl Predictor {
-    pub(crate) fn new(index: Arc<KvIndex>, models: Arc<Models>, store: Option<Arc<StoreView>>) -> Self {
-        Self { index, models, store }
+    pub(crate) fn new(
+        index: Arc<KvIndex>,
+        models: Arc<Models>,
+        engines: EngineTokenizer,
+        store: Option<Arc<StoreView>>,
+    ) -> Self {
+        Self { index, models, engines, store }
     }
 
     /// What each engine that serves `model` has of the prompt in `body`, which begins as `head` says.
@@ -75,22 +85,28 @@ impl Predictor {
         head: &Head<'_>,
         body: &Bytes,
     ) -> Result<Predicted, Unknown> {
-        let groups = self.groups(fleet, model);
+        let groups = fleet.groups(model);
         if groups.is_empty() {
             return Err(Unknown::Engines);
         }
+        let is_fed = self.is_fed(groups);
+        let ask = |group: &Group| is_fed && group.keyspace.names(&Extras::read(body)).is_some();
+        let groups = self.tokenizers(fleet, (api, body), model, head, ask).await;
         // Known before a long text is read for nothing.
-        if head.prompt_ids == 0 && groups.iter().all(|(_, model)| model.is_none()) {
-            return Err(Unknown::NoTokenizer);
+        if let (0, Some(why)) = (head.prompt_ids, nobody(&groups)) {
+            return Err(why);
         }
         let question = Question { api, body: body.clone(), groups };
-        let (input_tokens, hashed) = if body.len() <= READ_INLINE {
+        let (input_tokens, tokenized_by, hashed) = if body.len() <= READ_INLINE {
             question.hash()?
         } else {
             // It only fails at shutdown, when nobody wants the answer.
             tokio::task::spawn_blocking(|| question.hash()).await.unwrap_or(Err(Unknown::Engines))?
         };
-        let mut predicted = Predicted { input_tokens, by_slot: Vec::new() };
+        let mut predicted = Predicted { input_tokens, tokenized_by, ..Predicted::default() };
+        if let Some(Hashed { group, own, .. }) = hashed.first() {
+            predicted.pages = (own.keys.as_slice().into(), group.keyspace.page_tokens());
+        }
         let (mut hits, mut in_store) = (Hits::default(), Hits::default());
         for Hashed { group, own, stored } in &hashed {
             if let (Some(store), Some(layout)) = (&self.store, &group.stored) {
@@ -119,18 +135,20 @@ impl Predictor {
         fleet: &Fleet,
         api: Api,
         model: ModelIx,
+        head: &Head<'_>,
         body: &Bytes,
     ) -> Result<Vec<(&'static str, Vec<u32>)>, Unknown> {
-        let (groups, body) = (self.groups(fleet, model), body.clone());
+        let groups = self.tokenizers(fleet, (api, body), model, head, |_| true).await;
+        let body = body.clone();
         let make = move || {
             let mut made: Vec<(&str, Vec<u32>)> = Vec::new();
-            for (group, model) in groups {
+            for (group, tokenizer) in groups {
                 let name = match group.engine {
                     Engine::Sglang => SGLANG,
                     Engine::Vllm => VLLM,
                 };
                 if !made.iter().any(|(engine, _)| *engine == name) {
-                    made.push((name, Tokens::of(api, &body, model)?.to_vec()));
+                    made.push((name, Tokens::of(api, &body, tokenizer)?.to_vec()));
                 }
             }
             Ok(made)
@@ -139,27 +157,71 @@ impl Predictor {
         tokio::task::spawn_blocking(make).await.unwrap_or(Err(Unknown::Engines))
     }
 
-    /// The groups of engines that serve `model`, each with the model that they make of a body, if it is loaded.
-    fn groups(&self, fleet: &Fleet, model: ModelIx) -> Vec<(Arc<Group>, Option<Arc<PromptModel>>)> {
+    /// The groups of engines that serve `model`, each with who makes tokens of a body as they do. Where nobody can here, an engine is
+    /// asked, if `ask` says that it is worth it.
+    async fn tokenizers(
+        &self,
+        fleet: &Fleet,
+        body: (Api, &Bytes),
+        model: ModelIx,
+        head: &Head<'_>,
+        ask: impl Fn(&Group) -> bool,
+    ) -> Vec<(Arc<Group>, Tokenizer)> {
         let name = fleet.model_name(model).map_or("", AsRef::as_ref);
-        fleet.groups(model).iter().map(|group| (group.clone(), self.models.get(name, group.engine))).collect()
+        let deadline = self.engines.deadline();
+        let mut with_tokenizer: Vec<(Arc<Group>, Tokenizer)> = Vec::new();
+        for group in fleet.groups(model) {
+            let same = with_tokenizer.iter().find(|(other, _)| other.engine == group.engine);
+            let tokenizer = if let Some((_, tokenizer)) = same {
+                tokenizer.clone()
+            } else if let Some(model) = self.models.get(name, group.engine) {
+                Tokenizer::Here(model)
+            } else if head.prompt_ids > 0 {
+                Tokenizer::Nobody(Unknown::NoTokenizer)
+            } else if !ask(group) {
+                Tokenizer::Nobody(Unknown::Engines)
+            } else {
+                match self.engines.tokens(fleet, model, group.engine, body, deadline).await {
+                    Ok(told) => Tokenizer::Told(told),
+                    Err(why) => Tokenizer::Nobody(why),
+                }
+            };
+            with_tokenizer.push((group.clone(), tokenizer));
+        }
+        with_tokenizer
+    }
+
+    /// Whether anything can be known of what these engines cache: otherwise their tokens are worth no question.
+    fn is_fed(&self, groups: &[Arc<Group>]) -> bool {
+        groups.iter().any(|group| group.publishes || (group.stored.is_some() && self.store.is_some()))
     }
 }
 
+/// Why nobody makes tokens for any of the groups.
+fn nobody(groups: &[(Arc<Group>, Tokenizer)]) -> Option<Unknown> {
+    let mut reasons = groups.iter().map(|(_, tokenizer)| match tokenizer {
+        Tokenizer::Nobody(why) => Some(why.clone()),
+        Tokenizer::Here(_) | Tokenizer::Told(_) => None,
+    });
+    let first = reasons.next()??;
+    reasons.all(|why| why.is_some()).then_some(first)
+}
+
 impl Question {
-    /// The prompt's length in tokens, and its pages under every keyspace.
-    fn hash(self) -> Result<(u32, Vec<Hashed>), Unknown> {
+    /// The prompt's length in tokens, who has made them, and its pages under every keyspace.
+    fn hash(self) -> Result<(u32, TokenizedBy, Vec<Hashed>), Unknown> {
         let extras = Extras::read(&self.body);
-        let mut input_tokens = 0;
+        let (mut input_tokens, mut tokenized_by) = (0, TokenizedBy::Client);
         let mut made: Vec<(Engine, Tokens)> = Vec::new();
         let mut hashed = Vec::with_capacity(self.groups.len());
-        for (group, model) in self.groups {
+        for (group, tokenizer) in self.groups {
             let Some(names) = group.keyspace.names(&extras) else { continue };
             if !made.iter().any(|(engine, _)| *engine == group.engine) {
-                made.push((group.engine, Tokens::of(self.api, &self.body, model)?));
+                made.push((group.engine, Tokens::of(self.api, &self.body, tokenizer)?));
             }
             let Some((_, tokens)) = made.iter().find(|(engine, _)| *engine == group.engine) else { continue };
             input_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+            tokenized_by = tokens.tokenized_by();
             let name = |scheme| {
                 let pages = tokens.pages(&group.keyspace, scheme, extras.is_empty());
                 let usable = usable_pages(pages.pages(), tokens.len(), &group.keyspace);
@@ -169,7 +231,7 @@ impl Question {
             let (own, stored) = (name(names.own), names.stored.map(name));
             hashed.push(Hashed { group, own, stored });
         }
-        if hashed.is_empty() { Err(Unknown::Engines) } else { Ok((input_tokens, hashed)) }
+        if hashed.is_empty() { Err(Unknown::Engines) } else { Ok((input_tokens, tokenized_by, hashed)) }
     }
 }
 
@@ -201,6 +263,8 @@ impl Predicted {
     pub(crate) fn for_fleet(&self, fleet: &Fleet) -> Prediction {
         Prediction {
             per_instance: fleet.members.iter().map(|member| self.of(member)).collect(),
+            pages: self.pages.0.clone(),
+            page_tokens: self.pages.1,
             ..Prediction::default()
         }
     }

@@ -8,6 +8,8 @@ use moongate_prompt::{ChatBody, Now, Prompt, TextBody, TextPrompt, Unpredictable
 
 use super::keyspace::Keyspace;
 use super::models::PromptModel;
+use super::tokenize::{NotTold, Told};
+use crate::feedback::TokenizedBy;
 use crate::prompt::Api;
 
 /// What is kept with a conversation: the pages of its last prompt.
@@ -25,12 +27,15 @@ pub(super) struct KeptPages {
 pub(crate) enum Unknown {
     /// Its engines tell too little of their caches.
     #[error(
-        "the engines of this model do not tell how they name pages; `moongate doctor` says what is missing"
+        "the engines of this model tell too little of their caches; `moongate doctor` says what is missing"
     )]
     Engines,
     /// There is no tokenizer for the model.
     #[error("there is no tokenizer for this model; give one by --model NAME=DIR (it takes a second to load)")]
     NoTokenizer,
+    /// There is none, and no engine told the tokens.
+    #[error("there is no tokenizer for this model here, and {0}; give one by --model NAME=DIR")]
+    NotTold(NotTold),
     /// Several prompts in one request, or none that is read.
     #[error("this request has not exactly one prompt")]
     Batch,
@@ -45,26 +50,44 @@ impl Unknown {
         match self {
             Unknown::Engines => "engines",
             Unknown::NoTokenizer => "no_tokenizer",
+            Unknown::NotTold(why) => why.name(),
             Unknown::Batch => "batch",
             Unknown::Prompt(_) => "prompt",
         }
     }
 }
 
+/// Who makes tokens of a text.
+#[derive(Debug, Clone)]
+pub(super) enum Tokenizer {
+    /// This gateway.
+    Here(Arc<PromptModel>),
+    /// An engine has, of the request at hand.
+    Told(Told),
+    /// Nobody, for this reason.
+    Nobody(Unknown),
+}
+
 /// The tokens of one prompt.
 pub(super) enum Tokens {
     /// Given as ids by the client.
     Given(Vec<u32>),
+    /// Told by an engine.
+    Told(Told),
     /// Made here.
     Made(Prompt<Kept>, Arc<PromptModel>),
 }
 
 impl Tokens {
     /// The tokens that an engine will make of this body. Takes milliseconds for a long new prompt.
-    pub(super) fn of(api: Api, body: &[u8], model: Option<Arc<PromptModel>>) -> Result<Self, Unknown> {
+    pub(super) fn of(api: Api, body: &[u8], tokenizer: Tokenizer) -> Result<Self, Unknown> {
         match api {
             Api::Chat => {
-                let model = model.ok_or(Unknown::NoTokenizer)?;
+                let model = match tokenizer {
+                    Tokenizer::Here(model) => model,
+                    Tokenizer::Told(told) => return Ok(Self::Told(told)),
+                    Tokenizer::Nobody(why) => return Err(why),
+                };
                 let chat = ChatBody::parse(body).map_err(Unknown::Prompt)?;
                 let prompt = model.tokens_of_chat(&chat, now()).map_err(Unknown::Prompt)?;
                 Ok(Self::Made(prompt, model))
@@ -74,11 +97,14 @@ impl Tokens {
                     TextBody::parse(body).map_err(Unknown::Prompt)?;
                 match (prompts.pop(), prompts.is_empty()) {
                     (Some(TextPrompt::Ids(ids)), true) => Ok(Self::Given(ids)),
-                    (Some(text), true) => {
-                        let model = model.ok_or(Unknown::NoTokenizer)?;
-                        let prompt = model.tokens_of_text(&text, add_special_tokens);
-                        Ok(Self::Made(prompt.map_err(Unknown::Prompt)?, model))
-                    }
+                    (Some(text), true) => match tokenizer {
+                        Tokenizer::Here(model) => {
+                            let prompt = model.tokens_of_text(&text, add_special_tokens);
+                            Ok(Self::Made(prompt.map_err(Unknown::Prompt)?, model))
+                        }
+                        Tokenizer::Told(told) => Ok(Self::Told(told)),
+                        Tokenizer::Nobody(why) => Err(why),
+                    },
                     _ => Err(Unknown::Batch),
                 }
             }
@@ -89,6 +115,7 @@ impl Tokens {
     pub(super) fn len(&self) -> usize {
         match self {
             Tokens::Given(ids) => ids.len(),
+            Tokens::Told(told) => told.ids.len(),
             Tokens::Made(prompt, _) => prompt.ids().len(),
         }
     }
@@ -96,18 +123,26 @@ impl Tokens {
     pub(super) fn to_vec(&self) -> Vec<u32> {
         match self {
             Tokens::Given(ids) => ids.clone(),
+            Tokens::Told(told) => told.ids.to_vec(),
             Tokens::Made(prompt, _) => prompt.ids().to_vec(),
+        }
+    }
+
+    /// Where they come from.
+    pub(super) fn tokenized_by(&self) -> TokenizedBy {
+        match self {
+            Tokens::Given(_) => TokenizedBy::Client,
+            Tokens::Made(..) => TokenizedBy::Gateway,
+            Tokens::Told(Told { remembered: true, .. }) => TokenizedBy::Memory,
+            Tokens::Told(_) => TokenizedBy::Engine,
         }
     }
 
     /// The prompt's full pages. Those that an earlier turn of the conversation had are not hashed again.
     pub(super) fn pages(&self, keyspace: &Keyspace, scheme: Scheme, plain: bool) -> Kept {
         let (mut pages, rest) = match self {
-            Tokens::Given(ids) => {
-                let mut pages = Vec::new();
-                Chain::new(scheme).extend(ids, &mut pages);
-                return Arc::new(KeptPages { keyspace: keyspace.clone(), pages });
-            }
+            Tokens::Given(ids) => return KeptPages::of(ids, keyspace, scheme),
+            Tokens::Told(told) => return KeptPages::of(&told.ids, keyspace, scheme),
             // A salt changes all hashes, and what is kept was made without one.
             Tokens::Made(prompt, _) if plain => self.common(prompt, keyspace),
             Tokens::Made(prompt, _) => (Vec::new(), prompt.ids().to_vec()),
@@ -136,6 +171,12 @@ impl Tokens {
 }
 
 impl KeptPages {
+    fn of(ids: &[u32], keyspace: &Keyspace, scheme: Scheme) -> Kept {
+        let mut pages = Vec::new();
+        Chain::new(scheme).extend(ids, &mut pages);
+        Arc::new(Self { keyspace: keyspace.clone(), pages })
+    }
+
     /// The pages, in prompt order.
     pub(super) fn pages(&self) -> &[Page] {
         &self.pages

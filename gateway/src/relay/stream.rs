@@ -13,10 +13,9 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::sse::{SseFault, SseGate};
 use super::usage::Usage;
-use crate::dispatch::{Pair, PairEvent, failure_code};
+use crate::dispatch::{Booked, Pair, PairEvent, failure_code};
 use crate::error::{ApiError, Code};
 use crate::feedback::Feedback;
-use crate::fleet::Booked;
 use crate::upstream::LegError;
 
 /// Events that have already arrived go to the client in one write of about this many bytes: a system call costs more than copying

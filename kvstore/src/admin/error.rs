@@ -21,7 +21,7 @@ pub enum AdminError {
         /// What went wrong.
         reason: String,
     },
-    /// No answer in time.
+    /// No answer in time, although there is a connection: the server is busy, or hangs.
     #[error("GET {url}: no answer within {limit:?}")]
     TimedOut {
         /// What was asked, shortened.
@@ -59,6 +59,14 @@ pub enum AdminError {
         /// What is wrong.
         reason: String,
     },
+}
+
+impl AdminError {
+    /// Whether it may pass, so that it is worth asking again.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Failed { .. } | Self::TimedOut { .. } | Self::NotServing { .. })
+    }
 }
 
 /// As much of a URL as belongs into a message: one with keys has thousands of characters.

@@ -12,3 +12,4 @@ mod query;
 pub use client::{Admin, Options};
 pub use error::AdminError;
 pub use keys::{Keys, KeysPage};
+pub(crate) use query::Query;

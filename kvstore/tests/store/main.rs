@@ -84,9 +84,10 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
         Part::Sglang(part) => part.tensor == Tensor::Key,
         _ => false,
     };
-    let options = snapshot::Options { busy_share: 1.0, chunk: 2 };
+    let options = snapshot::Options { busy_share: 1.0, chunk: 2, ..snapshot::Options::default() };
     let mut located = BTreeSet::new();
-    let taken = snapshot::read(&admin, &options, first, |key, replicas| {
+    let turn = Default::default();
+    let taken = snapshot::read(&admin, &options, &turn, first, |key, replicas| {
         assert_eq!((key.namespace, replicas.values.as_deref().unwrap_or_default().len()), ("model", 1));
         located.insert(key.to_string());
     });

@@ -89,6 +89,11 @@ impl RealMaster {
         self.child.kill().await.unwrap();
     }
 
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id().expect("the master still runs")
+    }
+
     /// Another master at the same addresses.
     pub(crate) async fn start_again(self) -> Self {
         let port = |address: &str| address.rsplit_once(':').unwrap().1.parse().unwrap();

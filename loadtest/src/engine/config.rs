@@ -157,6 +157,10 @@ pub struct SimConfig {
     pub dp_size: u32,
     /// Served model name.
     pub model: String,
+    /// Folder or repository that it says its model and tokenizer are from; `None` is the served name.
+    pub model_path: Option<String>,
+    /// Whether a vLLM engine answers `…/render` (`--enable-scale-out`).
+    pub scale_out: bool,
     /// Tokens per page (SGLang) or block (vLLM).
     pub page_size: usize,
     /// Longest prompt in tokens.
@@ -197,6 +201,8 @@ impl SimConfig {
             advertise_host: None,
             dp_size: 1,
             model: "sim".to_owned(),
+            model_path: None,
+            scale_out: false,
             page_size: if face == Face::Vllm { 16 } else { 64 },
             context_tokens: 1_000_000,
             max_running: 256,
@@ -217,6 +223,11 @@ impl SimConfig {
     pub fn fast(mut self) -> Self {
         self.time_scale = 1_000.0;
         self
+    }
+
+    /// What its model is from.
+    pub(crate) fn model_path(&self) -> &str {
+        self.model_path.as_deref().unwrap_or(&self.model)
     }
 
     /// How long one leg waits for the other.

@@ -213,7 +213,7 @@ pub(crate) fn models(engine: &Engine, owner: &str) -> Value {
     let model = &engine.config.model;
     json!({"object": "list", "data": [{
         "id": model, "object": "model", "created": super::stats::unix_ms() / 1_000, "owned_by": owner,
-        "root": model, "parent": null, "max_model_len": engine.config.context_tokens,
+        "root": engine.config.model_path(), "parent": null, "max_model_len": engine.config.context_tokens,
     }]})
 }
 
@@ -246,7 +246,7 @@ fn layout(engine: &Engine) -> Value {
 fn server_info(engine: &Engine) -> Value {
     let config = &engine.config;
     let mut info = json!({
-        "model_path": config.model, "tokenizer_path": config.model, "served_model_name": config.model,
+        "model_path": config.model_path(), "tokenizer_path": config.model_path(), "served_model_name": config.model,
         "host": engine.main.ip().to_string(), "port": engine.main.port(), "context_length": config.context_tokens,
         "disaggregation_mode": disaggregation_mode(engine),
         "disaggregation_transfer_backend": "mooncake",
@@ -282,8 +282,8 @@ fn server_info(engine: &Engine) -> Value {
 
 fn model_info(engine: &Engine) -> Value {
     json!({
-        "model_path": engine.config.model, "served_model_name": engine.config.model,
-        "tokenizer_path": engine.config.model, "is_generation": true, "preferred_sampling_params": null,
+        "model_path": engine.config.model_path(), "served_model_name": engine.config.model,
+        "tokenizer_path": engine.config.model_path(), "is_generation": true, "preferred_sampling_params": null,
         "weight_version": "default", "disaggregation_mode": disaggregation_mode(engine), "reasoning_parser": null,
         "tool_call_parser": null, "has_image_understanding": false, "has_audio_understanding": false,
         "model_type": "sim", "architectures": ["SimForCausalLM"],

@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::ask::Ask;
+use super::ask::{Api, Ask};
 use super::face_sglang::{embeddings, models, server_url};
 use super::reply::{self, Refusal, Reply};
 use super::serve::Plan;
@@ -149,6 +149,12 @@ pub(crate) fn route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Reply 
         "/metrics" if get => reply::text(StatusCode::OK, metrics::vllm(engine)),
         "/kv_event_sources" if get => reply::json_ok(&events::describe::vllm(engine)),
         "/tokenize" if parts.method == Method::POST => tokenize::answer(engine, body),
+        "/v1/chat/completions/render" if parts.method == Method::POST => {
+            tokenize::render(engine, Api::Chat, body)
+        }
+        "/v1/completions/render" if parts.method == Method::POST => {
+            tokenize::render(engine, Api::Completion, body)
+        }
         "/reset_prefix_cache" if parts.method == Method::POST => {
             engine.flush_caches();
             reply::empty()

@@ -16,6 +16,8 @@ pub enum Fault {
     Hang,
     /// Answers 500.
     Status500,
+    /// Answers 404, as for a path that it does not have.
+    NotFound,
     /// Closes the connection after the request was read and before anything was answered.
     CloseBeforeFirstByte,
     /// Closes the connection after this many tokens, without the end of the body.
@@ -52,6 +54,9 @@ pub struct FaultPlan {
     /// everything in any case.
     #[serde(default)]
     pub everywhere: bool,
+    /// Whether it meets questions for a prompt's tokens (`/tokenize`, `…/render`) instead of requests that generate.
+    #[serde(default)]
+    pub tokenize: bool,
     /// How many requests it meets before the engine works again; `None` is all.
     #[serde(default)]
     pub times: Option<u32>,
@@ -59,6 +64,25 @@ pub struct FaultPlan {
     /// [`Fault::Refuse`] that is set over HTTP.
     #[serde(default)]
     pub for_ms: Option<u64>,
+}
+
+/// What a request wants, as far as faults tell requests apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wants {
+    Generation,
+    /// The tokens of a prompt.
+    Tokens,
+    Other,
+}
+
+impl FaultPlan {
+    fn meets(&self, wants: Wants) -> bool {
+        match wants {
+            Wants::Generation => !self.tokenize || self.everywhere,
+            Wants::Tokens => self.tokenize || self.everywhere,
+            Wants::Other => self.everywhere,
+        }
+    }
 }
 
 impl From<Fault> for FaultPlan {
@@ -99,9 +123,9 @@ impl FaultSwitch {
     }
 
     /// What happens to the next request.
-    pub(crate) fn take(&self, generates: bool) -> Fault {
+    pub(crate) fn take(&self, wants: Wants) -> Fault {
         let mut plan = self.plan.lock();
-        if !(generates || plan.everywhere) {
+        if !plan.meets(wants) {
             return Fault::None;
         }
         let fault = plan.fault;
@@ -125,10 +149,21 @@ mod tests {
             serde_json::from_str(r#"{"fault":"die_mid_stream","tokens":3,"times":2}"#).expect("a plan");
         let switch = FaultSwitch::default();
         switch.set(plan);
-        assert_eq!(switch.take(false), Fault::None);
-        assert_eq!(switch.take(true), Fault::DieMidStream { tokens: 3 });
-        assert_eq!(switch.take(true), Fault::DieMidStream { tokens: 3 });
-        assert_eq!(switch.take(true), Fault::None);
+        assert_eq!(switch.take(Wants::Other), Fault::None);
+        assert_eq!(switch.take(Wants::Generation), Fault::DieMidStream { tokens: 3 });
+        assert_eq!(switch.take(Wants::Generation), Fault::DieMidStream { tokens: 3 });
+        assert_eq!(switch.take(Wants::Generation), Fault::None);
+    }
+
+    #[test]
+    fn a_fault_of_tokenizing_spares_what_generates() {
+        let switch = FaultSwitch::default();
+        switch.set(FaultPlan { tokenize: true, ..Fault::NotFound.into() });
+        assert_eq!(switch.take(Wants::Generation), Fault::None);
+        assert_eq!(switch.take(Wants::Other), Fault::None);
+        assert_eq!(switch.take(Wants::Tokens), Fault::NotFound);
+        switch.set(Fault::NotFound.into());
+        assert_eq!(switch.take(Wants::Tokens), Fault::None);
     }
 
     #[test]
@@ -146,6 +181,6 @@ mod tests {
         switch.set(old);
         switch.set(Fault::Status500.into());
         assert!(!switch.clear_if(old));
-        assert_eq!(switch.take(true), Fault::Status500);
+        assert_eq!(switch.take(Wants::Generation), Fault::Status500);
     }
 }

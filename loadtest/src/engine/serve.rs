@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::ask::{Api, Ask};
-use super::faults::{EventFault, Fault, FaultPlan};
+use super::faults::{EventFault, Fault, FaultPlan, Wants};
 use super::namespace::Namespace;
 use super::reply::{self, BreakOff, Refusal, Reply};
 use super::server::{Cut, Scissors, read_body};
@@ -47,7 +47,17 @@ pub(crate) async fn handle(engine: &Arc<Engine>, scissors: &Scissors, request: R
     if api.is_some() || path == "/abort_request" {
         engine.stats.record(recorded(&parts, &body));
     }
-    let fault = engine.faults.take(api.is_some());
+    let wants = match path {
+        _ if api.is_some() => Wants::Generation,
+        "/tokenize" | "/v1/tokenize" | "/v1/chat/completions/render" | "/v1/completions/render" => {
+            Wants::Tokens
+        }
+        _ => Wants::Other,
+    };
+    if wants == Wants::Tokens {
+        engine.stats.change(|stats| stats.tokens_asked += 1);
+    }
+    let fault = engine.faults.take(wants);
     match api {
         Some(api) => generate(engine, scissors, api, &parts, &body, fault).await,
         None => {
@@ -132,6 +142,7 @@ async fn fail(face: Face, scissors: &Scissors, fault: Fault, streaming: bool) ->
         Fault::CloseBeforeFirstByte => Some(scissors.cut(Cut::Close).await),
         Fault::Garbage => Some(scissors.cut(Cut::Garbage).await),
         Fault::Status500 => Some(internal_error(face, "Internal server error")),
+        Fault::NotFound => Some(reply::not_found(face)),
         Fault::SseError if !streaming => Some(internal_error(face, "simulated failure")),
         Fault::SseError => {
             let events = [reply::event(&reply::stream_error_value("simulated failure")), done_event()];

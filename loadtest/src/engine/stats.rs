@@ -62,6 +62,8 @@ pub struct SimStats {
     pub bootstrapping: u64,
     /// Choices whose key-value cache is being handed over.
     pub transferring: u64,
+    /// Questions for a prompt's tokens (`/tokenize`, `…/render`), whatever the answer.
+    pub tokens_asked: u64,
     /// Connections open now.
     pub open_connections: u64,
     /// Requests decoded with another prompt's key-value cache, hence with wrong tokens.

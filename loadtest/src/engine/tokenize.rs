@@ -1,9 +1,10 @@
-//! `/tokenize`: the tokens that a prompt or a conversation would have.
+//! `/tokenize` and vLLM's `…/render`: the tokens that a prompt or a conversation would have.
 
 use bytes::Bytes;
+use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::ask::chat_prompt;
+use super::ask::{Api, Ask, chat_prompt};
 use super::reply::{self, Refusal, Reply};
 use super::tokens::tokens_of_text;
 use super::{Engine, Face};
@@ -25,6 +26,34 @@ pub(crate) fn answer(engine: &Engine, body: &Bytes) -> Reply {
         }
         Err(refused) => reply::refusal(face, &refused),
     }
+}
+
+/// Answers with the requests that vLLM's engine would get. Like vLLM's own, they are switched on apart.
+pub(crate) fn render(engine: &Engine, api: Api, body: &Bytes) -> Reply {
+    let face = engine.config.face;
+    if !engine.config.scale_out {
+        let message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out";
+        let kind = "ForbiddenError";
+        return reply::refusal(
+            face,
+            &Refusal { status: StatusCode::FORBIDDEN, kind, message: message.to_owned() },
+        );
+    }
+    let ask = match Ask::read(api, body) {
+        Ok(ask) => ask,
+        Err(refused) => return reply::refusal(face, &refused),
+    };
+    let mut requests = ask.prompts.iter().map(|prompt| {
+        json!({
+            "request_id": format!("cmpl-{}", reply::hex_id()), "token_ids": **prompt, "token_offsets": null,
+            "features": null, "content_parts": null, "sampling_params": {"max_tokens": ask.max_tokens, "n": ask.n},
+            "model": engine.config.model, "stream": ask.stream, "priority": 0, "cache_salt": ask.body.get("cache_salt"),
+        })
+    });
+    reply::json_ok(&match api {
+        Api::Chat => requests.next().unwrap_or_default(),
+        Api::Completion | Api::Generate => requests.collect(),
+    })
 }
 
 /// `count` and `tokens`; both are lists if SGLang got several prompts.

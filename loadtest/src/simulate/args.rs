@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -10,9 +11,9 @@ use moongate_scheduler::Settings as SchedulerSettings;
 use super::agents::AgentSettings;
 use super::multiturn::MultiTurnSettings;
 use super::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
-use super::suite;
-use super::sweep::{Case, Contender, Load, changed};
+use super::sweep::{Case, Contender, Load, changed, run_case};
 use super::workload::{Replay, Workload};
+use super::{report, suite, table};
 use crate::generate::trace::read_trace;
 
 impl FromStr for Failure {
@@ -32,7 +33,7 @@ impl FromStr for Failure {
 
 /// Arguments of `moongate loadtest simulate`.
 #[derive(Debug, Clone, Args)]
-#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents", "suite"]))]
+#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents", "suite", "calibrate"]))]
 pub struct SimulateArgs {
     /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
@@ -47,9 +48,12 @@ pub struct SimulateArgs {
     /// table of them in Markdown. Of the other arguments only --policy, --seeds, --set and --suite-row are used.
     #[arg(long, value_name = "DIR", env = "MOONGATE_LOADTEST_SUITE")]
     pub suite: Option<PathBuf>,
-    /// Run only the experiments whose name contains this text.
-    #[arg(long, requires = "suite", env = "MOONGATE_LOADTEST_SUITE_ROW")]
-    pub suite_row: Option<String>,
+    /// Show one engine without routing beside the benchmark that its constants were fitted to.
+    #[arg(long, env = "MOONGATE_LOADTEST_CALIBRATE")]
+    pub calibrate: bool,
+    /// Run only the experiments whose name contains one of these texts.
+    #[arg(long, value_delimiter = ',', requires = "suite", env = "MOONGATE_LOADTEST_SUITE_ROW")]
+    pub suite_row: Vec<String>,
     /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches. A policy may have settings of its own:
     /// predictive:slack=0.5+aged_share=0.
     #[arg(long, value_delimiter = ',', default_value = "predictive", env = "MOONGATE_LOADTEST_POLICY")]
@@ -118,7 +122,7 @@ pub struct SimulateArgs {
     /// Which waiting prompt an engine computes next.
     #[arg(long, value_enum, default_value = "fcfs", env = "MOONGATE_LOADTEST_ENGINE_ORDER")]
     pub engine_order: EngineOrder,
-    /// With --engine-order priority: the share of a request's time of arrival in its priority.
+    /// With --engine-order priority and a policy that sets none: the share of a request's time of arrival in it.
     #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_PRIORITY_AGEING")]
     pub priority_ageing: f64,
     /// Let a prefill pass take tokens of several prompts.
@@ -143,11 +147,14 @@ pub struct SimulateArgs {
     #[arg(long, default_value_t = 16.0, env = "MOONGATE_LOADTEST_REQUEST_RATE")]
     pub request_rate: f64,
     /// Change a setting of the scheduler: NAME=VALUE, such as slack=0.2. May be given several times.
-    #[arg(long, value_delimiter = ',', value_name = "NAME=VALUE", env = "MOONGATE_LOADTEST_SET")]
+    #[arg(long, value_name = "NAME=VALUE", env = "MOONGATE_LOADTEST_SET")]
     pub set: Vec<String>,
     /// Write a report with plots to this file.
     #[arg(long, env = "MOONGATE_LOADTEST_REPORT")]
     pub report: Option<PathBuf>,
+    /// Write the distribution of times to first token to this file, as SVG.
+    #[arg(long, env = "MOONGATE_LOADTEST_PLOT")]
+    pub plot: Option<PathBuf>,
     /// Print one JSON object instead of a table.
     #[arg(long, env = "MOONGATE_LOADTEST_JSON")]
     pub json: bool,
@@ -268,24 +275,31 @@ impl SimulateArgs {
     }
 }
 
-/// Runs the experiment and answers what to print.
+/// Runs the experiment and answers what to print. Setting `stop` ends it.
 ///
 /// # Errors
-/// A setting is out of range, the trace cannot be read, or the report cannot be written.
-pub fn simulate(args: &SimulateArgs) -> anyhow::Result<String> {
+/// A setting is out of range, the trace cannot be read, the report cannot be written, or the run was stopped.
+pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String> {
     if let Some(folder) = &args.suite {
         args.check()?;
-        let row = args.suite_row.as_deref().unwrap_or_default();
-        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, row);
+        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, &args.suite_row, stop);
+    }
+    if args.calibrate {
+        args.check()?;
+        return Ok(table::calibration(args.seeds));
     }
     let case = args.case()?;
     let begun = std::time::Instant::now();
-    let standings = super::run_case(&case);
+    let standings = run_case(&case, stop);
+    anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
     let elapsed = begun.elapsed();
-    if let Some(path) = &args.report {
-        let html = super::report::html(&case, &standings);
-        std::fs::write(path, html)
-            .with_context(|| format!("cannot write the report to {}", path.display()))?;
-    }
-    Ok(if args.json { super::table::json(&standings) } else { super::table::text(&standings, elapsed) })
+    let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| match path {
+        Some(path) => {
+            std::fs::write(path, text()).with_context(|| format!("cannot write {}", path.display()))
+        }
+        None => Ok(()),
+    };
+    write(&args.report, &|| report::html(&case, &standings))?;
+    write(&args.plot, &|| report::plot(&standings))?;
+    Ok(if args.json { table::json(&standings) } else { table::text(&standings, elapsed) })
 }

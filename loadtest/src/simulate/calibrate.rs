@@ -3,6 +3,8 @@
 //! The benchmark is SGLang's `bench_multiturn.py` on Qwen3-235B-A22B on four H20 cards with HiCache and a Mooncake
 //! store: 150 clients, 10 rounds of 2,048 tokens, 4 in flight, 16 requests per second, rounds in step.
 
+use std::sync::atomic::AtomicBool;
+
 use super::ideal::OneEngine;
 use super::multiturn::{MultiTurn, MultiTurnSettings};
 use super::outcome::Summary;
@@ -69,7 +71,7 @@ pub fn calibrate(row: &Measured, seeds: u64) -> Summary {
     let runs: Vec<Summary> = (1..=seeds)
         .map(|seed| {
             let workload = MultiTurn::workload(MultiTurnSettings::default(), seed);
-            play(&settings, &workload, seed, &mut OneEngine).summary()
+            play(&settings, &workload, seed, &mut OneEngine, &AtomicBool::new(false)).summary()
         })
         .collect();
     Summary::mean(&runs)
@@ -82,7 +84,8 @@ mod tests {
     #[test]
     fn one_engine_shows_what_was_measured() {
         for row in &MEASURED {
-            let shown = calibrate(row, 8);
+            // Without optimisation fewer seeds have to do.
+            let shown = calibrate(row, if cfg!(debug_assertions) { 3 } else { 8 });
             let line = format!(
                 "{}: mean {:.2} for {:.2}, p90 {:.2} for {:.2}, {:.0} for {:.0} tokens/s, hit {:.4} for {:.4}",
                 row.caches,

@@ -164,12 +164,11 @@ impl<'a> Fleet<'a> {
         }
         let life = prefill.life;
         for later in self.later.drain(..) {
-            match later {
-                Later::Fetched(at, turn) => {
-                    self.calendar.plan(at, Event::Fetched(number(engine), turn, life))
-                }
-                Later::Begin(at) => self.calendar.plan(at, Event::Begin(number(engine))),
-            }
+            let (at, event) = match later {
+                Later::Fetched(at, turn) => (at, Event::Fetched(number(engine), turn, life)),
+                Later::Begin(at) => (at, Event::Begin(number(engine))),
+            };
+            self.calendar.plan(at, event);
         }
     }
 

@@ -223,19 +223,29 @@ impl Control for Gateways {
 
 fn refuse(now: f64, ticket: Ticket, refusal: &Refusal, fleet: &mut Fleet<'_>) {
     let request = fleet.attempts[ticket.0 as usize].request;
-    let first = fleet.outcome.records[request as usize].retried_s.is_nan();
     match refusal {
-        Refusal::Overloaded { retry_after } if fleet.settings.retry && first => {
-            fleet.calendar.plan(now + retry_after.max(0.0), Event::Arrive(request));
+        Refusal::Overloaded { retry_after } => {
+            let record = &mut fleet.outcome.records[request as usize];
+            let first = record.retry_after_s.is_nan();
+            if first {
+                record.retry_after_s = retry_after.max(0.0);
+            }
+            if first && fleet.settings.retry {
+                fleet.calendar.plan(now + retry_after.max(0.0), Event::Arrive(request));
+            } else {
+                fleet.finish(now, request, State::Rejected);
+            }
         }
-        Refusal::Overloaded { .. } => fleet.finish(now, request, State::Rejected),
         Refusal::UnknownModel | Refusal::NoneAvailable { .. } => fleet.finish(now, request, State::Failed),
     }
 }
 
-/// What the gateway writes into the request's priority for engines that order by it: the computation in milliseconds, and
-/// some of the time of arrival, so that nobody waits for ever.
+/// What the gateway writes into the request's priority for engines that order by it: what the policy says, or else the computation
+/// in milliseconds and some of the time of arrival, so that nobody waits for ever.
 fn priority(ticket: Ticket, decision: &Decision, fleet: &Fleet<'_>) -> i64 {
+    if let Some(priority) = decision.engine_priority {
+        return i64::from(priority);
+    }
     let request = fleet.attempts[ticket.0 as usize].request as usize;
     let input = fleet.workload.requests[request].input_tokens as usize;
     let new = usize::try_from(decision.booking.prefill_tokens).unwrap_or(input).min(input);
@@ -269,7 +279,9 @@ fn predict(now: f64, request: u32, instances: usize, fleet: &mut Fleet<'_>) -> P
 fn report(at: usize, fleet: &Fleet<'_>) -> Reported {
     let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let plain = fleet.settings.decode == 0;
-    let mut reported = Reported::default();
+    let capacity_tokens =
+        if at < fleet.settings.prefill { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
+    let mut reported = Reported { capacity_tokens, ..Reported::default() };
     if let Some(prefill) = fleet.prefills.get(at) {
         let (running, waiting) = prefill.counts();
         reported.running = count(running);
@@ -283,10 +295,6 @@ fn report(at: usize, fleet: &Fleet<'_>) -> Reported {
         reported.running += count(running);
         reported.waiting += count(waiting);
         reported.used_tokens += tokens;
-    }
-    if reported != Reported::default() {
-        reported.capacity_tokens =
-            if plain { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
     }
     reported
 }

@@ -38,6 +38,8 @@ pub struct Record {
     pub l3_tokens: u32,
     /// How it ended.
     pub state: State,
+    /// After how many seconds a refused client was told to come back; NaN if it was not.
+    pub retry_after_s: f64,
     /// When the client came back after a refusal, as it was told; NaN if it did not.
     pub retried_s: f64,
 }
@@ -88,8 +90,11 @@ pub struct Summary {
     pub hit_l3: f64,
     /// Prompt tokens served per second, from the first counted arrival to the last end.
     pub input_tokens_per_s: f64,
-    /// Of the clients that came back when they were told to: the share that got its first token in time then.
+    /// Of the clients that came back when they were told to, while others still arrived: the share that got its first token
+    /// in time then.
     pub retry_after_right: Option<f64>,
+    /// How long refused clients were told to wait, on average.
+    pub retry_after_s: Option<f64>,
     /// Standard deviation of the mean time to first token over the seeds.
     pub ttft_mean_sd_s: f64,
     /// Longest time any request was held or queued before its first token.
@@ -107,6 +112,7 @@ impl Outcome {
             l2_tokens: 0,
             l3_tokens: 0,
             state: State::Open,
+            retry_after_s: f64::NAN,
             retried_s: f64::NAN,
         };
         let requests = &workload.requests;
@@ -212,13 +218,22 @@ impl Outcome {
             hit_l3: hit(|record| record.l3_tokens),
             input_tokens_per_s: tokens / (self.end_s - first).max(1e-9),
             retry_after_right: self.retry_after_right(),
+            retry_after_s: self.retry_after_s(),
             ttft_mean_sd_s: 0.0,
         }
     }
 
+    fn retry_after_s(&self) -> Option<f64> {
+        let told = self.counted().map(|(_, record)| record.retry_after_s).filter(|told| !told.is_nan());
+        let (count, sum) = told.fold((0_u32, 0.0), |(count, sum), told| (count + 1, sum + told));
+        (count > 0).then(|| sum / f64::from(count))
+    }
+
     fn retry_after_right(&self) -> Option<f64> {
+        // An empty fleet proves nothing: who comes back after the last arrival does not count.
+        let last = self.records.iter().map(|record| record.arrived_s).fold(0.0, f64::max);
         let (mut right, mut all) = (0_u32, 0_u32);
-        for (at, record) in self.counted().filter(|(_, record)| !record.retried_s.is_nan()) {
+        for (at, record) in self.counted().filter(|(_, record)| record.retried_s <= last) {
             all += 1;
             right += u32::from(record.first_token_s - record.retried_s <= self.target_s[at]);
         }
@@ -241,7 +256,10 @@ impl Summary {
         let mean = |of: fn(&Summary) -> f64| runs.iter().map(of).sum::<f64>() / count;
         let ttft_mean_s = mean(|run| run.ttft_mean_s);
         let squares: f64 = runs.iter().map(|run| (run.ttft_mean_s - ttft_mean_s).powi(2)).sum();
-        let rights: Vec<f64> = runs.iter().filter_map(|run| run.retry_after_right).collect();
+        let mean_of_some = |of: fn(&Summary) -> Option<f64>| {
+            let values: Vec<f64> = runs.iter().filter_map(of).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / (values.len() as f64))
+        };
         Summary {
             ttft_mean_s,
             ttft_p50_s: mean(|run| run.ttft_p50_s),
@@ -255,8 +273,8 @@ impl Summary {
             hit_l2: mean(|run| run.hit_l2),
             hit_l3: mean(|run| run.hit_l3),
             input_tokens_per_s: mean(|run| run.input_tokens_per_s),
-            retry_after_right: (!rights.is_empty())
-                .then(|| rights.iter().sum::<f64>() / (rights.len() as f64)),
+            retry_after_right: mean_of_some(|run| run.retry_after_right),
+            retry_after_s: mean_of_some(|run| run.retry_after_s),
             ttft_mean_sd_s: (squares / (count - 1.0).max(1.0)).sqrt(),
         }
     }

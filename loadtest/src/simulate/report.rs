@@ -25,7 +25,7 @@ h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2.2rem}p{color:var(--soft)}\
 th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}th:first-child,td:first-child{text-align:left}\
 th{color:var(--soft);font-weight:600}svg{width:100%;height:auto}\
 .grid{stroke:var(--grid);fill:none}.axis{stroke:var(--soft);fill:none}.tick{font-size:11px;fill:var(--soft)}.name{font-size:12px;fill:var(--soft)}\
-.line{fill:none;stroke-width:1.8}.area{stroke:none;opacity:.8}.dash{stroke-dasharray:6 4}.dot{stroke-dasharray:2 3}\
+.paper{fill:var(--paper)}.line{fill:none;stroke-width:1.8}.area{stroke:none;opacity:.8}.dash{stroke-dasharray:6 4}.dot{stroke-dasharray:2 3}\
 .key{display:inline-flex;align-items:center;gap:.4rem;margin-right:1.1rem}.key svg{width:26px;height:8px}\
 .k0{stroke:var(--c0)}.k1{stroke:var(--c1)}.k2{stroke:var(--c2)}.k3{stroke:var(--c3)}.k4{stroke:var(--c4)}.k5{stroke:var(--c5)}.k6{stroke:var(--c6)}.k7{stroke:var(--c7)}\
 .f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}";
@@ -42,7 +42,7 @@ pub(crate) fn html(case: &Case, standings: &[Standing]) -> String {
         page,
         "<h2>Time to first token</h2><p>Share of the requests (seed 1) whose first token came within a time.</p>{}{}",
         keys(standings),
-        ttft_cdf(standings)
+        ttft_cdf(standings).svg("distribution of times to first token")
     );
     for standing in standings {
         let name = &standing.contender.name;
@@ -105,7 +105,16 @@ fn keys(standings: &[Standing]) -> String {
     keys + "</div>"
 }
 
-fn ttft_cdf(standings: &[Standing]) -> String {
+/// The distribution of times to first token as an SVG file.
+pub(crate) fn plot(standings: &[Standing]) -> String {
+    let mut plot = ttft_cdf(standings);
+    let names =
+        standings.iter().enumerate().map(|(at, standing)| (class(at), standing.contender.name.as_str()));
+    plot.legend(&names.collect::<Vec<_>>());
+    plot.file("Share of the requests whose first token came within a time", STYLE)
+}
+
+fn ttft_cdf(standings: &[Standing]) -> Plot {
     let times: Vec<Vec<f64>> = standings.iter().map(|standing| standing.first.ttfts()).collect();
     let longest = times.iter().filter_map(|times| times.last()).fold(1.0_f64, |max, time| max.max(*time));
     let x = Scale::Log(0.05, longest.max(0.1));
@@ -122,7 +131,7 @@ fn ttft_cdf(standings: &[Standing]) -> String {
             .collect();
         plot.line(&points, &class(at), &standing.contender.name);
     }
-    plot.svg("distribution of times to first token")
+    plot
 }
 
 fn tier_keys() -> String {

@@ -1,5 +1,7 @@
 //! The loop: what is due happens, and the controlling side is told.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::clock::Event;
 use super::fleet::{Fleet, Notice};
 use super::outcome::Outcome;
@@ -23,18 +25,19 @@ pub(crate) trait Control {
     fn wake(&mut self, now: f64, gateway: usize, serial: u32, fleet: &mut Fleet<'_>);
 }
 
-/// Plays a workload through. Equal arguments give equal outcomes.
+/// Plays a workload through, or until `stop` is set. Equal arguments give equal outcomes.
 pub(crate) fn play(
     settings: &Settings,
     workload: &Workload,
     seed: u64,
     control: &mut dyn Control,
+    stop: &AtomicBool,
 ) -> Outcome {
     let mut fleet = Fleet::new(settings, workload, seed);
     begin(&mut fleet);
     while fleet.outcome.open > 0 {
         let Some((now, event)) = fleet.calendar.next() else { break };
-        if now > fleet.outcome.progress_s + STUCK_S {
+        if now > fleet.outcome.progress_s + STUCK_S || stop.load(Ordering::Relaxed) {
             break;
         }
         match event {

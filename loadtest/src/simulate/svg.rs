@@ -134,6 +134,29 @@ impl Plot {
         path
     }
 
+    /// Names of the lines, each with its class, in the upper left corner.
+    pub(crate) fn legend(&mut self, lines: &[(String, &str)]) {
+        for (at, (class, name)) in lines.iter().enumerate() {
+            let y = TOP + 14.0 + 17.0 * at as f64;
+            let _ = write!(
+                self.body,
+                "<path class='line {class}' d='M{:.1} {:.1}h22'/><text class='name' x='{:.1}' y='{y:.1}'>{name}</text>",
+                LEFT + 14.0,
+                y - 4.0,
+                LEFT + 44.0
+            );
+        }
+    }
+
+    /// A file of its own, with the style that its classes need.
+    pub(crate) fn file(&self, label: &str, style: &str) -> String {
+        format!(
+            "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' font-family='sans-serif'><title>{label}</title>\
+             <style>{style}</style><rect class='paper' width='{WIDTH}' height='{HEIGHT}'/>{}</svg>\n",
+            self.body
+        )
+    }
+
     /// The whole element.
     pub(crate) fn svg(&self, label: &str) -> String {
         format!("<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{label}'>{}</svg>", self.body)

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
 use parking_lot::Mutex;
@@ -169,9 +169,10 @@ pub struct Standing {
     pub first: Outcome,
 }
 
-/// Runs every contender with every seed, on as many threads as there are processors.
+/// Runs every contender with every seed, on as many threads as there are processors. Setting `stop` ends the runs early, with
+/// figures of no worth.
 #[must_use]
-pub fn run_case(case: &Case) -> Vec<Standing> {
+pub fn run_case(case: &Case, stop: &AtomicBool) -> Vec<Standing> {
     let seeds = case.seeds.max(1);
     let jobs: Vec<(usize, u64)> =
         (1..=seeds).flat_map(|seed| (0..case.contenders.len()).map(move |at| (at, seed))).collect();
@@ -184,7 +185,7 @@ pub fn run_case(case: &Case) -> Vec<Standing> {
             scope.spawn(|| {
                 while let Some(&(at, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let workload = &workloads[usize::try_from(seed - 1).unwrap_or(0)];
-                    let outcome = run_one(case, &case.contenders[at], workload, seed);
+                    let outcome = run_one(case, &case.contenders[at], workload, seed, stop);
                     let position = usize::try_from(seed - 1).unwrap_or(0) * case.contenders.len() + at;
                     *done[position].lock() = Some(outcome);
                 }
@@ -201,18 +202,18 @@ pub fn run_case(case: &Case) -> Vec<Standing> {
     case.contenders.iter().enumerate().filter_map(standing).collect()
 }
 
-fn run_one(case: &Case, contender: &Contender, workload: &Workload, seed: u64) -> Outcome {
+fn run_one(case: &Case, contender: &Contender, workload: &Workload, seed: u64, stop: &AtomicBool) -> Outcome {
     match contender.kind {
         ContenderKind::Policy(policy) => {
             // Contenders with settings that do not fit are refused when they are named.
             let scheduling =
                 changed(&case.scheduling, &contender.changes).unwrap_or_else(|_| case.scheduling.clone());
             let mut gateways = Gateways::new(policy, &scheduling, &case.settings, seed);
-            play(&case.settings, workload, seed, &mut gateways)
+            play(&case.settings, workload, seed, &mut gateways, stop)
         }
         ContenderKind::Ideal(order) => {
             let settings = Settings { shared_cache: true, ..case.settings.clone() };
-            play(&settings, workload, seed, &mut Ideal::new(order))
+            play(&settings, workload, seed, &mut Ideal::new(order), stop)
         }
     }
 }

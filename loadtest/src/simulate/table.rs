@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::calibrate::{MEASURED, calibrate};
 use super::sweep::Standing;
 
 /// One line per contender.
@@ -94,4 +95,28 @@ pub(crate) fn html(standings: &[Standing]) -> String {
         );
     }
     html + "</table></div>"
+}
+
+/// What was measured on one engine, and what the simulator shows, in Markdown.
+pub(crate) fn calibration(seeds: u64) -> String {
+    let mut table = String::from(
+        "| caches | TTFT mean, s | TTFT p90, s | input, tokens/s | reused, % |\n|---|---:|---:|---:|---:|\n",
+    );
+    for row in &MEASURED {
+        let shown = calibrate(row, seeds);
+        let _ = writeln!(
+            table,
+            "| {} | {:.2} / {:.2} | {:.2} / {:.2} | {:.0} / {:.0} | {:.1} / {:.1} |",
+            row.caches,
+            row.ttft_mean_s,
+            shown.ttft_mean_s,
+            row.ttft_p90_s,
+            shown.ttft_p90_s,
+            row.input_tokens_per_s,
+            shown.input_tokens_per_s,
+            100.0 * row.hit,
+            100.0 * shown.hit(),
+        );
+    }
+    table
 }

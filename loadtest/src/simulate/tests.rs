@@ -1,6 +1,7 @@
 //! The machine as a whole.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
 use proptest::prelude::*;
@@ -9,7 +10,7 @@ use super::ideal::{IdealOrder, OneEngine};
 use super::outcome::{Outcome, State};
 use super::run::play;
 use super::settings::{EngineOrder, Failure, Prefetch, Settings};
-use super::sweep::{Case, Contender, Load, run_case};
+use super::sweep::{Case, Contender, Load, Standing, run_case};
 use super::workload::{Prompts, Replay, Source, Workload};
 use crate::generate::trace::read_trace;
 
@@ -40,6 +41,15 @@ fn one_engine() -> Settings {
     }
 }
 
+/// Plays requests on one engine.
+fn one(settings: &Settings, requests: &Workload) -> Outcome {
+    play(settings, requests, 1, &mut OneEngine, &AtomicBool::new(false))
+}
+
+fn run(case: &Case) -> Vec<Standing> {
+    run_case(case, &AtomicBool::new(false))
+}
+
 fn ttft(outcome: &Outcome, request: usize) -> f64 {
     outcome.records[request].first_token_s - outcome.records[request].arrived_s
 }
@@ -52,7 +62,7 @@ fn near(left: f64, right: f64) -> bool {
 fn a_lone_prompt_takes_what_the_formula_says_and_its_repetition_one_token() {
     let ids: Vec<u64> = (0..8).collect();
     let settings = one_engine();
-    let outcome = play(&settings, &workload(&[(0.0, 4_000, &ids), (60.0, 4_000, &ids)]), 1, &mut OneEngine);
+    let outcome = one(&settings, &workload(&[(0.0, 4_000, &ids), (60.0, 4_000, &ids)]));
     let service = &settings.service;
     assert!(near(ttft(&outcome, 0), service.prefill_base_s + service.prefill_compute_s(4_000, 0)));
     assert!(near(ttft(&outcome, 1), service.prefill_base_s + service.prefill_compute_s(1, 3_999)));
@@ -67,7 +77,7 @@ fn a_lost_cache_is_fetched_from_the_store_if_the_engine_waits_for_it() {
     let requests = workload(&[(0.0, 4_096, &ids), (60.0, 8_192, &ids)]);
     let fetched = |prefetch| {
         let settings = Settings { failures: failures.clone(), prefetch, ..one_engine() };
-        let outcome = play(&settings, &requests, 1, &mut OneEngine);
+        let outcome = one(&settings, &requests);
         (outcome.records[1].l3_tokens, ttft(&outcome, 1), settings.service)
     };
     let (tokens, waited, service) = fetched(Prefetch::WaitComplete);
@@ -88,7 +98,7 @@ fn who_waits_for_the_store_is_overtaken() {
     let failures = vec![Failure { engine: 0, at_s: 100.0, for_s: 1.0 }];
     let requests = workload(&[(0.0, 102_400, &ids), (200.0, 102_800, &ids), (200.1, 600, &[])]);
     let settings = Settings { failures, ..one_engine() };
-    let outcome = play(&settings, &requests, 1, &mut OneEngine);
+    let outcome = one(&settings, &requests);
     assert!(outcome.records[2].first_token_s < outcome.records[1].first_token_s);
     assert_eq!(outcome.records[1].l3_tokens, 102_400);
 }
@@ -97,7 +107,7 @@ fn who_waits_for_the_store_is_overtaken() {
 fn two_short_prompts_share_a_pass_where_passes_are_packed() {
     let requests = workload(&[(0.0, 20_000, &[]), (0.1, 1_000, &[]), (0.1, 1_000, &[])]);
     let end = |packed| {
-        let outcome = play(&Settings { packed, ..one_engine() }, &requests, 1, &mut OneEngine);
+        let outcome = one(&Settings { packed, ..one_engine() }, &requests);
         outcome.records.iter().map(|record| record.first_token_s).collect::<Vec<_>>()
     };
     let (alone, packed) = (end(false), end(true));
@@ -112,7 +122,7 @@ fn a_turn_comes_after_the_answer_that_it_follows() {
     prompts.push(0.0, 50_000, 100, &[], (None, 0));
     prompts.push(1.0, 600, 1, &[], (Some(0), 0));
     let requests = prompts.finish(Source::Open);
-    let outcome = play(&one_engine(), &requests, 1, &mut OneEngine);
+    let outcome = one(&one_engine(), &requests);
     let first_end = outcome.records[0].first_token_s + 99.0 * one_engine().service.decode_step_s(1);
     assert!((outcome.records[1].arrived_s - first_end).abs() < 1e-6);
 }
@@ -130,7 +140,7 @@ fn all_policies() -> Vec<Contender> {
 fn equal_seeds_give_equal_outcomes() {
     let settings = Settings { noise_sigma: 0.3, gateways: 2, ..Settings::eight_plus_four() };
     let case = case(settings, all_policies(), 1.5);
-    let figures = || run_case(&case).iter().map(|standing| standing.summary).collect::<Vec<_>>();
+    let figures = || run(&case).iter().map(|standing| standing.summary).collect::<Vec<_>>();
     assert_eq!(figures(), figures());
 }
 
@@ -146,7 +156,7 @@ fn every_request_ends_once_and_every_token_is_accounted_for() {
         ..Settings::eight_plus_four()
     };
     let workload = trace();
-    for standing in run_case(&case(settings, all_policies(), 1.0)) {
+    for standing in run(&case(settings, all_policies(), 1.0)) {
         let name = &standing.contender.name;
         let outcome = &standing.first;
         assert_eq!(outcome.open, 0, "{name}");
@@ -169,7 +179,7 @@ fn the_order_of_policies_is_the_expected_one() {
     let mut contenders = vec![Contender::from(IdealOrder::Shortest), Contender::from(IdealOrder::Fcfs)];
     contenders
         .extend([PolicyName::LeastLoad, PolicyName::PowerOfTwo, PolicyName::Random].map(Contender::from));
-    let standings = run_case(&case(Settings::eight_plus_four(), contenders, 0.8));
+    let standings = run(&case(Settings::eight_plus_four(), contenders, 0.8));
     let means: Vec<f64> = standings.iter().map(|standing| standing.summary.ttft_mean_s).collect();
     assert!(means.windows(2).all(|pair| pair[0] < pair[1]), "{means:?}");
 }
@@ -178,7 +188,7 @@ fn the_order_of_policies_is_the_expected_one() {
 fn a_slow_engine_and_a_missing_store_cost_time() {
     let mean = |settings| {
         let case = case(settings, vec![PolicyName::LeastLoad.into()], 1.0);
-        run_case(&case)[0].summary.ttft_mean_s
+        run(&case)[0].summary.ttft_mean_s
     };
     let base = mean(Settings::eight_plus_four());
     assert!(mean(Settings { slow_engine: 3.0, ..Settings::eight_plus_four() }) > 1.05 * base);
@@ -210,7 +220,7 @@ proptest! {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/conversation_1000.jsonl");
         let rows = read_trace(&path, Some(80)).expect("the trace");
         case.load = Load::Open(Workload::of_rows(&rows, true), replay(0.5));
-        let standings = run_case(&case);
+        let standings = run(&case);
         let outcome = &standings[0].first;
         prop_assert_eq!(outcome.open, 0);
         prop_assert!(outcome.records.iter().all(|record| record.state == State::Served));

@@ -103,6 +103,12 @@ impl PageIndex {
         pages.iter().take_while(complete).count()
     }
 
+    /// Whether a page is known, or can be added without displacing another.
+    #[must_use]
+    pub fn has_room_for(&self, page: u64) -> bool {
+        self.table.len() < self.max_pages || self.table.find(page).is_some()
+    }
+
     fn begin(&self, out: &mut Hits) {
         out.engines.clear();
         out.engines.resize(self.columns.engines(), EngineHits::default());

@@ -404,6 +404,7 @@ fn a_full_index_gives_up_what_nobody_asked_for() {
         assert_eq!(hits.of(engine).shared, 0);
     }
     assert_eq!(index.size().pages, 8);
+    assert!(index.has_room_for(key(0)) && !index.has_room_for(key(99)));
 }
 
 #[test]

@@ -95,6 +95,12 @@ pub trait Policy: fmt::Debug + Send {
         false
     }
 
+    /// Work of held requests on an engine that goes before the request asked about: what [`Load::prefill_wait`] lacks.
+    fn planned(&self, engine: InstanceIx) -> Seconds {
+        let _ = engine;
+        0.0
+    }
+
     /// Chooses a route, or to wait. Beyond the round, only [`Policy::sent`] changes what later answers depend on.
     ///
     /// # Errors
@@ -108,7 +114,8 @@ pub trait Policy: fmt::Debug + Send {
 }
 
 /// The policies that can be asked for by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(into = "&'static str", try_from = "String")]
 pub enum PolicyName {
     /// The pair with the least predicted time to first token; holds requests while all engines are busy.
     Predictive,
@@ -197,6 +204,20 @@ impl PolicyName {
     }
 }
 
+impl From<PolicyName> for &'static str {
+    fn from(name: PolicyName) -> Self {
+        name.as_str()
+    }
+}
+
+impl TryFrom<String> for PolicyName {
+    type Error = UnknownPolicy;
+
+    fn try_from(name: String) -> Result<Self, UnknownPolicy> {
+        name.parse()
+    }
+}
+
 impl fmt::Display for PolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -263,6 +284,15 @@ fn available(input: &Input<'_>, ix: InstanceIx) -> bool {
 
 fn load(input: &Input<'_>, ix: InstanceIx) -> Load {
     input.loads.get(ix.at()).copied().unwrap_or_default()
+}
+
+/// Requests that an engine is busy with: a prefill is done with one when its first token is there.
+fn requests(input: &Input<'_>, ix: InstanceIx) -> u32 {
+    let load = load(input, ix);
+    match input.cluster.get(ix).map(|instance| instance.role) {
+        Some(Role::Prefill) => load.pending_prefills,
+        _ => load.in_flight,
+    }
 }
 
 /// Cost of an entry for the policies that price load alone: prompt tokens ahead of this request, then requests in flight as a

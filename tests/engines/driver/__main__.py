@@ -16,17 +16,19 @@ from pathlib import Path
 
 from checks import CHECKS, Context, warm_up
 from direct import StandIn
-from hits import HIT_CHECKS, Hits
+from hits import HIT_CHECKS, TOKEN_CHECKS, Hits
 from pairs import GATEWAY_PORT, HOST, PAIRS, Pair
 from processes import Processes, Running, Server, StartFailed
 
 
-def gateway(pair: Pair, name: str = "gateway", port: int = GATEWAY_PORT) -> Server:
-    """Its admin listener is at the next port."""
+def gateway(
+    pair: Pair, name: str = "gateway", port: int = GATEWAY_PORT, tokens: list[str] | None = None
+) -> Server:
+    """Its admin listener is at the next port. `tokens` as in `Pair.gateway_flags`."""
     listen = ["--listen", f"{HOST}:{port}", "--admin-listen", f"{HOST}:{port + 1}"]
     return Server(
         name=name,
-        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags()],
+        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags(tokens)],
         ready_url=f"http://{HOST}:{port}/ready",
         ready_seconds=60,
     )
@@ -71,9 +73,11 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
             running = processes.start(gateway(pair))
             processes.await_ready(running)
         context = Context(pair, gateway=not direct)
-        if report.run("warm up", lambda: warm_up(context)):
+        # An engine with another model's tokenizer cannot write what it generates.
+        if pair.tokens_only or report.run("warm up", lambda: warm_up(context)):
             given = Hits(pair, processes, partial(gateway, pair)) if pair.predicted else context
-            for check in HIT_CHECKS if pair.predicted else CHECKS:
+            hit_checks = TOKEN_CHECKS if pair.tokens_only else HIT_CHECKS
+            for check in hit_checks if pair.predicted else CHECKS:
                 report.run(check.__name__, lambda check=check: check(given))
         if not direct:
             report.run("the gateway stops", lambda: stops_cleanly(processes, running))

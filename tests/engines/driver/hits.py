@@ -60,7 +60,7 @@ class Tally:
 class Hits:
     """The engines under one gateway that predicts."""
 
-    def __init__(self, pair: Pair, processes: Processes, gateway_at: Callable[[str, int], Server]):
+    def __init__(self, pair: Pair, processes: Processes, gateway_at: Callable[..., Server]):
         self.pair, self.processes, self.gateway_at = pair, processes, gateway_at
 
     def gateway(self) -> str:
@@ -161,6 +161,44 @@ def tokens_of_chats(hits: Hits) -> str:
             wrong.append(f"{name}: {ours and ours[at - 3 : at + 12]} instead of {theirs[at - 3 : at + 12]} {answer.get('why', '')}")
     assert not wrong, "; ".join(wrong)
     return f"{len(renderings())} chats, {total} tokens"
+
+
+# Flags for tokens of texts, and whether engines are then asked for them.
+WITHOUT_A_TOKENIZER = {
+    "the engine's folder": (["--tokenize-timeout", "0s"], False),
+    "asked": (["--model", "tiny=/nowhere", "--tokenize-timeout", "30s"], True),
+}
+
+
+@check
+def tokens_without_a_tokenizer(hits: Hits) -> str:
+    """A gateway that is given no tokenizer has the same token ids: with the engine's own folder, or by asking engines."""
+    bodies = [(name, CHAT, body) for name, body in renderings()]
+    bodies += [(one.name, one.path, one.body) for one in prompts() if isinstance(one.body.get("prompt"), str)]
+    notes = []
+    for how, (flags, asks) in WITHOUT_A_TOKENIZER.items():
+        # vLLM tells its model's folder, also when it has the tokenizer from elsewhere.
+        if not asks and hits.pair.tokens_only and hits.pair.engine == "vllm":
+            continue
+        running = hits.processes.start(hits.gateway_at("gateway-tokens", GATEWAY_PORT + 20, flags))
+        try:
+            hits.processes.await_ready(running)
+            admin = f"http://{HOST}:{GATEWAY_PORT + 21}"
+            deadline = time.monotonic() + 60
+            while "why" in (first := post(admin, f"/debug/tokens{CHAT}", bodies[0][2]).ok()):
+                assert time.monotonic() < deadline, f"{how}: {first}"
+                time.sleep(0.2)
+            for name, path, body in bodies:
+                wanted = post(GATEWAY_ADMIN, f"/debug/tokens{path}", body).ok()
+                found = post(admin, f"/debug/tokens{path}", body).ok()
+                assert found == wanted and hits.pair.engine in found, f"{how}, {name}: {found} instead of {wanted}"
+            asked = Metrics(admin).sum("moongate_tokenize_engine_seconds_count")
+            seconds = Metrics(admin).sum("moongate_tokenize_engine_seconds_sum")
+            assert (asked > 0) == asks, f"{how}: {asked} questions"
+            notes.append(f"{how}: {len(bodies)} prompts, {asked:g} questions in {seconds:.2f} s")
+        finally:
+            hits.processes.stop(running)
+    return "; ".join(notes)
 
 
 @check
@@ -308,3 +346,6 @@ def a_restarted_master(hits: Hits) -> str:
     stored = Tally([hits.ask(prompt)[0] for prompt in sent])
     note = f"none expected {down:.1f} s after its end, {seconds:.1f} s after its start"
     return f"{note}; before {tally.text()}; then {again.text()}; stored again {stored.text()}"
+
+
+TOKEN_CHECKS: list[Check] = [tokens_of_chats, tokens_without_a_tokenizer]

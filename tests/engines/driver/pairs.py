@@ -40,14 +40,18 @@ class Pair:
     bootstrap_port: int | None = None
     # The folder of the model whose cache hits the gateway predicts; None: it predicts nothing.
     predicted: Path | None = None
+    # Whether only the gateway's tokens are compared, with another model's tokenizer.
+    tokens_only: bool = False
     # A node that gives the store memory and belongs to no engine.
     store_node: Server | None = None
 
-    def gateway_flags(self) -> list[str]:
+    def gateway_flags(self, tokens: list[str] | None = None) -> list[str]:
+        """`tokens` are the flags for tokens of texts. Without: from the model's folder and nowhere else."""
         if self.predicted is None:
             hits = []
         else:
-            hits = ["--model", f"tiny={self.predicted}", "--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"]
+            tokens = ["--model", f"tiny={self.predicted}", "--tokenize-timeout", "0s"] if tokens is None else tokens
+            hits = [*tokens, *(["--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"] if self.store_node else [])]
         if self.decode is None:
             return ["--worker", PREFILL, *hits]
         comma = f",{self.bootstrap_port}" if self.bootstrap_port else ""
@@ -66,7 +70,7 @@ def vllm(
     installed: Path,
     name: str,
     port: int,
-    transfer: dict,
+    transfer: dict | None,
     env: dict[str, str],
     flags: list[str] | None = None,
     kv_bytes: int = 128 << 20,
@@ -85,7 +89,7 @@ def vllm(
             *("--block-size", "32", "--kv-cache-memory-bytes", str(kv_bytes)),
             *("--enable-prefix-caching", *hashing),
             "--enable-prompt-tokens-details",
-            *("--kv-transfer-config", json.dumps(transfer)),
+            *(["--kv-transfer-config", json.dumps(transfer)] if transfer else []),
             *(flags or []),
         ],
         env={
@@ -281,6 +285,10 @@ def events(port: int) -> list[str]:
     return ["--kv-events-config", json.dumps(config)]
 
 
+# vLLM refuses to render what it would refuse to answer.
+RENDERS = ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+
+
 def vllm_hits(installed: Path, logs: Path) -> Pair:
     env = {
         "MOONCAKE_CONFIG_PATH": str(store_config(logs)),
@@ -289,8 +297,8 @@ def vllm_hits(installed: Path, logs: Path) -> Pair:
         "VLLM_SERVER_DEV_MODE": "1",
     }
 
-    def engine(name: str, port: int, events_port: int, **more) -> Server:
-        return vllm(installed, name, port, STORE_TRANSFER, env, events(events_port), **more)
+    def engine(name: str, port: int, events_port: int, flags: list[str] | None = None, **more) -> Server:
+        return vllm(installed, name, port, STORE_TRANSFER, env, [*events(events_port), *(flags or [])], **more)
 
     return Pair(
         engine="vllm",
@@ -298,7 +306,8 @@ def vllm_hits(installed: Path, logs: Path) -> Pair:
         before=[mooncake_master(installed)],
         store_node=store_node(installed, 51061),
         predicted=installed / "model/tiny-qwen3",
-        prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, kv_bytes=SMALL_KV_BYTES),
+        # The prefill renders requests too, also those with tools; the decode only tokenises.
+        prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, RENDERS, kv_bytes=SMALL_KV_BYTES),
         decode=engine("decode", DECODE_PORT, DECODE_EVENTS_PORT),
     )
 
@@ -335,6 +344,18 @@ def sglang_hits(installed: Path, logs: Path) -> Pair:
     return pair
 
 
+def vllm_deepseek(installed: Path, _logs: Path) -> Pair:
+    files = installed / "deepseek/package/models"
+    worker = vllm(installed, "worker", PREFILL_PORT, None, {}, [*RENDERS, "--tokenizer", str(files)])
+    return Pair(engine="vllm", connector=None, prefill=worker, decode=None, predicted=files, tokens_only=True)
+
+
+def sglang_deepseek(installed: Path, _logs: Path) -> Pair:
+    files = installed / "deepseek/package/models"
+    worker = sglang(installed, "worker", PREFILL_PORT, ["--tokenizer-path", str(files)])
+    return Pair(engine="sglang", connector=None, prefill=worker, decode=None, predicted=files, tokens_only=True)
+
+
 PAIRS = {
     "sglang-pd": sglang_pd,
     "vllm-nixl": vllm_nixl,
@@ -343,4 +364,6 @@ PAIRS = {
     "vllm-hits": vllm_hits,
     "vllm-hits-sha256": vllm_hits_sha256,
     "sglang-hits": sglang_hits,
+    "vllm-deepseek": vllm_deepseek,
+    "sglang-deepseek": sglang_deepseek,
 }

@@ -56,6 +56,18 @@ const NOT_FOR_CLIENTS: [&str; 19] = [
     "raise_exception",
 ];
 
+/// Refuses messages with anything but text in them.
+pub(crate) fn check_text(messages: &[Value]) -> Result<(), Unpredictable> {
+    for content in messages.iter().filter_map(|message| messages::member(message, "content")) {
+        if content.as_str().is_none() {
+            messages::items(&content, "content")?
+                .iter()
+                .try_for_each(|part| messages::part(part).map(drop))?;
+        }
+    }
+    Ok(())
+}
+
 /// Prepares `body` as `engine` does. `template` is the chat template's text.
 ///
 /// # Errors

@@ -50,7 +50,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Renders with `variables`; `most_bytes` bounds the text.
+    /// Renders with `variables`; the text has about `about_bytes`, and `most_bytes` at most.
     ///
     /// # Errors
     /// [`Unpredictable::Template`] when the template fails or refuses, [`Unpredictable::TemplateLimit`] when it goes too far.
@@ -58,11 +58,13 @@ impl ChatTemplate {
         &self,
         variables: Vec<(String, Value)>,
         now: Now,
+        about_bytes: usize,
         most_bytes: usize,
     ) -> Result<String, Unpredictable> {
         let clock = Value::from_function(move |format: String| now.strftime(&format));
         let variables = variables.into_iter().chain([("strftime_now".to_owned(), clock)]);
-        let mut page = Page { text: Vec::new(), most_bytes, over: false };
+        let mut page =
+            Page { text: Vec::with_capacity(about_bytes.min(most_bytes)), most_bytes, over: false };
         let rendered = self.env.get_template(NAME).and_then(|template| {
             template.render_captured_to(Value::from_pairs(variables), &mut page).map(drop)
         });
@@ -110,7 +112,7 @@ mod tests {
 
     fn render(source: &str, variables: &[(&str, Value)]) -> Result<String, Unpredictable> {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        ChatTemplate::compile(source, 100_000).unwrap().render(variables, Now::utc(0), 1000)
+        ChatTemplate::compile(source, 100_000).unwrap().render(variables, Now::utc(0), 10, 1000)
     }
 
     #[test]

@@ -85,6 +85,14 @@ impl Tokenizer {
         (&self.before, &self.after)
     }
 
+    /// Puts a token before texts, unless tokenizer.json puts something there itself.
+    pub(crate) fn begin_texts_with(&mut self, token: &str) -> Result<(), Unpredictable> {
+        if self.before.is_empty() {
+            self.before = self.library.encode(token, false)?;
+        }
+        Ok(())
+    }
+
     /// Where a text may be cut.
     pub(crate) fn cuts(&self) -> &Cuts {
         &self.cuts

@@ -101,15 +101,14 @@ impl Feeds {
         Some(Running { endpoint: member.endpoint.clone(), source, stop })
     }
 
-    /// Loads models that some engine serves and that have a folder here.
+    /// Loads models that some engine serves and that may have a folder here.
     fn want_models(&self, fleet: &Fleet) {
         for facts in fleet.members.iter().filter_map(Member::facts) {
             for name in &facts.models {
-                let Some(source) = self.models.claim(name, facts.engine) else { continue };
-                let (models, engine) = (self.models.clone(), facts.engine);
+                let Some(claim) = self.models.claim(name, facts) else { continue };
+                let models = self.models.clone();
                 self.supervisor.spawn("load model", async move {
-                    let _at_shutdown =
-                        tokio::task::spawn_blocking(move || models.load(&source, engine)).await;
+                    let _at_shutdown = tokio::task::spawn_blocking(move || models.load(&claim)).await;
                 });
             }
         }

@@ -81,10 +81,6 @@ impl Predictive {
         }
     }
 
-    fn planned(&self, ix: InstanceIx) -> Seconds {
-        self.planned.get(ix.at()).copied().unwrap_or(0.0)
-    }
-
     /// The request's terms on one engine, with the decode that would take over; `None` if it cannot be used.
     fn price(
         &mut self,
@@ -274,6 +270,10 @@ impl Policy for Predictive {
         self.fetch_per_token.clear();
         let caches = round.cluster.instances().iter().map(|instance| &instance.cache);
         self.fetch_per_token.extend(caches.map(|cache| cache.kv_bytes_per_token / cache.l3_bytes_per_s));
+    }
+
+    fn planned(&self, engine: InstanceIx) -> Seconds {
+        self.planned.get(engine.at()).copied().unwrap_or(0.0)
     }
 
     fn is_aged(&self, input: &Input<'_>) -> bool {

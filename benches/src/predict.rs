@@ -1,0 +1,278 @@
+//! From the body of a 128k-token conversation to its predicted cache hits: the first turn, and the one that follows.
+//!
+//! A simulated engine has the conversation's pages and says so by its events, as a real one would; then a later turn is asked for on the
+//! gateway's admin listener, which tells how long the prediction took.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+use crate::wire::ask_once;
+
+/// Tokens of a first turn.
+const TOKENS: usize = 131_072;
+/// Time for gateway and engine to be ready, and for events to arrive.
+const LIMIT: Duration = Duration::from_secs(60);
+const MODEL: &str = "sim";
+
+/// Options of `gateway-bench predict`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The moongate binary.
+    #[arg(long, value_name = "FILE")]
+    moongate: PathBuf,
+
+    /// Folder with the model's tokenizer and chat template.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: PathBuf,
+
+    /// Conversations, each new to the gateway.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    conversations: u64,
+}
+
+pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+    let world = World::start(&options.moongate, &options.tokenizer).await?;
+    let (mut first, mut next) = (Vec::new(), Vec::new());
+    for number in 0..options.conversations {
+        let mut chat = Chat::new(number);
+        world.grow(&mut chat).await?;
+        // Other words of the same length, so that nothing of it is known.
+        let mut chat = chat.retold(number + 1_000_000);
+        first.push(world.predict(&chat.body()).await?);
+        world.compute(&chat.body()).await?;
+        chat.say("assistant", 150);
+        chat.say("user", 50);
+        next.push(world.predict(&chat.body()).await?);
+        let last = &next[next.len() - 1];
+        ensure!(
+            last.cached * 100 >= last.tokens * 99,
+            "only {} of {} tokens were predicted",
+            last.cached,
+            last.tokens
+        );
+    }
+    print(&[("first turn", &first), ("follow-up turn", &next)])
+}
+
+fn print(rows: &[(&str, &Vec<Predicted>)]) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "| 128k-token conversation | tokens | body, kB | median ms | p10 ms | p90 ms |\n| --- | --- | --- | --- | --- | --- |"
+    )?;
+    for (name, all) in rows {
+        let mut times: Vec<f64> = all.iter().map(|one| one.ms).collect();
+        times.sort_by(f64::total_cmp);
+        let at = |share: usize| times[(times.len() - 1) * share / 100];
+        let mean = |of: fn(&Predicted) -> usize| all.iter().map(of).sum::<usize>() / all.len();
+        let (tokens, bytes) = (mean(|one| one.tokens), mean(|one| one.bytes) / 1000);
+        writeln!(out, "| {name} | {tokens} | {bytes} | {:.2} | {:.2} | {:.2} |", at(50), at(10), at(90))?;
+    }
+    Ok(())
+}
+
+/// What the gateway says of one prompt.
+struct Predicted {
+    tokens: usize,
+    cached: usize,
+    bytes: usize,
+    ms: f64,
+}
+
+/// A gateway with one simulated engine.
+struct World {
+    _engine: Child,
+    _gateway: Child,
+    engine: u16,
+    admin: u16,
+}
+
+impl World {
+    async fn start(moongate: &Path, tokenizer: &Path) -> anyhow::Result<Self> {
+        let [engine, port, admin] = [free_port()?, free_port()?, free_port()?];
+        let spawn = |arguments: &[&str]| {
+            let mut command = Command::new(moongate);
+            command.args(arguments).kill_on_drop(true).stdin(Stdio::null()).stdout(Stdio::null());
+            command.spawn().with_context(|| format!("{command:?}"))
+        };
+        let at = |port: u16| format!("127.0.0.1:{port}");
+        let engine_process = spawn(&[
+            "loadtest",
+            "engine",
+            "--model",
+            MODEL,
+            "--page-size",
+            "64",
+            "--time-scale",
+            "1000",
+            "--l1-tokens",
+            "100000000",
+            "--kv-events",
+            "127.0.0.1:0",
+            "--listen",
+            &at(engine),
+        ])?;
+        let model = format!("{MODEL}={}", tokenizer.display());
+        let gateway_process = spawn(&[
+            "gateway",
+            "--listen",
+            &at(port),
+            "--admin-listen",
+            &at(admin),
+            "--worker",
+            &format!("http://{}", at(engine)),
+            "--model",
+            &model,
+            "--log-filter",
+            "warn",
+        ])?;
+        let world = Self { _engine: engine_process, _gateway: gateway_process, engine, admin };
+        let asked = Instant::now();
+        loop {
+            let ready = world.predict(&Chat::new(u64::MAX).body()).await;
+            match ready {
+                Ok(_) => return Ok(world),
+                Err(error) if asked.elapsed() > LIMIT => {
+                    return Err(error.context("the gateway does not predict"));
+                }
+                Err(_) => sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+
+    /// Adds turns until the conversation is long enough.
+    async fn grow(&self, chat: &mut Chat) -> anyhow::Result<()> {
+        let mut tokens = 0;
+        while tokens < TOKENS {
+            // Turns of 1,200 words; the last few are asked for one by one.
+            let missing = (TOKENS - tokens) / 2_500;
+            for _ in 0..missing.max(1) {
+                chat.say("user", 600);
+                chat.say("assistant", 600);
+            }
+            let mut asked = chat.body();
+            asked["messages"]
+                .as_array_mut()
+                .context("messages")?
+                .push(json!({"role": "user", "content": "?"}));
+            tokens = self.predict(&asked).await?.tokens;
+        }
+        chat.say("user", 200);
+        Ok(())
+    }
+
+    async fn predict(&self, body: &Value) -> anyhow::Result<Predicted> {
+        let body = body.to_string();
+        let answer = self.admin("/debug/predict/v1/chat/completions", &body).await?;
+        let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+        let (Some(tokens), Some(ms)) = (number(&answer["input_tokens"]), answer["took_ms"].as_f64()) else {
+            bail!("no prediction: {answer}");
+        };
+        let cached = number(&answer["engines"][0]["l1_tokens"]).unwrap_or(0);
+        Ok(Predicted { tokens, cached, bytes: body.len(), ms })
+    }
+
+    /// Has the engine compute the prompt, and waits until the gateway knows.
+    async fn compute(&self, body: &Value) -> anyhow::Result<()> {
+        let tokens = self.admin("/debug/tokens/v1/chat/completions", &body.to_string()).await?;
+        let ask = json!({"model": MODEL, "prompt": tokens["sglang"], "max_tokens": 1}).to_string();
+        post(self.engine, "/v1/completions", &ask).await?;
+        let asked = Instant::now();
+        loop {
+            let known = self.predict(body).await?;
+            if known.cached + 64 >= known.tokens {
+                return Ok(());
+            }
+            ensure!(
+                asked.elapsed() < LIMIT,
+                "the gateway knows of {} of {} tokens",
+                known.cached,
+                known.tokens
+            );
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn admin(&self, path: &str, body: &str) -> anyhow::Result<Value> {
+        post(self.admin, path, body).await
+    }
+}
+
+async fn post(port: u16, path: &str, body: &str) -> anyhow::Result<Value> {
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let (status, answer) = ask_once(port, &request).await?;
+    ensure!(status == 200, "{path}: {status} {}", String::from_utf8_lossy(&answer));
+    serde_json::from_slice(&answer).with_context(|| format!("the answer of {path}"))
+}
+
+fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+/// A conversation of invented text, about 4.6 bytes a token.
+struct Chat {
+    random: fastrand::Rng,
+    /// Role and length of every message, to tell another conversation of the same shape.
+    shape: Vec<(&'static str, usize)>,
+    messages: Vec<Value>,
+}
+
+impl Chat {
+    fn new(seed: u64) -> Self {
+        let mut chat =
+            Self { random: fastrand::Rng::with_seed(seed), shape: Vec::new(), messages: Vec::new() };
+        chat.say("system", 2000);
+        chat
+    }
+
+    fn retold(&self, seed: u64) -> Self {
+        let mut chat =
+            Self { random: fastrand::Rng::with_seed(seed), shape: Vec::new(), messages: Vec::new() };
+        self.shape.iter().for_each(|(role, words)| chat.say(role, *words));
+        chat
+    }
+
+    fn say(&mut self, role: &'static str, words: usize) {
+        let content = self.paragraph(words);
+        self.shape.push((role, words));
+        self.messages.push(json!({"role": role, "content": content}));
+    }
+
+    fn body(&self) -> Value {
+        json!({"model": MODEL, "messages": self.messages, "stream": true})
+    }
+
+    fn paragraph(&mut self, words: usize) -> String {
+        const COMMON: [&str; 24] = [
+            "the", "request", "cache", "of", "engine", "and", "prefill", "to", "a", "decode", "in", "that",
+            "is", "token", "router", "for", "with", "memory", "block", "it", "as", "was", "on", "stream",
+        ];
+        const SYLLABLES: [&str; 8] = ["ka", "to", "mi", "ren", "sol", "vi", "ber", "dan"];
+        let mut text = String::new();
+        for _ in 0..words {
+            text.push(' ');
+            match self.random.u8(..20) {
+                0 => text.push_str(&self.random.u32(..100_000).to_string()),
+                1 => text.push_str("fn call(&self) -> u64;\n"),
+                2 => (0..3).for_each(|_| text.push_str(SYLLABLES[self.random.usize(..8)])),
+                _ => text.push_str(COMMON[self.random.usize(..24)]),
+            }
+            if self.random.u8(..12) == 0 {
+                text.push_str(".\n");
+            }
+        }
+        text
+    }
+}

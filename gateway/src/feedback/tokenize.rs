@@ -1,0 +1,72 @@
+//! Who makes the tokens that predictions rest on.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Seconds; an engine's answer, from an idle front end to the limit and beyond.
+const BUCKETS: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
+
+/// Who made the tokens of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) enum TokenizedBy {
+    /// The prompt came as token ids.
+    #[default]
+    Client,
+    /// This gateway, with the model's own files.
+    Gateway,
+    /// An engine that was asked.
+    Engine,
+    /// An engine, when it was asked about an equal prompt.
+    Memory,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByLabel {
+    by: &'static str,
+}
+
+/// Counts them.
+#[derive(Debug)]
+pub(crate) struct TokenizeMetrics {
+    prompts: Family<ByLabel, Counter>,
+    asked: Histogram,
+}
+
+impl TokenizeMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self { prompts: Family::default(), asked: Histogram::new(BUCKETS.iter().copied()) };
+        registry.register(
+            "tokenized_prompts",
+            "Prompts with a prediction, by who made their tokens",
+            metrics.prompts.clone(),
+        );
+        registry.register_with_unit(
+            "tokenize_engine",
+            "Time for which requests waited for an engine to tell their tokens",
+            Unit::Seconds,
+            metrics.asked.clone(),
+        );
+        metrics
+    }
+
+    /// The tokens of a prompt are known.
+    pub(crate) fn tokenized(&self, by: TokenizedBy) {
+        let by = match by {
+            TokenizedBy::Client => "client",
+            TokenizedBy::Gateway => "gateway",
+            TokenizedBy::Engine => "engine",
+            TokenizedBy::Memory => "memory",
+        };
+        self.prompts.get_or_create(&ByLabel { by }).inc();
+    }
+
+    /// A request has waited so long for an engine, whatever came of it.
+    pub(crate) fn asked(&self, waited: Duration) {
+        self.asked.observe(waited.as_secs_f64());
+    }
+}

@@ -1,0 +1,68 @@
+//! Whose a request is, and how urgent: what decides on its turn when engines are busy.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use http::{HeaderMap, HeaderName};
+use moongate_scheduler::Request;
+
+/// The headers that are looked at.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Standing {
+    pub(crate) tenant: Option<HeaderName>,
+    pub(crate) priority: Option<HeaderName>,
+}
+
+impl Standing {
+    /// Adds what the client's headers say.
+    pub(super) fn apply(&self, headers: &HeaderMap, request: Request) -> Request {
+        let value = |name: &Option<HeaderName>| headers.get(name.as_ref()?);
+        let tenant = value(&self.tenant).map(|name| {
+            let mut hasher = DefaultHasher::new();
+            name.as_bytes().hash(&mut hasher);
+            hasher.finish()
+        });
+        let priority = value(&self.priority).and_then(|text| text.to_str().ok()?.trim().parse().ok());
+        Request { tenant, priority: priority.unwrap_or(0), ..request }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use moongate_scheduler::ModelIx;
+
+    use super::*;
+
+    fn asked(standing: &Standing, headers: &[(&'static str, &'static str)]) -> (Option<u64>, i32) {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let request = Request {
+            model: ModelIx(0),
+            input_tokens: 1,
+            output_tokens: 1,
+            sequences: 1,
+            priority: 0,
+            session: None,
+            tenant: None,
+            ttft_target: None,
+        };
+        let request = standing.apply(&headers.collect(), request);
+        (request.tenant, request.priority)
+    }
+
+    #[test]
+    fn tenants_and_priorities_are_read_from_the_headers_named() {
+        let headers = [("authorization", "Bearer a"), ("x-priority", " 3 ")];
+        assert_eq!(asked(&Standing::default(), &headers), (None, 0));
+        let standing = Standing {
+            tenant: Some(HeaderName::from_static("authorization")),
+            priority: Some(HeaderName::from_static("x-priority")),
+        };
+        let (tenant, priority) = asked(&standing, &headers);
+        assert!(tenant.is_some());
+        assert_eq!(priority, 3);
+        assert_ne!(asked(&standing, &[("authorization", "Bearer b")]).0, tenant);
+        assert_eq!(asked(&standing, &[("x-priority", "high")]), (None, 0));
+    }
+}

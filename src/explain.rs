@@ -1,0 +1,164 @@
+//! `moongate explain`: why a request went where it went, and where another policy would have sent it.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use moongate_scheduler::{Instance, PolicyName, Route, Snapshot, Verdict};
+use moongate_telemetry::LogOptions;
+use serde_json::Value;
+
+/// Time for the gateway's answer.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Flags of `moongate explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainCommand {
+    /// The request: the x-request-id of its answer. Without: the latest decisions are listed.
+    #[arg(value_name = "REQUEST")]
+    request: Option<String>,
+
+    /// The gateway's admin address.
+    #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN", default_value = "127.0.0.1:9000")]
+    admin: String,
+
+    /// A saved answer of /debug/decisions/REQUEST instead of a gateway.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_DECISIONS_FILE", conflicts_with = "request")]
+    file: Option<PathBuf>,
+
+    /// Also ask this policy what it would have decided.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_OTHER_POLICY")]
+    policy: Option<PolicyName>,
+
+    /// Print the gateway's answer as it is; it can be given to --file later.
+    #[arg(long, env = "MOONGATE_EXPLAIN_JSON")]
+    json: bool,
+
+    #[command(flatten)]
+    pub(crate) logs: LogOptions,
+}
+
+pub(crate) async fn run(command: ExplainCommand) -> anyhow::Result<ExitCode> {
+    let answer: Value = match &command.file {
+        Some(file) => {
+            let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+            serde_json::from_slice(&text).with_context(|| format!("{} is not JSON", file.display()))?
+        }
+        None => ask(&command).await?,
+    };
+    let text = if command.json {
+        format!("{answer}\n")
+    } else {
+        let decisions = answer["decisions"].as_array().context("there are no `decisions` in it")?;
+        let mut text = String::new();
+        for decision in decisions {
+            match decision.get("snapshot") {
+                None => list(&mut text, decision),
+                Some(_) => explain(&mut text, decision, command.policy)?,
+            }
+        }
+        if decisions.is_empty() {
+            text.push_str("no decision has been made yet\n");
+        }
+        text
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn ask(command: &ExplainCommand) -> anyhow::Result<Value> {
+    let id = command.request.as_deref().unwrap_or_default();
+    let base = command.admin.trim_start_matches("http://").trim_end_matches('/');
+    let mut url = reqwest::Url::parse(&format!("http://{base}/debug/decisions"))
+        .with_context(|| format!("--admin {:?} is not host:port", command.admin))?;
+    if let (false, Ok(mut path)) = (id.is_empty(), url.path_segments_mut()) {
+        path.push(id);
+    }
+    let client = reqwest::Client::builder().no_proxy().timeout(LIMIT).build()?;
+    let asked = client.get(url.clone()).send().await;
+    let response = asked.with_context(|| format!("no gateway answers; is --admin {base} right?"))?;
+    let status = response.status();
+    let body: Value = response.json().await.with_context(|| format!("what {url} answers is not JSON"))?;
+    if !status.is_success() {
+        bail!("{}", body["error"]["message"].as_str().unwrap_or(status.as_str()));
+    }
+    Ok(body)
+}
+
+fn list(text: &mut String, decision: &Value) {
+    let word = |name: &str| decision[name].as_str().unwrap_or("-").to_owned();
+    let _infallible = writeln!(
+        text,
+        "{}  {} tokens -> {} + {}  {} ({})",
+        word("request_id"),
+        decision["input_tokens"],
+        word("entry"),
+        word("decode"),
+        word("reason"),
+        word("policy"),
+    );
+}
+
+fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> anyhow::Result<()> {
+    list(text, decision);
+    let seconds = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| format!("{value:.3}"));
+    let _infallible = writeln!(
+        text,
+        "  held {} s, first token predicted after {} s\n  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  L1/L2/L3 tokens",
+        seconds(&decision["held_s"]),
+        seconds(&decision["predicted_ttft_s"]),
+        "engine",
+        "cost",
+        "wait",
+        "fetch",
+        "service",
+        "handover",
+        "copies",
+        "decode",
+    );
+    for candidate in decision["candidates"].as_array().into_iter().flatten() {
+        let (terms, hits) = (&candidate["terms"], &candidate["hits"]);
+        let _infallible = writeln!(
+            text,
+            "  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {}/{}/{}",
+            candidate["instance"].as_str().unwrap_or("-"),
+            seconds(&candidate["cost"]),
+            seconds(&terms["wait"]),
+            seconds(&terms["fetch"]),
+            seconds(&terms["service"]),
+            seconds(&terms["handover"]),
+            seconds(&terms["duplicate"]),
+            seconds(&terms["decode"]),
+            hits["l1_tokens"],
+            hits["l2_tokens"],
+            hits["l3_tokens"],
+        );
+    }
+    let snapshot: Snapshot = serde_json::from_value(decision["snapshot"].clone())
+        .context("the snapshot is of another release of moongate")?;
+    replay(text, &snapshot);
+    if let Some(policy) = other {
+        replay(text, &Snapshot { policy, ..snapshot });
+    }
+    Ok(())
+}
+
+/// Adds what the policy decides now.
+fn replay(text: &mut String, snapshot: &Snapshot) {
+    let name = |ix: moongate_scheduler::InstanceIx| {
+        snapshot.instances.get(ix.at()).map_or("?", |instance: &Instance| &instance.name)
+    };
+    let outcome = match snapshot.replay() {
+        Ok(Verdict::Send(decision)) => match decision.route {
+            Route::Pair { prefill, decode, .. } => format!("{} + {}", name(prefill), name(decode)),
+            Route::Single { worker } => name(worker).to_owned(),
+        },
+        Ok(Verdict::Hold { until }) => format!("hold it for {:.3} s", until - snapshot.now),
+        Err(refusal) => format!("refuse it: {refusal}"),
+    };
+    let _infallible = writeln!(text, "  replayed with {}: {outcome}", snapshot.policy);
+}

@@ -1,0 +1,106 @@
+//! Prompts whose pages are in a store, and what a gateway foretells of them.
+
+use std::time::{Duration, Instant};
+
+use moongate_loadtest::engine::SimConfig;
+use moongate_pages::{Chain, Scheme, SglangNamespace};
+use serde_json::{Value, json};
+
+use super::fleet::{Fleet, World};
+
+/// Long, because it only says when a test hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Tokens of a page, and what an SGLang engine asks the store for at least.
+pub(crate) const PAGE: u32 = 64;
+pub(crate) const THRESHOLD: u64 = 256;
+/// Bytes of an object, where they do not matter.
+pub(crate) const SMALL: usize = 4096;
+/// A page's objects: keys and values.
+pub(crate) type Objects = [String; 2];
+
+/// An engine that uses the store, and a gateway that looks into it through its master's admin server.
+pub(crate) async fn world(admin: &str, flags: &[&str]) -> World {
+    let fleet = Fleet::sglang().plain(1).tune(|config| SimConfig { use_storage: true, ..config.fast() });
+    let fleet = fleet.flag(&format!("--mooncake-admin={admin}"));
+    flags.iter().fold(fleet, |fleet, flag| fleet.flag(flag)).start().await
+}
+
+/// A prompt all of whose `pages` can come from a cache: an engine computes at least one token.
+pub(crate) fn prompt(number: u32, pages: u32) -> Vec<u32> {
+    (0..=pages * PAGE).map(|at| number * 1_000 + at % 997).collect()
+}
+
+/// What the engine would store of a prompt.
+pub(crate) fn objects(prompt: &[u32]) -> Vec<Objects> {
+    let mut pages = Vec::new();
+    Chain::new(Scheme::sglang(PAGE, SglangNamespace::default()).unwrap()).extend(prompt, &mut pages);
+    pages.iter().map(|page| ["k", "v"].map(|tensor| format!("sim_{}_0_{tensor}", page.digest))).collect()
+}
+
+/// The tokens that the gateway says the engine would load from the store.
+pub(crate) async fn foretold(world: &World, prompt: &[u32]) -> u64 {
+    foretold_at(&world.client, &world.gateway.admin_url(""), &world.model(), prompt).await
+}
+
+/// The same of the gateway whose admin listener has this URL.
+pub(crate) async fn foretold_at(client: &reqwest::Client, admin: &str, model: &str, prompt: &[u32]) -> u64 {
+    let body = json!({"model": model, "prompt": prompt});
+    let request = client.post(format!("{admin}/debug/predict/v1/completions")).json(&body);
+    let answer: Value = request.send().await.unwrap().json().await.unwrap();
+    let engine = &answer["engines"][0];
+    assert_eq!((&engine["l1_tokens"], &engine["l2_tokens"]), (&json!(0), &json!(0)), "{answer}");
+    engine["l3_tokens"].as_u64().unwrap()
+}
+
+/// Waits until so many pages are foretold. On the way there, `allowed` must hold of the number.
+pub(crate) async fn settles(
+    world: &World,
+    prompt: &[u32],
+    pages: u32,
+    allowed: impl Fn(u64) -> bool,
+) -> Duration {
+    let (begun, expected) = (Instant::now(), u64::from(pages * PAGE));
+    let mut last = 0;
+    while begun.elapsed() < LIMIT {
+        last = foretold(world, prompt).await;
+        if last == expected {
+            return begun.elapsed();
+        }
+        assert!(allowed(last), "{last} tokens on the way to {expected}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{last} tokens are foretold, not {expected}");
+}
+
+/// Waits until so many pages are foretold, and never more.
+pub(crate) async fn grows_to(world: &World, prompt: &[u32], pages: u32) {
+    settles(world, prompt, pages, |tokens| tokens < u64::from(pages * PAGE)).await;
+}
+
+/// Waits until so many pages are foretold, and never fewer. Returns how long it took.
+pub(crate) async fn falls_to(world: &World, prompt: &[u32], pages: u32) -> Duration {
+    settles(world, prompt, pages, |tokens| tokens > u64::from(pages * PAGE)).await
+}
+
+/// A metric of the gateway.
+pub(crate) async fn metric(world: &World, name: &str) -> u64 {
+    metric_at(&world.client, &world.gateway.admin_url(""), name).await
+}
+
+/// The same of the gateway whose admin listener has this URL.
+pub(crate) async fn metric_at(client: &reqwest::Client, admin: &str, name: &str) -> u64 {
+    let text = client.get(format!("{admin}/metrics")).send().await.unwrap().text().await.unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Waits until a metric is what it should be.
+pub(crate) async fn metric_is(world: &World, name: &str, right: impl Fn(u64) -> bool) {
+    let begun = Instant::now();
+    let mut last = metric(world, name).await;
+    while !right(last) {
+        assert!(begun.elapsed() < LIMIT, "{name} stays at {last}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        last = metric(world, name).await;
+    }
+}
