@@ -1,10 +1,15 @@
 //! The state around a policy: held requests, the book of every engine, and what was sent.
 
+mod barred;
+mod kinds;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use self::barred::Barred;
+use self::kinds::divide;
 use crate::book::{Computed, EngineBook};
-use crate::cluster::{Cluster, InstanceIx, Load, ModelIx, Reported};
+use crate::cluster::{Cluster, InstanceIx, Load, Reported};
 use crate::decision::{Decision, Refusal};
 use crate::estimate::Estimate;
 use crate::learn::{Learner, Work};
@@ -430,53 +435,6 @@ impl Scheduler {
             prefilling: true,
         };
         self.sent.insert(held.ticket, sent);
-    }
-}
-
-/// Groups engines that serve the same model and so should be alike. A group goes on with what one of its engines has shown before.
-fn divide(
-    cluster: &Cluster,
-    engines: &[Option<(EngineBook, usize)>],
-    learners: &[Learner],
-    settings: &Settings,
-) -> (Vec<Learner>, Vec<usize>) {
-    let mut groups: Vec<(Option<ModelIx>, Option<Learner>)> = Vec::new();
-    let mut kinds = Vec::with_capacity(engines.len());
-    for (instance, engine) in cluster.instances().iter().zip(engines) {
-        let model = instance.models.first().copied();
-        let kind = groups.iter().position(|(known, _)| *known == model).unwrap_or_else(|| {
-            groups.push((model, None));
-            groups.len() - 1
-        });
-        kinds.push(kind);
-        if let (None, Some((_, old))) = (&groups[kind].1, engine) {
-            groups[kind].1 = learners.get(*old).cloned();
-        }
-    }
-    let fresh = || Learner::new(&settings.service_prior, settings.handover_prior_s_per_token);
-    (groups.into_iter().map(|(_, learner)| learner.unwrap_or_else(fresh)).collect(), kinds)
-}
-
-/// Engines whose availability was taken away for one request.
-struct Barred<'a> {
-    engines: &'a [InstanceIx],
-    /// Bit by position in `engines`; what is beyond was looked up again.
-    were: Vec<bool>,
-}
-
-impl<'a> Barred<'a> {
-    fn bar(loads: &mut [Load], engines: &'a [InstanceIx]) -> Self {
-        let bar =
-            |ix: &InstanceIx| loads.get_mut(ix.at()).is_some_and(|load| std::mem::take(&mut load.available));
-        Self { engines, were: engines.iter().map(bar).collect() }
-    }
-
-    fn lift(self, loads: &mut [Load]) {
-        for (ix, was) in self.engines.iter().zip(self.were) {
-            if was && let Some(load) = loads.get_mut(ix.at()) {
-                load.available = true;
-            }
-        }
     }
 }
 
