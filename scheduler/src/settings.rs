@@ -14,15 +14,19 @@ pub struct Settings {
     pub handover_prior_s_per_token: f64,
     /// A request is handed over once its engine's backlog is at most this. Less starves the engine between two prompts; more binds
     /// requests before it is known where they are best computed.
+    /// On the conversation trace half a second costs 6 % of mean TTFT; 0.03 to 0.1 s differ by less than the seeds.
     pub slack: Seconds,
     /// Price of computing or fetching what another engine has in its own cache, as a share of the time to compute it: the
     /// copy pushes out something else.
+    /// 0 costs 4 % on the synthetic trace, 14 % at 1.2 times its speed, 5 % with best-effort fetching; 0.4 to 0.8 are alike.
     pub duplicate_price: f64,
     /// Price of a second of an engine for every request per engine that is held behind, in seconds. It makes a busy fleet prefer what
     /// costs the least computation to what is there the soonest.
+    /// 0 costs 8 % without a store and 10 % at 1.2 times the recorded speed; 1 gives half of that, 6 no more.
     pub congestion_price: f64,
     /// Share of the computation that goes to the requests that have waited longest. The rest goes to the shortest. 0 lets long
     /// prompts starve under overload.
+    /// A tenth costs 3 to 5 % at 1.2 times the recorded speed, three hundredths are within the noise.
     pub aged_share: f64,
     /// How long a request must have waited, as a multiple of its own expected service, to be one of the aged.
     pub aged_after: f64,
