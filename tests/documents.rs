@@ -10,14 +10,16 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use moongate_gateway::Code;
+use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 5] = [
+const COMMANDS: [&str; 6] = [
     "moongate gateway",
     "moongate up",
     "moongate loadtest",
     "moongate loadtest run",
     "moongate loadtest engine",
+    "moongate loadtest simulate",
 ];
 
 /// Metrics with labels that one request to a fleet without failures does not show, or shows only if engines are quick to tell its
@@ -107,6 +109,18 @@ fn every_setting_is_described_with_its_variable_and_default() {
             settings(command),
             "docs/configuration.md on the left, `{command} --help` on the right"
         );
+    }
+}
+
+#[test]
+fn every_policy_is_described_and_in_the_help() {
+    let page = read("docs/configuration.md");
+    let described: BTreeSet<String> =
+        rows(section(&page, "moongate gateway")).into_iter().map(|row| row[0].clone()).collect();
+    let help = help("moongate gateway");
+    for name in PolicyName::ALL {
+        assert!(described.contains(name.as_str()), "docs/configuration.md does not describe {name}");
+        assert!(help.contains(name.as_str()), "--help does not name {name}");
     }
 }
 

@@ -133,7 +133,7 @@ pub struct GatewayOptions {
 
     /// How routes are chosen. By predicted time: predictive. By load: least_load, least_requests, power_of_two, round_robin, random. Like
     /// other routers, to compare with: cache_aware and prefix_hash (smg), llm_d, lmetric, dynamo, dynamo_queue, conductor. Default
-    /// predictive: the only one that knows caches, queues and computation.
+    /// predictive: it predicts queues, fetches and computation in seconds.
     #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "predictive")]
     pub policy: PolicyName,
 

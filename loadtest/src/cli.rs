@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -12,6 +14,7 @@ use url::Url;
 
 use crate::engine::{Connector, Face, Fault, FaultPlan, KvEvents, Role, SimConfig, SimEngine, SimFleet};
 use crate::generate::{self, Arrivals, Limits, Report, Target, TargetApi};
+use crate::simulate::{SimulateArgs, simulate};
 
 /// Simulated engines and load.
 #[derive(Debug, Subcommand)]
@@ -20,6 +23,8 @@ pub enum LoadtestCommand {
     Engine(Box<EngineArgs>),
     /// Send load to an OpenAI-compatible endpoint and measure.
     Run(Box<RunArgs>),
+    /// Compare scheduling policies on a simulated fleet.
+    Simulate(Box<SimulateArgs>),
 }
 
 /// Arguments of `moongate loadtest engine`.
@@ -148,6 +153,7 @@ pub async fn run(command: LoadtestCommand, supervisor: &Supervisor) -> anyhow::R
     match command {
         LoadtestCommand::Engine(args) => run_engine(*args, supervisor).await,
         LoadtestCommand::Run(args) => run_load(*args, supervisor).await,
+        LoadtestCommand::Simulate(args) => run_simulation(args, supervisor).await,
     }
 }
 
@@ -240,6 +246,22 @@ async fn run_load(args: RunArgs, supervisor: &Supervisor) -> anyhow::Result<Exit
     let report = generate::generate(target, arrivals, &limits, supervisor, &stop, !args.no_progress).await?;
     tell(&print(&report, args.json));
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run_simulation(args: Box<SimulateArgs>, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&stop);
+    let mut run = tokio::task::spawn_blocking(move || simulate(&args, &told));
+    let stopped = supervisor.token();
+    let text = tokio::select! {
+        text = &mut run => text??,
+        () = stopped.cancelled() => {
+            stop.store(true, Ordering::Relaxed);
+            run.await??
+        }
+    };
+    tell(&text);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The first model that the target says it serves.

@@ -33,10 +33,11 @@ fn cluster(prefills: usize, decodes: usize) -> Arc<Cluster> {
 
 fn ask(engines: usize, random: &mut fastrand::Rng) -> Ask {
     let input_tokens = random.u32(1_000..60_000);
+    // The store has the same for all engines; every fourth has some of its own.
+    let shared = random.u32(..input_tokens / 2);
     let mut hits = || {
         let own = if random.u8(..4) == 0 { random.u32(..input_tokens) } else { 0 };
-        let stored = random.u32(..input_tokens - own);
-        TierHits { l1_tokens: own / 2, l2_tokens: own / 2, l3_tokens: stored }
+        TierHits { l1_tokens: own / 2, l2_tokens: own / 2, l3_tokens: shared.saturating_sub(own) }
     };
     let per_instance = (0..engines).map(|_| hits()).collect();
     Ask {
@@ -60,6 +61,7 @@ struct World {
     random: fastrand::Rng,
     engines: usize,
     tickets: u64,
+    now: f64,
     events: Vec<Event>,
 }
 
@@ -69,13 +71,13 @@ impl World {
         let mut scheduler = Scheduler::new(policy.build(&settings), settings);
         scheduler.set_cluster(0.0, cluster(prefills, decodes));
         let random = fastrand::Rng::with_seed(1);
-        Self { scheduler, random, engines: prefills + decodes, tickets: 0, events: Vec::new() }
+        Self { scheduler, random, engines: prefills + decodes, tickets: 0, now: 0.0, events: Vec::new() }
     }
 
     fn submit(&mut self) -> Ticket {
         self.tickets += 1;
         let ask = ask(self.engines, &mut self.random);
-        self.scheduler.submit(0.0, Ticket(self.tickets), ask);
+        self.scheduler.submit(self.now, Ticket(self.tickets), ask);
         Ticket(self.tickets)
     }
 
@@ -84,7 +86,7 @@ impl World {
         self.events.clear();
         let entropy = self.random.u64(..);
         let begun = Instant::now();
-        self.scheduler.poll(0.0, entropy, &mut self.events);
+        self.scheduler.poll(self.now, entropy, &mut self.events);
         begun.elapsed().as_secs_f64()
     }
 
@@ -94,30 +96,39 @@ impl World {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
         let begun = Instant::now();
-        self.scheduler.submit(0.0, ticket, ask);
+        self.scheduler.submit(self.now, ticket, ask);
         let submitted = begun.elapsed().as_secs_f64();
         let seconds = submitted + self.poll();
         assert_eq!(self.events.len(), 1);
-        self.scheduler.ended(0.0, ticket);
+        self.scheduler.ended(self.now, ticket);
         seconds
     }
 
-    /// Fills all engines and holds `held` requests.
-    fn fill(&mut self, held: usize) {
+    /// Submits until so many requests are held; those that are sent are added to `running`.
+    fn fill(&mut self, held: usize, running: &mut Vec<Ticket>) {
         while self.scheduler.held().count() < held {
             self.submit();
             self.poll();
+            running.extend(self.sent());
         }
+    }
+
+    /// What the last poll sent.
+    fn sent(&self) -> impl Iterator<Item = Ticket> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Send { ticket, .. } => Some(*ticket),
+            Event::Refuse { .. } => None,
+        })
     }
 
     /// One engine becomes free: seconds until the request that it gets has been found.
     fn release(&mut self, running: &mut Vec<Ticket>) -> f64 {
+        // 32 engines, three seconds per prompt.
+        self.now += 0.1;
         let done = running.swap_remove(self.random.usize(..running.len()));
-        self.scheduler.ended(0.0, done);
+        self.scheduler.ended(self.now, done);
         let seconds = self.poll();
-        running.extend(self.events.iter().map(|event| match event {
-            Event::Send { ticket, .. } | Event::Refuse { ticket, .. } => *ticket,
-        }));
+        running.extend(self.sent());
         seconds
     }
 }
@@ -131,19 +142,6 @@ fn percentiles(name: &str, rounds: usize, mut seconds: impl FnMut() -> f64) {
     eprintln!("{name}: p50 {:.1} us, p99 {:.1} us, max {:.1} us", us(0.5), us(0.99), us(1.0));
 }
 
-fn releasing(prefills: usize, decodes: usize, held: usize) -> (World, Vec<Ticket>) {
-    let mut world = World::new(PolicyName::Predictive, prefills, decodes);
-    let mut running = Vec::new();
-    while world.scheduler.held().count() < held {
-        world.submit();
-        world.poll();
-        running.extend(world.events.iter().map(|event| match event {
-            Event::Send { ticket, .. } | Event::Refuse { ticket, .. } => *ticket,
-        }));
-    }
-    (world, running)
-}
-
 fn decide(criterion: &mut Criterion) {
     for policy in PolicyName::ALL {
         let mut world = World::new(policy, 48, 16);
@@ -155,17 +153,16 @@ fn decide(criterion: &mut Criterion) {
 }
 
 fn release(criterion: &mut Criterion) {
-    let (mut world, mut running) = releasing(32, 8, 256);
+    let mut world = World::new(PolicyName::Predictive, 32, 8);
+    let mut running = Vec::new();
     percentiles("release, 256 held x 32 prefills", 20_000, || {
-        let seconds = world.release(&mut running);
-        world.fill(256);
-        running.extend(world.events.drain(..).filter_map(|event| match event {
-            Event::Send { ticket, .. } => Some(ticket),
-            Event::Refuse { .. } => None,
-        }));
-        seconds
+        world.fill(256, &mut running);
+        world.release(&mut running)
     });
-    criterion.bench_function("hold/256 held x 32 prefills", |bencher| bencher.iter(|| world.poll()));
+    world.fill(256, &mut running);
+    criterion.bench_function("hold/256 held x 32 prefills", |bencher| {
+        bencher.iter(|| world.poll());
+    });
 }
 
 criterion_group!(benches, decide, release);

@@ -6,6 +6,10 @@ use crate::learn::{Learner, Work};
 use crate::prefill_queue::{PrefillQueue, Queued};
 use crate::request::Seconds;
 use crate::scheduler::Ticket;
+use crate::service::ServiceModel;
+
+/// A prompt of unknown length that has been computed for some time is expected to need this share of it longer.
+const LONGER: f64 = 0.3;
 
 /// The book of one engine. Its prefills are one queue, computed one after the other in order of sending.
 #[derive(Debug)]
@@ -19,6 +23,8 @@ pub(crate) struct EngineBook {
     /// When the link to the shared store is free.
     fetch_free_at: Seconds,
     report: Option<Report>,
+    /// When a report last told of other gateways' work.
+    foreign_seen: Seconds,
 }
 
 /// An engine's own words, and what was known here when they came.
@@ -27,9 +33,22 @@ struct Report {
     at: Seconds,
     said: Reported,
     /// Work that other gateways sent there.
-    foreign: Seconds,
+    foreign: Foreign,
     /// Work in the own queue then, and sent since.
     own: Seconds,
+}
+
+/// What of an engine's queue is not in the book: other gateways sent it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Foreign {
+    /// Waiting tokens.
+    tokens: u64,
+    /// Time to compute them.
+    waiting: Seconds,
+    /// Time that is left of the one being computed.
+    running: Seconds,
+    /// When that one was first seen, and how long it was thought to take.
+    begun: Option<(Seconds, Seconds)>,
 }
 
 /// A prefill that is over.
@@ -53,6 +72,7 @@ impl EngineBook {
             queue: PrefillQueue::default(),
             fetch_free_at: 0.0,
             report: None,
+            foreign_seen: f64::NEG_INFINITY,
         }
     }
 
@@ -60,6 +80,7 @@ impl EngineBook {
         Load {
             available: self.available,
             in_flight: self.in_flight,
+            pending_prefills: self.queue.len(),
             pending_prefill_tokens: self.queue.tokens(),
             active_decode_tokens: self.decode_tokens,
             reported: self
@@ -76,7 +97,9 @@ impl EngineBook {
         let own = self.queue.wait(now, spread);
         match self.report {
             // What others sent stands in the same queue; the engine has worked since the report.
-            Some(report) if report.foreign > 0.0 => own.max(report.foreign + report.own - (now - report.at)),
+            Some(report) if report.foreign.work() > 0.0 => {
+                own.max(report.foreign.work() + report.own - (now - report.at))
+            }
             _ => own,
         }
     }
@@ -130,9 +153,8 @@ impl EngineBook {
 
     /// Takes a prefill out whose first token has come; `None` if it is not (or no longer) in the queue.
     pub(crate) fn computed(&mut self, now: Seconds, ticket: Ticket) -> Option<Computed> {
-        let alone = self.report.is_none_or(|report| report.foreign == 0.0);
         let (work, took) = self.queue.computed(now, ticket)?;
-        Some(Computed { work, took, alone })
+        Some(Computed { work, took, alone: self.foreign_seen < now - took })
     }
 
     /// Takes a prefill out that ended without a first token.
@@ -140,9 +162,14 @@ impl EngineBook {
         self.queue.abandoned(now, ticket);
     }
 
-    pub(crate) fn reported(&mut self, now: Seconds, said: Reported, learned: &Learner) {
-        let foreign_tokens = said.waiting_uncached_tokens.saturating_sub(self.queue.waiting_tokens());
-        let foreign = learned.model(self.speed).a * self.speed * foreign_tokens as f64;
+    /// Takes a report in. `uncached` is the share of a prompt that
+    /// usually has to be computed.
+    pub(crate) fn reported(&mut self, now: Seconds, said: Reported, learned: &Learner, uncached: f64) {
+        let before = self.report.map_or_else(Foreign::default, |report| report.foreign);
+        let foreign = self.foreign(now, &said, &before, &learned.model(self.speed), uncached);
+        if foreign.work() > 0.0 {
+            self.foreign_seen = now;
+        }
         self.report = Some(Report { at: now, said, foreign, own: self.queue.wait(now, learned.spread()) });
     }
 
@@ -154,17 +181,57 @@ impl EngineBook {
         self.queue.advance(now);
     }
 
+    fn foreign(
+        &self,
+        now: Seconds,
+        said: &Reported,
+        before: &Foreign,
+        model: &ServiceModel,
+        uncached: f64,
+    ) -> Foreign {
+        let per_token = model.a * model.speed;
+        let there = said.running.saturating_add(said.waiting);
+        if there <= self.queue.len() {
+            return Foreign::default();
+        }
+        let ours_runs = self.queue.head_tokens().is_some_and(|head| {
+            // What is in use is the prompt being computed, to a page or so. 0 is not told.
+            said.used_tokens == 0 || said.used_tokens.abs_diff(head) <= head / 20
+        });
+        let running = said.running > 0 && !ours_runs;
+        let ours = if running { self.queue.tokens() } else { self.queue.waiting_tokens() };
+        let tokens = said.waiting_uncached_tokens.saturating_sub(ours);
+        let mut foreign = Foreign { tokens, waiting: per_token * tokens as f64, ..Foreign::default() };
+        if running {
+            let (begun, size) = match before.begun {
+                // Another one has gone from waiting to running.
+                _ if tokens < before.tokens => (now, per_token * (before.tokens - tokens) as f64),
+                Some(begun) => begun,
+                None => (now, uncached * model.seconds(said.used_tokens, 0)),
+            };
+            foreign.begun = Some((begun, size));
+            // Times are spread widely: what has taken long will take long.
+            foreign.running = (size - (now - begun)).max(LONGER * (now - begun));
+        }
+        foreign
+    }
+
     /// Nothing is entered any more.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.in_flight == 0 && self.decode_tokens == 0 && self.queue.is_empty()
+        self.in_flight == 0 && self.decode_tokens == 0 && self.queue.is_empty() && self.queue.tokens() == 0
+    }
+}
+
+impl Foreign {
+    fn work(&self) -> Seconds {
+        self.waiting + self.running
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::ServiceModel;
 
     #[test]
     fn work_of_other_gateways_comes_from_the_report_and_shrinks() {
@@ -181,14 +248,36 @@ mod tests {
         let mut book = EngineBook::new();
         let wait = |book: &EngineBook, now| book.load(now, &learned).prefill_wait;
         book.push_prefill(0.0, Ticket(1), 1000, 1000, &estimate);
-        book.reported(0.0, Reported { waiting_uncached_tokens: 5000, ..Reported::default() }, &learned);
+        book.reported(
+            0.0,
+            Reported { running: 1, waiting: 3, waiting_uncached_tokens: 5000, ..Reported::default() },
+            &learned,
+            1.0,
+        );
         assert_eq!(wait(&book, 0.0), 6.0);
         assert_eq!(wait(&book, 2.0), 4.0);
         book.push_prefill(2.0, Ticket(2), 1000, 1000, &estimate);
         assert_eq!(wait(&book, 2.0), 5.0);
-        book.reported(3.0, Reported::default(), &learned);
+        book.reported(3.0, Reported::default(), &learned, 1.0);
         assert_eq!(wait(&book, 3.0), 1.0);
         assert_eq!(book.load(4.0, &learned).reported.unwrap().age, 1.0);
+    }
+
+    #[test]
+    fn a_prompt_of_another_gateway_keeps_the_engine_busy_while_it_is_computed() {
+        let learned = Learner::new(&ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 }, 0.0);
+        let mut book = EngineBook::new();
+        let busy = Reported { running: 1, used_tokens: 10_000, ..Reported::default() };
+        // Half of a prompt usually has to be computed.
+        book.reported(0.0, busy, &learned, 0.5);
+        assert!((book.load(0.0, &learned).prefill_wait - 5.0).abs() < 1e-9);
+        book.reported(3.0, busy, &learned, 0.5);
+        assert!((book.load(3.0, &learned).prefill_wait - 2.0).abs() < 1e-9);
+        // It takes longer than thought.
+        book.reported(10.0, busy, &learned, 0.5);
+        assert!((book.load(10.0, &learned).prefill_wait - LONGER * 10.0).abs() < 1e-9);
+        book.reported(11.0, Reported::default(), &learned, 0.5);
+        assert_eq!(book.load(11.0, &learned).prefill_wait, 0.0);
     }
 
     #[test]

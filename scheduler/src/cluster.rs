@@ -115,7 +115,9 @@ pub struct Load {
     pub available: bool,
     /// Requests this gateway has sent there and that have not ended.
     pub in_flight: u32,
-    /// Uncached prompt tokens of those requests whose first token has not come yet.
+    /// How many of those requests wait for their first token, if their prompt is computed here.
+    pub pending_prefills: u32,
+    /// Uncached prompt tokens of those.
     pub pending_prefill_tokens: u64,
     /// Tokens those requests may occupy while they decode.
     pub active_decode_tokens: u64,

@@ -11,6 +11,9 @@ pub struct Decision {
     pub route: Route,
     /// What the caller must add to its book until the request ends.
     pub booking: Booking,
+    /// Its place in the engine's own queue, for engines that can be told (SGLang's `priority` with low values first): smaller goes
+    /// first. Expected milliseconds of computation, less what it has waited. `None` from policies without an order.
+    pub engine_priority: Option<i32>,
     /// Predicted time to first token; `None` from policies that do not predict.
     pub predicted_ttft: Option<Seconds>,
     /// Why.
@@ -80,7 +83,8 @@ pub struct Explanation {
     pub terms: Vec<Terms>,
 }
 
-/// The parts of a candidate's cost in seconds. The cost is `max(wait, fetch) + service + handover + duplicate + decode`.
+/// The parts of a candidate's cost in seconds. The cost is `max(wait, fetch)` and all others
+/// from `service` to `decode`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct Terms {
     /// Until the engine is done with what is ahead, held requests that go first included.
@@ -93,6 +97,8 @@ pub struct Terms {
     pub handover: Seconds,
     /// Price of having twice what another engine has.
     pub duplicate: Seconds,
+    /// Price of the engine's time for the requests that are held behind.
+    pub congestion: Seconds,
     /// Load of the decode that would take over, and its distance.
     pub decode: Seconds,
     /// Tokens of the prompt that the engine need not compute.

@@ -6,7 +6,13 @@ use crate::prediction::{L3Run, Medium, Prediction};
 use crate::request::Seconds;
 
 /// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
-const FETCH_LATENCY: Seconds = 0.002;
+pub(crate) const FETCH_LATENCY: Seconds = 0.002;
+
+/// How much longer a fetch takes from another zone.
+const FAR: f64 = 4.0;
+
+/// How much longer it takes from a disk than from memory.
+const NVME: f64 = 3.0;
 
 /// Times for one prompt on one engine, if it were sent now.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -92,6 +98,13 @@ fn fetched(offered: u32, farness: f64, wait: Seconds, queue: Seconds, rules: &Ca
     (tokens as u32, given_up)
 }
 
+/// How much longer than usual it can take to fetch these runs, wherever the engine is.
+pub(crate) fn farthest(runs: &[L3Run]) -> f64 {
+    let far = if runs.iter().any(|run| run.place != Place::default()) { FAR } else { 1.0 };
+    let slow = if runs.iter().any(|run| run.medium == Medium::Nvme) { NVME } else { 1.0 };
+    far * slow
+}
+
 /// How much longer than usual it takes to fetch `tokens` behind `first` to `place`, by where they are.
 fn farness(runs: &[L3Run], first: u32, tokens: u32, place: &Place) -> f64 {
     let last = first.saturating_add(tokens);
@@ -102,11 +115,11 @@ fn farness(runs: &[L3Run], first: u32, tokens: u32, place: &Place) -> f64 {
         let of_link = match run.place.distance(place) {
             Distance::Nvlink | Distance::Node => 0.5,
             Distance::Rack | Distance::Zone | Distance::Unknown => 1.0,
-            Distance::Far => 4.0,
+            Distance::Far => FAR,
         };
         let of_medium = match run.medium {
             Medium::Dram => 1.0,
-            Medium::Nvme => 3.0,
+            Medium::Nvme => NVME,
         };
         weighted += f64::from(overlap) * of_link * of_medium;
         known += overlap;

@@ -37,6 +37,11 @@ pub(crate) struct PrefillQueue {
 }
 
 impl PrefillQueue {
+    /// How many there are.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.waiting.len()).unwrap_or(u32::MAX)
+    }
+
     /// Uncached tokens of all.
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens
@@ -47,9 +52,14 @@ impl PrefillQueue {
         self.tokens - self.waiting.front().map_or(0, |head| head.tokens)
     }
 
+    /// All tokens of the first.
+    pub(crate) fn head_tokens(&self) -> Option<u64> {
+        self.waiting.front().map(|head| head.work.new + head.work.cached)
+    }
+
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.tokens == 0 && self.waiting.is_empty()
+        self.waiting.is_empty()
     }
 
     pub(crate) fn push(&mut self, now: Seconds, queued: Queued) {

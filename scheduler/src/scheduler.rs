@@ -1,10 +1,15 @@
 //! The state around a policy: held requests, the book of every engine, and what was sent.
 
+mod barred;
+mod kinds;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use self::barred::Barred;
+use self::kinds::divide;
 use crate::book::{Computed, EngineBook};
-use crate::cluster::{Cluster, InstanceIx, Load, ModelIx, Reported};
+use crate::cluster::{Cluster, InstanceIx, Load, Reported};
 use crate::decision::{Decision, Refusal};
 use crate::estimate::Estimate;
 use crate::learn::{Learner, Work};
@@ -13,6 +18,9 @@ use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
+
+/// Share of what is known of typical requests that a new one replaces.
+const TYPICAL_GAIN: f64 = 0.02;
 
 /// The caller's name for one attempt of one request. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,8 +78,12 @@ pub struct Scheduler {
     /// Decisions ever made.
     decided: u64,
     wake_at: Option<Seconds>,
+    /// Share of its computation that a prompt usually needs.
+    uncached: f64,
     /// The latest time heard of.
     now: Seconds,
+    /// Held requests that this poll has not decided on yet.
+    unasked: usize,
     captures: bool,
     captured: Vec<(Ticket, Snapshot)>,
     /// Kept between polls so that a poll allocates nothing.
@@ -112,7 +124,9 @@ impl Scheduler {
             submitted: 0,
             decided: 0,
             wake_at: None,
+            uncached: 1.0,
             now: 0.0,
+            unasked: 0,
             captures: false,
             captured: Vec::new(),
             loads: Vec::new(),
@@ -172,7 +186,7 @@ impl Scheduler {
     /// Takes an engine's report of its own load.
     pub fn report(&mut self, now: Seconds, ix: InstanceIx, reported: Reported) {
         if let (Some(book), Some(&kind)) = (self.engines.get_mut(ix.at()), self.kinds.get(ix.at())) {
-            book.reported(now, reported, &self.learners[kind]);
+            book.reported(now, reported, &self.learners[kind], self.uncached);
         }
     }
 
@@ -194,8 +208,9 @@ impl Scheduler {
             return;
         }
         self.read_loads(now);
-        self.policy.begin(&Round { cluster: &self.cluster, loads: &self.loads, now });
+        self.policy.begin(&Round { cluster: &self.cluster, loads: &self.loads, held: self.held.len(), now });
         let mut held = std::mem::take(&mut self.held);
+        self.unasked = held.len();
         if let Some(aged) = self.aged(now, &held) {
             let first = held.remove(aged);
             if self.decide(now, entropy, &first, out) {
@@ -228,6 +243,8 @@ impl Scheduler {
     /// Decides on one request. Whether it is still held.
     fn decide(&mut self, now: Seconds, entropy: u64, held: &Held, out: &mut Vec<Event>) -> bool {
         let ticket = held.ticket;
+        let unasked = self.unasked;
+        self.unasked = unasked.saturating_sub(1);
         let barred = Barred::bar(&mut self.loads, &held.ask.barred);
         let input = Input {
             request: &held.ask.request,
@@ -242,7 +259,7 @@ impl Scheduler {
         let verdict = self.policy.decide(&input);
         if let Ok(Verdict::Send(decision)) = &verdict {
             if self.captures {
-                let mut snapshot = Snapshot::of(self.policy.name(), &self.settings, &input);
+                let mut snapshot = Snapshot::of(self.policy.name(), &self.settings, unasked, &input);
                 for (ix, load) in (0_u32..).map(InstanceIx).zip(&mut snapshot.loads) {
                     load.prefill_wait += self.policy.planned(ix);
                 }
@@ -395,6 +412,8 @@ impl Scheduler {
             let input_tokens = held.ask.request.total_input_tokens();
             let prediction = &held.ask.prediction;
             let estimate = Estimate::of(input_tokens, prediction, (entry, instance), load, load.prefill_wait);
+            let share = estimate.service / load.service.seconds(input_tokens, 0);
+            self.uncached += TYPICAL_GAIN * (share - self.uncached);
             book.enter();
             book.push_prefill(now, held.ticket, input_tokens, decision.booking.prefill_tokens, &estimate);
         }
@@ -416,53 +435,6 @@ impl Scheduler {
             prefilling: true,
         };
         self.sent.insert(held.ticket, sent);
-    }
-}
-
-/// Groups engines that serve the same model and so should be alike. A group goes on with what one of its engines has shown before.
-fn divide(
-    cluster: &Cluster,
-    engines: &[Option<(EngineBook, usize)>],
-    learners: &[Learner],
-    settings: &Settings,
-) -> (Vec<Learner>, Vec<usize>) {
-    let mut groups: Vec<(Option<ModelIx>, Option<Learner>)> = Vec::new();
-    let mut kinds = Vec::with_capacity(engines.len());
-    for (instance, engine) in cluster.instances().iter().zip(engines) {
-        let model = instance.models.first().copied();
-        let kind = groups.iter().position(|(known, _)| *known == model).unwrap_or_else(|| {
-            groups.push((model, None));
-            groups.len() - 1
-        });
-        kinds.push(kind);
-        if let (None, Some((_, old))) = (&groups[kind].1, engine) {
-            groups[kind].1 = learners.get(*old).cloned();
-        }
-    }
-    let fresh = || Learner::new(&settings.service_prior, settings.handover_prior_s_per_token);
-    (groups.into_iter().map(|(_, learner)| learner.unwrap_or_else(fresh)).collect(), kinds)
-}
-
-/// Engines whose availability was taken away for one request.
-struct Barred<'a> {
-    engines: &'a [InstanceIx],
-    /// Bit by position in `engines`; what is beyond was looked up again.
-    were: Vec<bool>,
-}
-
-impl<'a> Barred<'a> {
-    fn bar(loads: &mut [Load], engines: &'a [InstanceIx]) -> Self {
-        let bar =
-            |ix: &InstanceIx| loads.get_mut(ix.at()).is_some_and(|load| std::mem::take(&mut load.available));
-        Self { engines, were: engines.iter().map(bar).collect() }
-    }
-
-    fn lift(self, loads: &mut [Load]) {
-        for (ix, was) in self.engines.iter().zip(self.were) {
-            if was && let Some(load) = loads.get_mut(ix.at()) {
-                load.available = true;
-            }
-        }
     }
 }
 

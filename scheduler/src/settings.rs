@@ -5,6 +5,7 @@ use crate::service::ServiceModel;
 
 /// Settings of a scheduler and its policy.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// How long engines compute, until first tokens have shown it.
     pub service_prior: ServiceModel,
@@ -13,15 +14,25 @@ pub struct Settings {
     pub handover_prior_s_per_token: f64,
     /// A request is handed over once its engine's backlog is at most this. Less starves the engine between two prompts; more binds
     /// requests before it is known where they are best computed.
+    /// On the conversation trace half a second costs 6 % of mean TTFT; 0.03 to 0.1 s differ by less than the seeds.
     pub slack: Seconds,
     /// Price of computing or fetching what another engine has in its own cache, as a share of the time to compute it: the
     /// copy pushes out something else.
+    /// 0 costs 4 % on the synthetic trace, 14 % at 1.2 times its speed, 5 % with best-effort fetching; 0.4 to 0.8 are alike.
     pub duplicate_price: f64,
+    /// Price of a second of an engine for every request per engine that is held behind, in seconds. It makes a busy fleet prefer what
+    /// costs the least computation to what is there the soonest.
+    /// 0 costs 8 % without a store and 10 % at 1.2 times the recorded speed; 1 gives half of that, 6 no more.
+    pub congestion_price: f64,
     /// Share of the computation that goes to the requests that have waited longest. The rest goes to the shortest. 0 lets long
     /// prompts starve under overload.
+    /// A tenth costs 3 to 5 % at 1.2 times the recorded speed, three hundredths are within the noise.
     pub aged_share: f64,
     /// How long a request must have waited, as a multiple of its own expected service, to be one of the aged.
     pub aged_after: f64,
+    /// How much sooner an engine that orders its queue takes a request for each second that it has waited here, in seconds of
+    /// computation.
+    pub engine_ageing: f64,
     /// Share of the fleet that is promised to refused clients for when they come back: what `Retry-After` tells. More lets
     /// them come back sooner and displaces others then.
     pub promised_share: f64,
@@ -44,9 +55,11 @@ impl Default for Settings {
         Self {
             service_prior: ServiceModel::default(),
             handover_prior_s_per_token: 192_512.0 / 25e9,
-            slack: 0.1,
-            duplicate_price: 0.4,
-            aged_share: 0.1,
+            slack: 0.05,
+            duplicate_price: 0.6,
+            congestion_price: 3.0,
+            aged_share: 0.03,
+            engine_ageing: 0.1,
             aged_after: 5.0,
             promised_share: 0.2,
             ttft_target: None,

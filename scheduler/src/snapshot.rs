@@ -22,6 +22,8 @@ pub struct Snapshot {
     pub instances: Vec<Instance>,
     /// One per instance. Waits include the work of held requests that went first.
     pub loads: Vec<Load>,
+    /// Held requests that had not been decided on yet, this one included.
+    pub held: usize,
     /// Cache hits; the keys of the prompt's pages are left out.
     pub prediction: Prediction,
     /// When it was decided.
@@ -37,13 +39,14 @@ pub struct Snapshot {
 impl Snapshot {
     /// Takes down what `policy` is about to be asked.
     #[must_use]
-    pub(crate) fn of(policy: PolicyName, settings: &Settings, input: &Input<'_>) -> Self {
+    pub(crate) fn of(policy: PolicyName, settings: &Settings, held: usize, input: &Input<'_>) -> Self {
         Self {
             policy,
             settings: settings.clone(),
             request: input.request.clone(),
             instances: input.cluster.instances().to_vec(),
             loads: input.loads.to_vec(),
+            held,
             prediction: Prediction { pages: [].into(), ..input.prediction.clone() },
             now: input.now,
             arrived: input.arrived,
@@ -59,7 +62,7 @@ impl Snapshot {
     pub fn replay(&self) -> Result<Verdict, Refusal> {
         let cluster = Cluster::new(self.instances.clone());
         let mut policy = self.policy.build(&self.settings);
-        policy.begin(&Round { cluster: &cluster, loads: &self.loads, now: self.now });
+        policy.begin(&Round { cluster: &cluster, loads: &self.loads, held: self.held, now: self.now });
         policy.decide(&Input {
             request: &self.request,
             cluster: &cluster,

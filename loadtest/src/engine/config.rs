@@ -97,6 +97,46 @@ impl Default for ServiceModel {
     }
 }
 
+impl ServiceModel {
+    /// Seconds to compute `new` tokens behind `context` ones, without the part that every prefill pays.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
+    pub fn prefill_compute_s(&self, new: usize, context: usize) -> f64 {
+        let (new, context) = (new as f64, context as f64);
+        self.prefill_linear_s * new + self.prefill_quadratic_s * new * (context + new / 2.0)
+    }
+
+    /// Seconds to hand the key-value cache of this many tokens from prefill to decode.
+    #[must_use]
+    pub fn transfer_s(&self, tokens: usize) -> f64 {
+        self.transfer_latency_s + self.bytes_s(tokens, self.transfer_bytes_per_s)
+    }
+
+    /// Seconds to read this many tokens from the shared store.
+    #[must_use]
+    pub fn storage_fetch_s(&self, tokens: usize) -> f64 {
+        self.storage_latency_s + self.bytes_s(tokens, self.storage_bytes_per_s)
+    }
+
+    /// Seconds to load this many tokens from host memory.
+    #[must_use]
+    pub fn host_load_s(&self, tokens: usize) -> f64 {
+        self.bytes_s(tokens, self.host_load_bytes_per_s)
+    }
+
+    /// Seconds of one decode step with this many sequences.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a batch has at most thousands of sequences")]
+    pub fn decode_step_s(&self, sequences: u64) -> f64 {
+        self.decode_base_s + self.decode_per_sequence_s * sequences as f64
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
+    fn bytes_s(&self, tokens: usize, bytes_per_s: f64) -> f64 {
+        (tokens as u64).saturating_mul(self.kv_bytes_per_token) as f64 / bytes_per_s.max(1.0)
+    }
+}
+
 /// Settings of one simulated engine.
 #[derive(Debug, Clone)]
 pub struct SimConfig {

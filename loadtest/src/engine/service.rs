@@ -39,37 +39,28 @@ impl Timing {
         Duration::try_from_secs_f64(seconds.max(0.0) / self.scale).unwrap_or(Duration::MAX)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
     fn prefill_s(&self, new: usize, context: usize) -> f64 {
-        let (new, context) = (new as f64, context as f64);
-        let model = &self.model;
-        model.prefill_linear_s * new + model.prefill_quadratic_s * new * (context + new / 2.0)
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
-    fn bytes_s(&self, tokens: usize, bytes_per_s: f64) -> f64 {
-        (tokens as u64).saturating_mul(self.model.kv_bytes_per_token) as f64 / bytes_per_s.max(1.0)
+        self.model.prefill_compute_s(new, context)
     }
 
     /// Time to hand a prompt's key-value cache from prefill to decode.
     pub(crate) fn transfer(&self, tokens: usize) -> Duration {
-        self.scaled(self.model.transfer_latency_s + self.bytes_s(tokens, self.model.transfer_bytes_per_s))
+        self.scaled(self.model.transfer_s(tokens))
     }
 
     /// Time to read this many tokens from the shared store.
     pub(crate) fn storage_fetch(&self, tokens: usize) -> Duration {
-        self.scaled(self.model.storage_latency_s + self.bytes_s(tokens, self.model.storage_bytes_per_s))
+        self.scaled(self.model.storage_fetch_s(tokens))
     }
 
     /// Seconds to load this many tokens from host memory.
     pub(crate) fn host_load_s(&self, tokens: usize) -> f64 {
-        self.bytes_s(tokens, self.model.host_load_bytes_per_s)
+        self.model.host_load_s(tokens)
     }
 
     /// Time of one decode step with this many sequences.
-    #[expect(clippy::cast_precision_loss, reason = "a batch has at most thousands of sequences")]
     pub(crate) fn decode_step(&self, sequences: u64) -> Duration {
-        self.scaled(self.model.decode_base_s + self.model.decode_per_sequence_s * sequences as f64)
+        self.scaled(self.model.decode_step_s(sequences))
     }
 }
 

@@ -6,13 +6,17 @@ use super::{
 use crate::cluster::{InstanceIx, Load, Role};
 use crate::decision::{Booking, Candidate, Refusal, Term};
 
-/// Credit for a token on the device (Dynamo's `overlap_score_credit`).
-const DEVICE_CREDIT: f64 = 1.0;
-/// Credit for a token in host memory (`host_cache_hit_weight`).
-const HOST_CREDIT: f64 = 0.75;
-/// Credit for a token in the shared store, if Dynamo is told that there is one (`shared_cache_multiplier` with
-/// `shared_cache_type=hicache`).
-pub(super) const SHARED_CREDIT: f64 = 0.5;
+/// What a cached token is worth, if one on the device is worth 1 (`overlap_score_credit`).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Credits {
+    /// In host memory (`host_cache_hit_weight`).
+    pub(super) host: f64,
+    /// In the shared store (`shared_cache_multiplier`).
+    pub(super) shared: f64,
+}
+
+/// Without settings there is no shared store (`shared_cache_type=none`).
+const DEFAULT: Credits = Credits { host: 0.75, shared: 0.0 };
 
 /// Dynamo without a shared store, as it is without settings.
 ///
@@ -27,7 +31,7 @@ impl Policy for Dynamo {
 
     fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
         let open = open_entries(input)?;
-        least_cost(input, self.name(), &open, 0.0)
+        least_cost(input, self.name(), &open, DEFAULT)
     }
 }
 
@@ -36,10 +40,9 @@ pub(super) fn least_cost(
     input: &Input<'_>,
     policy: PolicyName,
     open: &[InstanceIx],
-    shared_credit: f64,
+    credits: Credits,
 ) -> Result<Verdict, Refusal> {
-    let candidates: Vec<Candidate> =
-        open.iter().map(|&instance| price(input, instance, shared_credit)).collect();
+    let candidates: Vec<Candidate> = open.iter().map(|&instance| price(input, instance, credits)).collect();
     let entry = lightest(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
     let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
     // Its decode router gets no cache credit and counts its own requests alone.
@@ -50,7 +53,7 @@ pub(super) fn least_cost(
     let verdict = conclude(input, policy, "least uncached work", entry, decode, candidates);
     Ok(match verdict {
         Verdict::Send(mut decision) => {
-            let new = f64::from(input.request.input_tokens) - own_credit(input, entry);
+            let new = f64::from(input.request.input_tokens) - own_credit(input, entry, credits);
             decision.booking = Booking { prefill_tokens: new.max(1.0) as u64, ..decision.booking };
             Verdict::Send(decision)
         }
@@ -58,9 +61,9 @@ pub(super) fn least_cost(
     })
 }
 
-fn price(input: &Input<'_>, instance: InstanceIx, shared_credit: f64) -> Candidate {
+fn price(input: &Input<'_>, instance: InstanceIx, credits: Credits) -> Candidate {
     let load = load(input, instance);
-    let credit = own_credit(input, instance) + shared_credit * shared_tokens(input, instance);
+    let credit = own_credit(input, instance, credits) + credits.shared * shared_tokens(input, instance);
     let raw = load.pending_prefill_tokens as f64 + f64::from(input.request.input_tokens);
     let prefill = (raw - credit).max(0.0);
     let leading_term = if load.pending_prefill_tokens > u64::from(input.request.input_tokens) {
@@ -80,9 +83,9 @@ fn decode_term(input: &Input<'_>, instance: InstanceIx, load: &Load) -> f64 {
 }
 
 /// Tokens that Dynamo takes for cached in the engine itself. It is also what it leaves out of the engine's load.
-pub(super) fn own_credit(input: &Input<'_>, instance: InstanceIx) -> f64 {
+pub(super) fn own_credit(input: &Input<'_>, instance: InstanceIx, credits: Credits) -> f64 {
     let hits = input.prediction.hits(instance);
-    DEVICE_CREDIT * f64::from(hits.l1_tokens) + HOST_CREDIT * f64::from(hits.l2_tokens)
+    f64::from(hits.l1_tokens) + credits.host * f64::from(hits.l2_tokens)
 }
 
 /// Tokens in the shared store beyond those on the device. Dynamo counts those in host memory too, so that they earn both
@@ -176,7 +179,12 @@ mod tests {
         let input = scene.input();
         assert_eq!(shared_tokens(&input, InstanceIx(0)), 200.0);
         assert_eq!(shared_tokens(&input, InstanceIx(1)), 600.0);
-        let verdict = least_cost(&input, PolicyName::Dynamo, &[InstanceIx(0), InstanceIx(1)], SHARED_CREDIT);
+        let verdict = least_cost(
+            &input,
+            PolicyName::Dynamo,
+            &[InstanceIx(0), InstanceIx(1)],
+            Credits { shared: 0.5, ..DEFAULT },
+        );
         let Ok(Verdict::Send(decision)) = verdict else { panic!("a decision") };
         assert_eq!(decision.route.entry(), InstanceIx(1));
     }

@@ -1,6 +1,6 @@
 //! NVIDIA Dynamo's KV router with its queue, shortest work first, and with knowledge of the shared store.
 
-use super::dynamo::{SHARED_CREDIT, least_cost, own_credit};
+use super::dynamo::{Credits, least_cost, own_credit};
 use super::{Input, Policy, PolicyName, Verdict, load, open_entries};
 use crate::decision::Refusal;
 
@@ -8,6 +8,9 @@ use crate::decision::Refusal;
 /// its threshold is a share of `max_num_batched_tokens`; 4,096 is about the best of those that were tried on the Mooncake traces
 /// (1,024 to 8,192; half of SGLang's 8,192 tokens per pass).
 const BUSY_TOKENS: u64 = 4096;
+/// With a shared store, Dynamo credits half of what it has (`shared_cache_type=hicache`). Host memory is worth 0.75 to Dynamo without
+/// settings; as much as the device does better wherever most hits are in host memory, for such an engine computes none of it.
+const CREDITS: Credits = Credits { host: 1.0, shared: 0.5 };
 
 /// Holds requests while all engines are busy, and releases the one with the least uncached work per priority first (weighted
 /// shortest processing time).
@@ -24,7 +27,7 @@ impl Policy for DynamoQueue {
 
     /// Fixed on arrival, like Dynamo's: from the best cached prefix of any engine, without the shared store.
     fn rank(&self, input: &Input<'_>) -> f64 {
-        let cached = |&ix: &_| own_credit(input, ix);
+        let cached = |&ix: &_| own_credit(input, ix, CREDITS);
         let best = input.cluster.entries(input.request.model).iter().map(cached).fold(0.0, f64::max);
         let new = (f64::from(input.request.input_tokens) - best).max(1.0);
         new / (1.0 + f64::from(input.request.priority.max(0)))
@@ -36,7 +39,7 @@ impl Policy for DynamoQueue {
             return Ok(Verdict::Hold { until: f64::INFINITY });
         }
         // All engines are candidates once one is free: a busy one may still be the best for this prompt.
-        least_cost(input, self.name(), &open, SHARED_CREDIT)
+        least_cost(input, self.name(), &open, CREDITS)
     }
 }
 
@@ -82,6 +85,15 @@ mod tests {
         let input = scene.input();
         let young = DynamoQueue.rank(&input);
         assert_eq!(young, DynamoQueue.rank(&Input { arrived: input.arrived - 1000.0, ..input }));
+    }
+
+    #[test]
+    fn host_memory_counts_in_full() {
+        let mut scene = Scene::new(2);
+        scene.cached(0, 0, 500, 0);
+        scene.cached(1, 450, 0, 0);
+        assert_eq!(scene.send(&mut DynamoQueue), 0);
+        assert_eq!(scene.decision(&mut DynamoQueue).booking.prefill_tokens, 500);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Fewest requests.
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, is_prefill, lightest, load, open_entries, partners,
+    Input, Policy, PolicyName, Verdict, conclude, is_prefill, lightest, open_entries, partners, requests,
 };
 use crate::decision::{Candidate, Refusal, Term};
 
@@ -15,7 +15,7 @@ impl Policy for LeastRequests {
     }
 
     fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let requests = |ix| f64::from(load(input, ix).in_flight);
+        let requests = |ix| f64::from(requests(input, ix));
         let candidates: Vec<Candidate> = open_entries(input)?
             .into_iter()
             .map(|instance| Candidate { instance, cost: requests(instance), leading_term: Term::Backlog })

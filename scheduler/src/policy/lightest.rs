@@ -30,6 +30,11 @@ impl<T> Lightest<T> {
         self.best = Some((member, cost));
     }
 
+    /// The least cost so far.
+    pub(super) fn least(&self) -> Option<f64> {
+        self.best.as_ref().map(|(_, cost)| *cost)
+    }
+
     /// The cheapest with its cost, unless there was none.
     pub(super) fn found(self) -> Option<(T, f64)> {
         self.best

@@ -1,15 +1,15 @@
 //! LMetric: a product instead of a weighted sum (Zhang et al., OSDI 2026, arXiv 2603.15202).
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, lightest, load, open_entries,
+    Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, lightest, load, open_entries, requests,
 };
 use crate::decision::{Candidate, Refusal, Term};
 
-/// New prompt tokens that the engine would have to compute, this request's included, times the size of its batch: no weights to
-/// tune.
+/// New prompt tokens that the engine would have to compute times the size its batch would have, this request included in both: no
+/// weights to tune.
 ///
-/// A product is 0 as soon as one factor is: an engine without requests wins over one that has the whole prompt cached,
-/// however long that is.
+/// An engine that has almost all of a popular prompt keeps its requests until its batch is as many times larger as its part of the
+/// prompt is smaller.
 #[derive(Debug)]
 pub(super) struct LMetric;
 
@@ -28,7 +28,8 @@ impl Policy for LMetric {
                 let new = input.request.total_input_tokens().saturating_sub(u64::from(own));
                 let leading_term =
                     if new > load.pending_prefill_tokens { Term::Service } else { Term::Backlog };
-                let cost = (load.pending_prefill_tokens + new) as f64 * f64::from(load.in_flight);
+                let cost =
+                    (load.pending_prefill_tokens + new) as f64 * f64::from(requests(input, instance) + 1);
                 Candidate { instance, cost, leading_term }
             })
             .collect();
@@ -54,9 +55,9 @@ mod tests {
     #[test]
     fn the_product_decides() {
         let mut scene = Scene::new(2);
-        scene.loads[0].in_flight = 4;
-        scene.loads[1].in_flight = 2;
-        // 4 x 1,000 against 2 x 1,000, then 4 x 400.
+        scene.busy(0, 3);
+        scene.busy(1, 1);
+        // 1,000 x 4 against 1,000 x 2, then 400 x 4 and 600 x 4.
         assert_eq!(scene.send(&mut LMetric), 1);
         scene.cached(0, 500, 100, 0);
         assert_eq!(scene.send(&mut LMetric), 0);
@@ -64,14 +65,21 @@ mod tests {
         assert_eq!(scene.send(&mut LMetric), 1);
     }
 
-    /// The known failure: without requests everything costs nothing, cached or not.
     #[test]
-    fn an_idle_engine_beats_a_cached_prompt() {
+    fn an_idle_engine_without_the_prompt_costs_its_computation() {
         let mut scene = Scene::new(3);
-        scene.loads[0].in_flight = 1;
-        scene.cached(0, 990, 0, 0);
         scene.cached(1, 990, 0, 0);
-        let draws = scene.draws(&mut LMetric);
-        assert!(draws[0] == 0 && draws[1] > 60 && draws[2] > 60, "{draws:?}");
+        assert_eq!(scene.draws(&mut LMetric)[1], 300);
+    }
+
+    /// The known failure: an engine that has a popular prompt keeps its requests, however many wait there already.
+    #[test]
+    fn a_hot_prompt_keeps_its_engine() {
+        let mut scene = Scene::new(2);
+        scene.cached(0, 990, 0, 0);
+        scene.busy(0, 90);
+        assert_eq!(scene.send(&mut LMetric), 0);
+        scene.busy(0, 110);
+        assert_eq!(scene.send(&mut LMetric), 1);
     }
 }

@@ -55,6 +55,8 @@ pub struct Round<'a> {
     pub cluster: &'a Cluster,
     /// One per instance, in the cluster's order, before anything is sent.
     pub loads: &'a [Load],
+    /// Requests that will be asked about.
+    pub held: usize,
     /// The caller's clock.
     pub now: Seconds,
 }
@@ -284,6 +286,15 @@ fn load(input: &Input<'_>, ix: InstanceIx) -> Load {
     input.loads.get(ix.at()).copied().unwrap_or_default()
 }
 
+/// Requests that an engine is busy with: a prefill is done with one when its first token is there.
+fn requests(input: &Input<'_>, ix: InstanceIx) -> u32 {
+    let load = load(input, ix);
+    match input.cluster.get(ix).map(|instance| instance.role) {
+        Some(Role::Prefill) => load.pending_prefills,
+        _ => load.in_flight,
+    }
+}
+
 /// Cost of an entry for the policies that price load alone: prompt tokens ahead of this request, then requests in flight as a
 /// tie-break.
 fn entry_cost(load: &Load) -> f64 {
@@ -327,7 +338,7 @@ fn conclude(
         decode_tokens: input.request.total_tokens(),
     };
     let explanation = Explanation { policy, reason, candidates, terms: Vec::new() };
-    Verdict::Send(Decision { route, booking, predicted_ttft: None, explanation })
+    Verdict::Send(Decision { route, booking, engine_priority: None, predicted_ttft: None, explanation })
 }
 
 /// One of many, by random bits.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::ring::Ring;
-use super::{Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, load, open_entries};
+use super::{Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, open_entries};
 use crate::cluster::{InstanceIx, ModelIx};
 use crate::decision::{Candidate, Refusal, Term};
 
@@ -29,11 +29,11 @@ impl Policy for PrefixHash {
 
     fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
         let open = open_entries(input)?;
-        let requests = |ix| f64::from(load(input, ix).in_flight);
+        let requests = |ix| f64::from(super::requests(input, ix));
         // The mean counts the request to be placed.
         let mean = (open.iter().map(|&ix| requests(ix)).sum::<f64>() + 1.0) / open.len() as f64;
         let fits = |ix: &InstanceIx| mean * LOAD_FACTOR >= requests(*ix);
-        let fewest = open.iter().copied().filter(fits).min_by_key(|&ix| (load(input, ix).in_flight, ix));
+        let fewest = open.iter().copied().filter(fits).min_by_key(|&ix| (super::requests(input, ix), ix));
         let (entry, reason) = match prefix_key(input).and_then(|key| self.owner(input, &open, key)) {
             Some(owner) if fits(&owner) => (Some(owner), "owner of the prompt's beginning"),
             Some(owner) => (fewest.or(Some(owner)), "owner has too many requests: fewest"),
@@ -97,11 +97,11 @@ mod tests {
         let mut policy = PrefixHash::default();
         let owner = scene.send(&mut policy);
         // Mean (4 + 1) / 4, times 1.25: 1.56.
-        for load in &mut scene.loads {
-            load.in_flight = 1;
+        for prefill in 0..4 {
+            scene.busy(prefill, 1);
         }
         assert_eq!(scene.send(&mut policy), owner);
-        scene.loads[owner].in_flight = 3;
+        scene.busy(owner, 3);
         // Mean (6 + 1) / 4, times 1.25: 2.19.
         let decision = scene.decision(&mut policy);
         assert_ne!(decision.route.entry().at(), owner);
@@ -127,7 +127,7 @@ mod tests {
         let mut policy = PrefixHash::default();
         scene.send(&mut policy);
         scene.prediction.pages = std::sync::Arc::new([]);
-        scene.loads[0].in_flight = 1;
+        scene.busy(0, 1);
         assert_eq!(scene.send(&mut policy), 1);
     }
 

@@ -63,6 +63,12 @@ impl Scene {
         self.prediction.per_instance[at] = TierHits { l1_tokens, l2_tokens, l3_tokens };
     }
 
+    /// A prefill has so many requests without a first token.
+    pub(super) fn busy(&mut self, at: usize, requests: u32) {
+        self.loads[at].in_flight = requests;
+        self.loads[at].pending_prefills = requests;
+    }
+
     pub(super) fn input(&self) -> Input<'_> {
         Input {
             request: &self.request,

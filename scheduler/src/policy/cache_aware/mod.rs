@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use self::routed::{EngineId, Keep, RoutedPrefixes};
 use super::name_hash::name_hash;
-use super::{Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, load, open_entries};
+use super::{Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, open_entries, requests};
 use crate::cluster::InstanceIx;
 use crate::decision::{Candidate, Decision, Refusal, Term};
 use crate::request::Seconds;
@@ -31,6 +31,9 @@ const MAX_PAGES: usize = 1 << 20;
 ///
 /// It counts requests and not tokens, guesses at caches from what it sent itself, and does not know the shared store. One
 /// engine with many requests turns affinity off for all.
+///
+/// smg counts a request on its prefill until the answer has ended, so that long answers hide how busy prefills are. Here it counts
+/// until the first token, which is kinder to it.
 #[derive(Debug, Default)]
 pub(super) struct CacheAware {
     routed: RoutedPrefixes,
@@ -46,7 +49,7 @@ impl Policy for CacheAware {
 
     fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
         let open = open_entries(input)?;
-        let in_flight = |ix| load(input, ix).in_flight;
+        let in_flight = |ix| requests(input, ix);
         let (entry, reason) = if out_of_balance(open.iter().map(|&ix| in_flight(ix))) {
             (self.fewest_requests(input, &open), "out of balance: fewest requests")
         } else {
@@ -94,7 +97,7 @@ impl CacheAware {
     /// Fewest requests in flight, then fewest ever, then the first.
     fn fewest_requests(&self, input: &Input<'_>, open: &[InstanceIx]) -> Option<InstanceIx> {
         let processed = |ix| engine_id(input, ix).and_then(|id| self.processed.get(&id)).copied();
-        open.iter().copied().min_by_key(|&ix| (load(input, ix).in_flight, processed(ix).unwrap_or(0), ix))
+        open.iter().copied().min_by_key(|&ix| (requests(input, ix), processed(ix).unwrap_or(0), ix))
     }
 
     /// Keeps the picture within its bounds, and to engines of the fleet.

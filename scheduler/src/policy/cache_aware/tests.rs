@@ -10,7 +10,7 @@ fn a_conversation_stays_where_it_began() {
     let mut scene = Scene::new(4).with_prompt(&LONG[..4]);
     let mut policy = CacheAware::default();
     let first = scene.send(&mut policy);
-    scene.loads[first].in_flight = 20;
+    scene.busy(first, 20);
     scene.ask(&LONG[..7]);
     assert_eq!(scene.send(&mut policy), first);
     // Half of the prompt is not enough.
@@ -29,7 +29,7 @@ fn unknown_prompts_go_to_the_fewest_requests_then_to_the_least_used() {
         })
         .collect();
     assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
-    scene.loads[0].in_flight = 1;
+    scene.busy(0, 1);
     scene.ask(&[200]);
     assert_eq!(scene.send(&mut policy), 1);
 }
@@ -39,26 +39,26 @@ fn unknown_prompts_go_to_the_fewest_requests_then_to_the_least_used() {
 fn one_runaway_engine_turns_affinity_off() {
     let mut scene = Scene::new(4).with_prompt(&LONG);
     let mut policy = CacheAware::default();
-    scene.loads[0].in_flight = 1;
-    scene.loads[2].in_flight = 1;
-    scene.loads[3].in_flight = 1;
+    scene.busy(0, 1);
+    scene.busy(2, 1);
+    scene.busy(3, 1);
     assert_eq!(scene.send(&mut policy), 1);
-    scene.loads[1].in_flight = 2;
+    scene.busy(1, 2);
     assert_eq!(scene.send(&mut policy), 1);
     // 33 is not yet more than 32 above 1.
-    scene.loads[0].in_flight = 33;
+    scene.busy(0, 33);
     assert_eq!(scene.send(&mut policy), 1);
-    scene.loads[0].in_flight = 34;
+    scene.busy(0, 34);
     let decision = scene.decision(&mut policy);
     assert_eq!(
         (decision.route.entry().at(), decision.explanation.reason),
         (2, "out of balance: fewest requests")
     );
     // Far apart, but not by a tenth.
-    for load in &mut scene.loads {
-        load.in_flight = 1000;
+    for prefill in 0..4 {
+        scene.busy(prefill, 1000);
     }
-    scene.loads[0].in_flight = 1033;
+    scene.busy(0, 1033);
     assert_eq!(scene.send(&mut policy), 1);
 }
 
@@ -66,11 +66,11 @@ fn one_runaway_engine_turns_affinity_off() {
 fn whose_engine_is_gone_goes_to_the_first() {
     let mut scene = Scene::new(3).with_prompt(&LONG);
     let mut policy = CacheAware::default();
-    scene.loads[0].in_flight = 1;
-    scene.loads[2].in_flight = 1;
+    scene.busy(0, 1);
+    scene.busy(2, 1);
     assert_eq!(scene.send(&mut policy), 1);
     scene.loads[1].available = false;
-    scene.loads[0].in_flight = 30;
+    scene.busy(0, 30);
     assert_eq!(scene.send(&mut policy), 0);
 }
 

@@ -9,14 +9,24 @@ use self::promises::Promises;
 use self::tenants::Tenants;
 use super::lightest::Lightest;
 use super::{Input, Policy, PolicyName, Round, Verdict, available, conclude};
-use crate::cluster::{Instance, InstanceIx, Load, Role};
+use crate::cluster::{InstanceIx, Role};
 use crate::decision::{Candidate, Decision, Refusal, Term, Terms};
-use crate::estimate::Estimate;
+use crate::estimate::{Estimate, FETCH_LATENCY, farthest};
 use crate::request::Seconds;
 use crate::settings::Settings;
 
 /// A held request is not asked about again before this time has passed, if nothing happens.
 const SHORTEST_NAP: Seconds = 0.001;
+
+/// A second of an engine never costs more than so many of others' waiting: far behind, it does not matter any more.
+const MOST_CONGESTED: f64 = 10.0;
+
+/// Once so many requests are planned for every engine, the rest is only looked at while some engine has nothing to do.
+const ENOUGH_PLANNED: usize = 2;
+
+/// How much slower than the first of its kind an engine is thought to be at most, when it is asked whether a request is surely
+/// in time.
+const SLOWEST: f64 = 2.0;
 
 /// Each step of priority makes a request count as if it were so much shorter.
 const PRIORITY_STEP: f64 = 0.5;
@@ -32,8 +42,14 @@ pub(super) struct Predictive {
     settings: Settings,
     /// Work of held requests that go first, by engine. Anew in every round.
     planned: Vec<Seconds>,
-    /// Least backlog of any engine, planned work included.
-    least_backlog: Seconds,
+    /// Requests planned in this round.
+    held: usize,
+    /// Most backlog of any engine without planned work.
+    most_backlog: Seconds,
+    /// Time to fetch a token from a near store, by engine.
+    fetch_per_token: Vec<Seconds>,
+    /// Held requests that have not been asked about in this round.
+    behind: usize,
     decodes: Decodes,
     tenants: Tenants,
     promises: Promises,
@@ -54,7 +70,10 @@ impl Predictive {
         Self {
             settings: settings.clone(),
             planned: Vec::new(),
-            least_backlog: 0.0,
+            held: 0,
+            most_backlog: 0.0,
+            fetch_per_token: Vec::new(),
+            behind: 0,
             decodes: Decodes::default(),
             tenants: Tenants::default(),
             promises: Promises::default(),
@@ -84,17 +103,42 @@ impl Predictive {
         };
         let hits = input.prediction.hits(ix);
         let copied = most_cached.saturating_sub(hits.l1_tokens.saturating_add(hits.l2_tokens));
-        let duplicate =
-            self.settings.duplicate_price * load.service.a * load.service.speed * f64::from(copied);
+        let second = self.congestion(input);
+        let recomputed = load.service.a * f64::from(copied);
+        let duplicate = self.settings.duplicate_price * recomputed * (1.0 + second);
+        // A second of a slow engine is worth less, because less would be done in it.
+        let congestion = second * estimate.service / load.service.speed;
         let Estimate { wait, fetch, service, handover, cached_tokens, .. } = estimate;
-        let terms = Terms { wait, fetch, service, handover, duplicate, decode: decode_cost, cached_tokens };
+        let terms = Terms {
+            wait,
+            fetch,
+            service,
+            handover,
+            duplicate,
+            congestion,
+            decode: decode_cost,
+            cached_tokens,
+        };
         Some((estimate, terms, decode))
+    }
+
+    /// What a second of an engine costs those who are held behind this request: each of an engine's share of them waits so
+    /// much longer.
+    fn congestion(&self, input: &Input<'_>) -> f64 {
+        let engines = input.cluster.entries(input.request.model).len().max(1);
+        (self.settings.congestion_price * self.behind as f64 / engines as f64).min(MOST_CONGESTED)
     }
 
     fn cheapest(&mut self, input: &Input<'_>, most_cached: u32) -> Option<Best> {
         self.decodes.begin();
         let mut lightest = Lightest::new(input.entropy);
         for &entry in input.cluster.entries(input.request.model) {
+            // No engine costs less than its backlog.
+            let backlog =
+                input.loads.get(entry.at()).map_or(0.0, |load| load.prefill_wait) + self.planned(entry);
+            if lightest.least().is_some_and(|least| backlog > least) {
+                continue;
+            }
             if let Some((estimate, terms, decode)) = self.price(input, entry, most_cached) {
                 lightest.offer(Best { entry, decode, estimate }, terms.cost());
             }
@@ -118,6 +162,9 @@ impl Predictive {
         }
         let mut verdict = conclude(input, self.name(), reason, best.entry, best.decode, candidates);
         if let Verdict::Send(decision) = &mut verdict {
+            let waited = input.now - input.arrived;
+            let order = best.estimate.service - self.settings.engine_ageing * waited;
+            decision.engine_priority = Some((order * 1000.0) as i32);
             decision.predicted_ttft = Some(best.estimate.ttft());
             decision.explanation.terms = all_terms;
         }
@@ -149,21 +196,45 @@ impl Predictive {
     }
 
     /// Notes that a held request will have the engine before those that are asked about later.
-    fn plan(&mut self, input: &Input<'_>, best: &Best) {
+    fn plan(&mut self, best: &Best) {
         let ix = best.entry.at();
         if self.planned.len() <= ix {
             self.planned.resize(ix + 1, 0.0);
         }
+        self.held += 1;
         self.planned[ix] += best.estimate.service;
-        self.find_least_backlog(input.cluster.instances(), input.loads);
     }
 
-    fn find_least_backlog(&mut self, instances: &[Instance], loads: &[Load]) {
-        let entries = instances.iter().zip(loads).enumerate();
-        let usable = entries.filter(|(_, (instance, load))| load.available && instance.role != Role::Decode);
-        let backlogs =
-            usable.map(|(ix, (_, load))| load.prefill_wait + self.planned.get(ix).copied().unwrap_or(0.0));
-        self.least_backlog = backlogs.fold(f64::INFINITY, f64::min);
+    /// How long to hold a request that no engine is ready for, whatever its price there; `None` if it must be looked at.
+    fn too_early(&self, input: &Input<'_>) -> Option<Seconds> {
+        let farthest = farthest(&input.prediction.shared);
+        let (mut due, mut longest_fetch) = (f64::INFINITY, 0.0_f64);
+        for &ix in input.cluster.entries(input.request.model) {
+            let Some(load) = input.loads.get(ix.at()).filter(|load| load.available) else { continue };
+            let stored = f64::from(input.prediction.hits(ix).l3_tokens);
+            let per_token = self.fetch_per_token.get(ix.at()).copied().unwrap_or(0.0);
+            let fetch = if stored > 0.0 {
+                load.fetch_wait + FETCH_LATENCY + farthest * stored * per_token
+            } else {
+                0.0
+            };
+            longest_fetch = longest_fetch.max(fetch);
+            due = due.min(load.prefill_wait + self.planned(ix) - self.settings.slack - fetch);
+            if due <= 0.0 {
+                return None;
+            }
+        }
+        // Without any engine it is refused in the usual way.
+        (due.is_finite() && self.is_surely_in_time(input, longest_fetch)).then_some(due)
+    }
+
+    fn is_surely_in_time(&self, input: &Input<'_>, longest_fetch: Seconds) -> bool {
+        let Some(latest) = self.latest(input) else { return true };
+        let first = input.cluster.entries(input.request.model).first();
+        let cold = first
+            .and_then(|ix| input.loads.get(ix.at()))
+            .map_or(f64::INFINITY, |load| load.service.seconds(input.request.total_input_tokens(), 0));
+        input.now + self.most_backlog.max(longest_fetch) + SLOWEST * cold < latest
     }
 
     /// Expected computation, with what the caches hold wherever it is cheapest.
@@ -193,7 +264,12 @@ impl Policy for Predictive {
 
     fn begin(&mut self, round: &Round<'_>) {
         self.planned.clear();
-        self.find_least_backlog(round.cluster.instances(), round.loads);
+        self.held = 0;
+        self.behind = round.held;
+        self.most_backlog = round.loads.iter().map(|load| load.prefill_wait).fold(0.0, f64::max);
+        self.fetch_per_token.clear();
+        let caches = round.cluster.instances().iter().map(|instance| &instance.cache);
+        self.fetch_per_token.extend(caches.map(|cache| cache.kv_bytes_per_token / cache.l3_bytes_per_s));
     }
 
     fn planned(&self, engine: InstanceIx) -> Seconds {
@@ -206,7 +282,13 @@ impl Policy for Predictive {
     }
 
     fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
+        self.behind = self.behind.saturating_sub(1);
         let entries = input.cluster.entries(input.request.model);
+        if self.held >= ENOUGH_PLANNED * entries.len()
+            && let Some(due) = self.too_early(input)
+        {
+            return Ok(Verdict::Hold { until: input.now + due.max(SHORTEST_NAP) });
+        }
         let most_cached = entries.iter().filter(|&&ix| available(input, ix)).map(|&ix| {
             let hits = input.prediction.hits(ix);
             hits.l1_tokens.saturating_add(hits.l2_tokens)
@@ -236,7 +318,7 @@ impl Policy for Predictive {
             };
             return Ok(self.explained(input, &best, most_cached, reason));
         }
-        self.plan(input, &best);
+        self.plan(&best);
         Ok(Verdict::Hold { until: input.now + due.max(SHORTEST_NAP) })
     }
 
@@ -261,7 +343,8 @@ impl Policy for Predictive {
 impl Terms {
     /// The sum, in seconds.
     fn cost(&self) -> f64 {
-        self.wait.max(self.fetch) + self.service + self.handover + self.duplicate + self.decode
+        let own = self.wait.max(self.fetch) + self.service + self.handover;
+        own + self.duplicate + self.congestion + self.decode
     }
 
     fn leading(&self) -> Term {

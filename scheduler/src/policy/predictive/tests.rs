@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache_rules::{CacheRules, Prefetch};
-use crate::cluster::{Cluster, ModelIx, PairingDomain, Place};
+use crate::cluster::{Cluster, Instance, ModelIx, PairingDomain, Place};
 use crate::prediction::{Prediction, TierHits};
 use crate::request::Request;
 use crate::scheduler::{Ask, Event, Scheduler, Ticket};
@@ -39,6 +39,8 @@ fn settings() -> Settings {
     Settings {
         service_prior: ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 },
         handover_prior_s_per_token: 0.0,
+        slack: 0.1,
+        duplicate_price: 0.4,
         ..Settings::default()
     }
 }

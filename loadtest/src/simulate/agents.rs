@@ -1,0 +1,144 @@
+//! A generator of tool and agent traffic: many requests begin with one of a few long tool prompts, and agents come back
+//! soon with a tool's result.
+//!
+//! The defaults resemble what is published of Mooncake's tool & agent trace (FAST '25, table 2): 23,608 requests in 59
+//! minutes, 8,596 prompt and 182 answer tokens on average, 59 % of the prompt tokens reusable.
+
+use super::workload::{Prompts, Source, Workload};
+use crate::engine::tokens::mix;
+
+const BLOCK_TOKENS: usize = 512;
+/// Longest prompt; an agent that reaches it stops.
+const MOST_TOKENS: f64 = 128_000.0;
+
+/// What the agents are like. Lengths are log-normal.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AgentSettings {
+    /// Requests in all.
+    pub requests: usize,
+    /// Requests per second, on average.
+    pub per_second: f64,
+    /// Different tool prompts; the n-th is used in proportion to 1/n.
+    pub tools: u32,
+    /// Mean tokens of a tool prompt.
+    pub tool_tokens: f64,
+    /// Mean tokens of what a user or a tool adds.
+    pub text_tokens: f64,
+    /// Spread of both: standard deviation of the logarithm.
+    pub spread: f64,
+    /// Mean tokens of an answer.
+    pub answer_tokens: f64,
+    /// Mean turns of an agent.
+    pub turns: f64,
+    /// Mean seconds between the end of an answer and the next turn.
+    pub pause_s: f64,
+}
+
+impl Default for AgentSettings {
+    fn default() -> Self {
+        Self {
+            requests: 23_608,
+            per_second: 6.67,
+            tools: 60,
+            tool_tokens: 3_600.0,
+            text_tokens: 3_800.0,
+            spread: 1.0,
+            answer_tokens: 182.0,
+            turns: 1.7,
+            pause_s: 5.0,
+        }
+    }
+}
+
+/// Generates the requests. Equal arguments give equal requests.
+#[must_use]
+pub fn agents(settings: &AgentSettings, seed: u64) -> Workload {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let tools: Vec<f64> =
+        (0..settings.tools.max(1)).map(|_| log_normal(&mut random, settings.tool_tokens, 0.5)).collect();
+    let popularity: f64 = (1..=tools.len()).map(|rank| 1.0 / rank as f64).sum();
+    let mut prompts = Prompts::new(BLOCK_TOKENS);
+    let mut started_s = 0.0;
+    let mut requests = 0;
+    let mut agent = 0_u64;
+    while requests < settings.requests {
+        agent += 1;
+        started_s += exponential(&mut random, settings.turns / settings.per_second);
+        let tool = drawn(&mut random, popularity, tools.len());
+        let mut tokens = tools[tool] + log_normal(&mut random, settings.text_tokens, settings.spread);
+        let mut due_s = started_s;
+        let mut before = None;
+        while requests < settings.requests && tokens < MOST_TOKENS {
+            let answer = log_normal(&mut random, settings.answer_tokens, settings.spread).max(1.0);
+            let ids = ids(tokens as usize, tools[tool] as usize, (tool as u64, agent, requests as u64));
+            prompts.push(due_s, tokens as usize, answer as u32, &ids, (before, agent));
+            before = u32::try_from(requests).ok();
+            requests += 1;
+            if random.f64() * settings.turns >= settings.turns - 1.0 {
+                break;
+            }
+            tokens += answer + log_normal(&mut random, settings.text_tokens / 2.0, settings.spread);
+            due_s += exponential(&mut random, settings.pause_s);
+        }
+    }
+    prompts.finish(Source::Open)
+}
+
+/// Names of a prompt's blocks: those of the tool, those of the agent's conversation, and the last one if it is not full.
+fn ids(tokens: usize, tool_tokens: usize, (tool, agent, request): (u64, u64, u64)) -> Vec<u64> {
+    let block = |at: usize| {
+        let end = (at + 1) * BLOCK_TOKENS;
+        let owner = if end <= tool_tokens {
+            mix(1, tool)
+        } else if end <= tokens {
+            mix(2, agent)
+        } else {
+            mix(3, request)
+        };
+        mix(owner, at as u64)
+    };
+    (0..tokens.div_ceil(BLOCK_TOKENS)).map(block).collect()
+}
+
+/// A rank from 0, in proportion to 1/(rank + 1).
+fn drawn(random: &mut fastrand::Rng, sum: f64, ranks: usize) -> usize {
+    let mut left = random.f64() * sum;
+    for rank in 0..ranks {
+        left -= 1.0 / (rank + 1) as f64;
+        if left <= 0.0 {
+            return rank;
+        }
+    }
+    ranks - 1
+}
+
+fn exponential(random: &mut fastrand::Rng, mean: f64) -> f64 {
+    -(1.0 - random.f64()).ln() * mean
+}
+
+fn log_normal(random: &mut fastrand::Rng, mean: f64, spread: f64) -> f64 {
+    let radius = (-2.0 * (1.0 - random.f64()).ln()).sqrt();
+    let normal = radius * (std::f64::consts::TAU * random.f64()).cos();
+    mean * (spread * normal - spread * spread / 2.0).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_traffic_resembles_the_published_trace() {
+        let workload = agents(&AgentSettings::default(), 1);
+        let count = workload.requests.len() as f64;
+        let input =
+            workload.requests.iter().map(|request| f64::from(request.input_tokens)).sum::<f64>() / count;
+        let output =
+            workload.requests.iter().map(|request| f64::from(request.output_tokens)).sum::<f64>() / count;
+        let last = workload.requests.iter().map(|request| request.due_s).fold(0.0, f64::max);
+        let told = format!("{input} in, {output} out, {last} s, hit {}", workload.ideal_hit());
+        assert!((8_000.0..9_200.0).contains(&input), "{told}");
+        assert!((170.0..195.0).contains(&output), "{told}");
+        assert!((3_300.0..3_800.0).contains(&last), "{told}");
+        assert!((0.56..0.62).contains(&workload.ideal_hit()), "{told}");
+    }
+}

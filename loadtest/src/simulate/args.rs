@@ -1,0 +1,348 @@
+//! `moongate loadtest simulate`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context as _;
+use clap::Args;
+use moongate_scheduler::Settings as SchedulerSettings;
+
+use super::agents::AgentSettings;
+use super::multiturn::MultiTurnSettings;
+use super::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
+use super::sweep::{Case, Contender, Load, changed, run_case};
+use super::workload::{Replay, Workload};
+use super::{report, suite, table};
+use crate::generate::trace::read_trace;
+
+impl FromStr for Failure {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wanted = || format!("{text:?}: give ENGINE@SECONDS+SECONDS, such as 0@600+120");
+        let (engine, times) = text.split_once('@').ok_or_else(wanted)?;
+        let (at, length) = times.split_once('+').ok_or_else(wanted)?;
+        let number = |text: &str| text.parse::<f64>().ok().filter(|value| value.is_finite() && *value >= 0.0);
+        match (engine.parse(), number(at), number(length)) {
+            (Ok(engine), Some(at_s), Some(for_s)) => Ok(Failure { engine, at_s, for_s }),
+            _ => Err(wanted()),
+        }
+    }
+}
+
+/// Arguments of `moongate loadtest simulate`.
+#[derive(Debug, Clone, Args)]
+#[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents", "suite", "calibrate"]))]
+pub struct SimulateArgs {
+    /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
+    #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
+    pub trace: Option<PathBuf>,
+    /// Play SGLang's bench_multiturn: clients whose conversations grow, few requests in flight.
+    #[arg(long, env = "MOONGATE_LOADTEST_MULTITURN")]
+    pub multiturn: bool,
+    /// Generate tool and agent traffic: few long tool prompts, agents that come back soon.
+    #[arg(long, env = "MOONGATE_LOADTEST_AGENTS")]
+    pub agents: bool,
+    /// Run the standard experiments on the traces conversation_trace.jsonl and synthetic_trace.jsonl of this folder, and print a
+    /// table of them in Markdown. Of the other arguments only --policy, --seeds, --set and --suite-row are used.
+    #[arg(long, value_name = "DIR", env = "MOONGATE_LOADTEST_SUITE")]
+    pub suite: Option<PathBuf>,
+    /// Show one engine without routing beside the benchmark that its constants were fitted to.
+    #[arg(long, env = "MOONGATE_LOADTEST_CALIBRATE")]
+    pub calibrate: bool,
+    /// Run only the experiments whose name contains one of these texts.
+    #[arg(long, value_delimiter = ',', requires = "suite", env = "MOONGATE_LOADTEST_SUITE_ROW")]
+    pub suite_row: Vec<String>,
+    /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches. A policy may have settings of its own:
+    /// predictive:slack=0.5+aged_share=0.
+    #[arg(long, value_delimiter = ',', default_value = "predictive", env = "MOONGATE_LOADTEST_POLICY")]
+    pub policy: Vec<Contender>,
+    /// Replay a trace this many times faster.
+    #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SPEED")]
+    pub speed: f64,
+    /// Replay only so many rows of the trace, or generate so many requests.
+    #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
+    pub requests: Option<usize>,
+    /// Move each arrival of a trace by up to this many recorded seconds, at random. Mooncake's conversation trace counts in
+    /// steps of 3 s.
+    #[arg(long, default_value_t = 3.0, env = "MOONGATE_LOADTEST_JITTER")]
+    pub jitter: f64,
+    /// Share of the requests, from the first on, that find cold caches and do not count. Without effect on --multiturn.
+    #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_WARMUP")]
+    pub warmup: f64,
+    /// Let the turns of a conversation arrive when they were recorded, even before the answer that they follow.
+    #[arg(long, env = "MOONGATE_LOADTEST_IGNORE_SESSIONS")]
+    pub ignore_sessions: bool,
+    /// Prefill engines; plain workers without decode engines.
+    #[arg(long, default_value_t = 8, env = "MOONGATE_LOADTEST_PREFILL")]
+    pub prefill: usize,
+    /// Decode engines.
+    #[arg(long, default_value_t = 4, env = "MOONGATE_LOADTEST_DECODE")]
+    pub decode: usize,
+    /// Runs with different arrivals; the figures are their mean.
+    #[arg(long, default_value_t = 2, env = "MOONGATE_LOADTEST_SEEDS")]
+    pub seeds: u64,
+    /// Gateways, each with a scheduler of its own.
+    #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_GATEWAYS")]
+    pub gateways: usize,
+    /// Device cache of one engine in tokens.
+    #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_L1_TOKENS")]
+    pub l1_tokens: u64,
+    /// Host cache of one engine in tokens; 0 is none, and then there is no shared store either.
+    #[arg(long, default_value_t = 1_662_000, env = "MOONGATE_LOADTEST_L2_TOKENS")]
+    pub l2_tokens: u64,
+    /// Shared store in tokens; 0 is none.
+    #[arg(long, default_value_t = 8_700_000, env = "MOONGATE_LOADTEST_L3_TOKENS")]
+    pub l3_tokens: u64,
+    /// What one engine reads from the shared store, in GB per second.
+    #[arg(long, default_value_t = 20.0, env = "MOONGATE_LOADTEST_L3_GBPS")]
+    pub l3_gbps: f64,
+    /// When an engine stops waiting for the shared store.
+    #[arg(long, value_enum, default_value = "wait_complete", env = "MOONGATE_LOADTEST_PREFETCH")]
+    pub prefetch: Prefetch,
+    /// Spread of computation times: standard deviation of their logarithm.
+    #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_NOISE")]
+    pub noise: f64,
+    /// How many times slower the first prefill engine is.
+    #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SLOW_ENGINE")]
+    pub slow_engine: f64,
+    /// How many times faster all prefill engines are.
+    #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_ENGINE_SPEED")]
+    pub engine_speed: f64,
+    /// Bytes of KV cache per token.
+    #[arg(long, default_value_t = 192_512, env = "MOONGATE_LOADTEST_KV_BYTES")]
+    pub kv_bytes: u64,
+    /// Milliseconds between two readings of the engines' load; 0 is never.
+    #[arg(long, default_value_t = 100.0, env = "MOONGATE_LOADTEST_POLL_MS")]
+    pub poll_ms: f64,
+    /// Seconds until a change of a cache is known to the gateways.
+    #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_INDEX_LAG")]
+    pub index_lag: f64,
+    /// Which waiting prompt an engine computes next.
+    #[arg(long, value_enum, default_value = "fcfs", env = "MOONGATE_LOADTEST_ENGINE_ORDER")]
+    pub engine_order: EngineOrder,
+    /// With --engine-order priority and a policy that sets none: the share of a request's time of arrival in it.
+    #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_PRIORITY_AGEING")]
+    pub priority_ageing: f64,
+    /// Let a prefill pass take tokens of several prompts.
+    #[arg(long, env = "MOONGATE_LOADTEST_PACKED")]
+    pub packed: bool,
+    /// An engine that is away: ENGINE@SECONDS+SECONDS, prefill engines counted first. May be given several times.
+    #[arg(long, value_delimiter = ',', env = "MOONGATE_LOADTEST_FAIL")]
+    pub fail: Vec<Failure>,
+    /// Refused clients come back once, when they are told to.
+    #[arg(long, env = "MOONGATE_LOADTEST_RETRY")]
+    pub retry: bool,
+    /// Requests carry their target: twice the computation of the whole prompt, or two seconds.
+    #[arg(long, env = "MOONGATE_LOADTEST_DEADLINES")]
+    pub deadlines: bool,
+    /// Clients of --multiturn.
+    #[arg(long, default_value_t = 150, env = "MOONGATE_LOADTEST_CLIENTS")]
+    pub clients: u32,
+    /// Most requests in flight of --multiturn.
+    #[arg(long, default_value_t = 4, env = "MOONGATE_LOADTEST_IN_FLIGHT")]
+    pub in_flight: u32,
+    /// Requests per second of --multiturn.
+    #[arg(long, default_value_t = 16.0, env = "MOONGATE_LOADTEST_REQUEST_RATE")]
+    pub request_rate: f64,
+    /// Change a setting of the scheduler: NAME=VALUE, such as slack=0.2. May be given several times.
+    #[arg(long, value_name = "NAME=VALUE", env = "MOONGATE_LOADTEST_SET")]
+    pub set: Vec<String>,
+    /// Write a report with plots to this file.
+    #[arg(long, env = "MOONGATE_LOADTEST_REPORT")]
+    pub report: Option<PathBuf>,
+    /// Write the distribution of times to first token to this file, as SVG.
+    #[arg(long, env = "MOONGATE_LOADTEST_PLOT")]
+    pub plot: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
+    #[arg(long, env = "MOONGATE_LOADTEST_JSON")]
+    pub json: bool,
+}
+
+impl SimulateArgs {
+    /// The experiment.
+    ///
+    /// # Errors
+    /// A setting is out of range, or the trace cannot be read.
+    pub fn case(&self) -> anyhow::Result<Case> {
+        self.check()?;
+        let replay = Replay { speed: self.speed, jitter_s: self.jitter, seed: 0 };
+        let load = match &self.trace {
+            Some(path) => {
+                let rows = read_trace(path, self.requests)?;
+                Load::Open(Workload::of_rows(&rows, !self.ignore_sessions), replay)
+            }
+            None if self.agents => {
+                let settings = AgentSettings {
+                    requests: self.requests.unwrap_or(AgentSettings::default().requests),
+                    ..AgentSettings::default()
+                };
+                Load::Agents(settings, Replay { jitter_s: 0.0, ..replay })
+            }
+            None => Load::MultiTurn(MultiTurnSettings {
+                clients: self.clients,
+                in_flight: self.in_flight,
+                per_second: self.request_rate,
+                ..MultiTurnSettings::default()
+            }),
+        };
+        Ok(Case {
+            settings: self.settings(),
+            scheduling: self.scheduling()?,
+            load,
+            contenders: self.policy.clone(),
+            seeds: self.seeds,
+        })
+    }
+
+    fn scheduling(&self) -> anyhow::Result<SchedulerSettings> {
+        changed(&SchedulerSettings::default(), &self.set).context("--set")
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let positive = [
+            ("--speed", self.speed),
+            ("--l3-gbps", self.l3_gbps),
+            ("--slow-engine", self.slow_engine),
+            ("--engine-speed", self.engine_speed),
+            ("--request-rate", self.request_rate),
+        ];
+        for (flag, value) in positive {
+            anyhow::ensure!(value.is_finite() && value > 0.0, "{flag} {value}: give a number above 0");
+        }
+        let not_negative = [
+            ("--jitter", self.jitter),
+            ("--noise", self.noise),
+            ("--poll-ms", self.poll_ms),
+            ("--index-lag", self.index_lag),
+            ("--warmup", self.warmup),
+            ("--priority-ageing", self.priority_ageing),
+        ];
+        for (flag, value) in not_negative {
+            anyhow::ensure!(value.is_finite() && value >= 0.0, "{flag} {value}: give a number, 0 or more");
+        }
+        let prefill = self.prefill;
+        anyhow::ensure!(
+            (1..=MAX_PREFILL).contains(&prefill),
+            "--prefill {prefill}: give 1 to {MAX_PREFILL} engines"
+        );
+        anyhow::ensure!(self.decode <= 1_024, "--decode {}: give at most 1024 engines", self.decode);
+        anyhow::ensure!((1..=64).contains(&self.gateways), "--gateways {}: give 1 to 64", self.gateways);
+        anyhow::ensure!((1..=1_000).contains(&self.seeds), "--seeds {}: give 1 to 1000", self.seeds);
+        anyhow::ensure!(
+            (1..=100_000).contains(&self.clients) && self.in_flight > 0,
+            "--clients {} --in-flight {}: give 1 to 100000 clients, and at least one in flight",
+            self.clients,
+            self.in_flight
+        );
+        let engines = prefill + self.decode;
+        if let Some(failure) = self.fail.iter().find(|failure| failure.engine >= engines) {
+            anyhow::bail!("--fail {}@…: there are only {engines} engines, counted from 0", failure.engine);
+        }
+        Ok(())
+    }
+
+    fn settings(&self) -> Settings {
+        let mut settings = Settings::eight_plus_four();
+        let service = &mut settings.service;
+        service.prefill_base_s /= self.engine_speed;
+        service.prefill_linear_s /= self.engine_speed;
+        service.prefill_quadratic_s /= self.engine_speed;
+        service.storage_bytes_per_s = self.l3_gbps * 1e9;
+        service.kv_bytes_per_token = self.kv_bytes;
+        Settings {
+            prefill: self.prefill,
+            decode: self.decode,
+            l1_tokens: self.l1_tokens,
+            l2_tokens: self.l2_tokens,
+            l3_tokens: self.l3_tokens,
+            prefetch: self.prefetch,
+            packed: self.packed,
+            order: self.engine_order,
+            priority_ageing: self.priority_ageing,
+            noise_sigma: self.noise,
+            slow_engine: self.slow_engine,
+            failures: self.fail.clone(),
+            gateways: self.gateways,
+            poll_s: self.poll_ms / 1_000.0,
+            index_lag_s: self.index_lag,
+            retry: self.retry,
+            deadlines: self.deadlines,
+            warmup_share: if self.multiturn { 0.0 } else { self.warmup },
+            ..settings
+        }
+    }
+}
+
+/// Runs the experiment and answers what to print. Setting `stop` ends it.
+///
+/// # Errors
+/// A setting is out of range, the trace cannot be read, the report cannot be written, or the run was stopped.
+pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String> {
+    if let Some(folder) = &args.suite {
+        args.check()?;
+        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, &args.suite_row, stop);
+    }
+    if args.calibrate {
+        args.check()?;
+        return Ok(table::calibration(args.seeds));
+    }
+    let case = args.case()?;
+    let begun = std::time::Instant::now();
+    let standings = run_case(&case, stop);
+    anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
+    let elapsed = begun.elapsed();
+    let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| match path {
+        Some(path) => {
+            std::fs::write(path, text()).with_context(|| format!("cannot write {}", path.display()))
+        }
+        None => Ok(()),
+    };
+    write(&args.report, &|| report::html(&case, &standings))?;
+    write(&args.plot, &|| report::plot(&standings))?;
+    Ok(if args.json { table::json(&standings) } else { table::text(&standings, elapsed) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: SimulateArgs,
+    }
+
+    fn case(flags: &[&str]) -> anyhow::Result<Case> {
+        Cli::try_parse_from([&["x", "--agents", "--requests=10"], flags].concat())?.args.case()
+    }
+
+    #[test]
+    fn flags_become_a_fleet() {
+        let case =
+            case(&["--prefill=2", "--l3-gbps=3", "--fail=0@60+30", "--policy=random,ideal"]).expect("valid");
+        assert_eq!(case.settings.prefill, 2);
+        assert!((case.settings.service.storage_bytes_per_s - 3e9).abs() < 1.0);
+        assert_eq!(case.settings.failures, [Failure { engine: 0, at_s: 60.0, for_s: 30.0 }]);
+        assert_eq!(case.contenders.len(), 2);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for flag in [
+            "--speed=0",
+            "--prefill=0",
+            "--prefill=65",
+            "--fail=12@1+1",
+            "--fail=1@x",
+            "--noise=-1",
+            "--gateways=0",
+        ] {
+            assert!(case(&[flag]).is_err(), "{flag}");
+        }
+        assert!(Cli::try_parse_from(["x"]).is_err());
+        assert!(Cli::try_parse_from(["x", "--agents", "--multiturn"]).is_err());
+    }
+}

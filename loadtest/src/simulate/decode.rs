@@ -1,0 +1,147 @@
+//! A decode engine: a batch that generates in step, and a queue for what does not fit.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::settings::Settings;
+
+/// A request to generate.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sequence {
+    pub(crate) attempt: u32,
+    /// Tokens that it occupies when it is complete.
+    pub(crate) tokens: u64,
+    /// Tokens still to generate.
+    pub(crate) output_tokens: u32,
+}
+
+/// The engine. All sequences of the batch make one token per step; a step takes longer the more there are.
+#[derive(Debug, Default)]
+pub(crate) struct DecodeEngine {
+    /// Handed over, but without room yet.
+    waiting: VecDeque<Sequence>,
+    /// By the step after which they end.
+    batch: BinaryHeap<Reverse<(u64, u32, u64)>>,
+    used_tokens: u64,
+    /// Steps made up to `since`, with the fraction of the one under way.
+    steps: f64,
+    since: f64,
+    /// Goes up whenever the batch changes, so that an outdated end is not taken for one.
+    pub(crate) turn: u32,
+    pub(crate) down: bool,
+}
+
+impl DecodeEngine {
+    fn step_s(&self, settings: &Settings) -> f64 {
+        settings.service.decode_step_s(self.batch.len() as u64)
+    }
+
+    fn advance(&mut self, now: f64, settings: &Settings) {
+        if !self.batch.is_empty() {
+            self.steps += (now - self.since) / self.step_s(settings);
+        }
+        self.since = now;
+    }
+
+    /// Sequences that generate, those that wait, and the tokens of the former.
+    pub(crate) fn load(&self) -> (usize, usize, u64) {
+        (self.batch.len(), self.waiting.len(), self.used_tokens)
+    }
+
+    /// Takes a sequence in.
+    pub(crate) fn add(&mut self, sequence: Sequence) {
+        self.waiting.push_back(sequence);
+    }
+
+    /// Lets those who wait in, as far as there is room; they are put in `joined`.
+    pub(crate) fn admit(&mut self, now: f64, settings: &Settings, joined: &mut Vec<u32>) {
+        while let Some(&next) = self.waiting.front() {
+            let full = self.batch.len() >= settings.max_running
+                || self.used_tokens + next.tokens > settings.decode_tokens;
+            // One that is larger than the engine goes alone.
+            if full && !self.batch.is_empty() {
+                return;
+            }
+            self.waiting.pop_front();
+            self.advance(now, settings);
+            self.used_tokens += next.tokens;
+            let last_step = self.steps.ceil() as u64 + u64::from(next.output_tokens);
+            self.batch.push(Reverse((last_step, next.attempt, next.tokens)));
+            self.turn += 1;
+            joined.push(next.attempt);
+        }
+    }
+
+    /// When the next sequence ends.
+    pub(crate) fn next_end(&self, settings: &Settings) -> Option<f64> {
+        let &Reverse((last_step, _, _)) = self.batch.peek()?;
+        Some(self.since + f64::max(0.0, last_step as f64 - self.steps) * self.step_s(settings))
+    }
+
+    /// Takes out the sequences that have ended; they are put in `done`.
+    pub(crate) fn ended(&mut self, now: f64, settings: &Settings, done: &mut Vec<u32>) {
+        self.advance(now, settings);
+        while let Some(&Reverse((last_step, attempt, tokens))) = self.batch.peek() {
+            // Half a step of tolerance for the rounding of times.
+            if (last_step as f64) > self.steps + 0.5 {
+                break;
+            }
+            self.batch.pop();
+            self.used_tokens -= tokens;
+            self.turn += 1;
+            done.push(attempt);
+        }
+    }
+
+    /// The engine dies. Answers whose sequences are lost.
+    pub(crate) fn die(&mut self) -> Vec<u32> {
+        self.down = true;
+        self.turn += 1;
+        self.used_tokens = 0;
+        let batch = self.batch.drain().map(|Reverse((_, attempt, _))| attempt);
+        let mut lost: Vec<u32> =
+            batch.chain(self.waiting.drain(..).map(|sequence| sequence.attempt)).collect();
+        lost.sort_unstable();
+        lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_generates_in_step_and_slows_down_with_its_size() {
+        let settings = Settings::eight_plus_four();
+        let mut engine = DecodeEngine::default();
+        let (mut joined, mut done) = (Vec::new(), Vec::new());
+        engine.add(Sequence { attempt: 1, tokens: 1_000, output_tokens: 10 });
+        engine.admit(0.0, &settings, &mut joined);
+        let alone = engine.next_end(&settings).expect("runs");
+        assert!((alone - 10.0 * settings.service.decode_step_s(1)).abs() < 1e-9);
+        engine.add(Sequence { attempt: 2, tokens: 1_000, output_tokens: 100 });
+        engine.admit(0.0, &settings, &mut joined);
+        let both = engine.next_end(&settings).expect("runs");
+        assert!((both - 10.0 * settings.service.decode_step_s(2)).abs() < 1e-9);
+        engine.ended(both, &settings, &mut done);
+        assert_eq!((joined, done, engine.load()), (vec![1, 2], vec![1], (1, 0, 1_000)));
+        assert!(engine.next_end(&settings).expect("runs") > both);
+    }
+
+    #[test]
+    fn who_does_not_fit_waits() {
+        let settings = Settings { decode_tokens: 1_500, ..Settings::eight_plus_four() };
+        let mut engine = DecodeEngine::default();
+        let mut joined = Vec::new();
+        for attempt in [1, 2] {
+            engine.add(Sequence { attempt, tokens: 1_000, output_tokens: 10 });
+        }
+        engine.admit(0.0, &settings, &mut joined);
+        assert_eq!((joined.as_slice(), engine.load()), ([1].as_slice(), (1, 1, 1_000)));
+        let end = engine.next_end(&settings).expect("runs");
+        let mut done = Vec::new();
+        engine.ended(end, &settings, &mut done);
+        engine.admit(end, &settings, &mut joined);
+        assert_eq!((done, joined), (vec![1], vec![1, 2]));
+    }
+}

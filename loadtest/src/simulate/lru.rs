@@ -1,0 +1,189 @@
+//! Which blocks a cache holds, in order of use. Blocks are numbers below a known bound, so that membership is one
+//! look into a table and nothing is hashed.
+
+/// Not held.
+const ABSENT: u32 = u32::MAX;
+/// No neighbour on that side.
+const END: u32 = u32::MAX - 1;
+
+/// What an insertion did to a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Added(u32),
+    Evicted(u32),
+}
+
+/// A bounded set of blocks, the least recently used first to go.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockLru {
+    /// In tokens.
+    capacity: u64,
+    /// In tokens.
+    used: u64,
+    newer: Vec<u32>,
+    older: Vec<u32>,
+    newest: u32,
+    oldest: u32,
+}
+
+impl BlockLru {
+    /// For blocks below `blocks`.
+    pub(crate) fn new(capacity: u64, blocks: usize) -> Self {
+        // A cache that can hold nothing needs no tables.
+        let blocks = if capacity == 0 { 0 } else { blocks };
+        Self {
+            capacity,
+            used: 0,
+            newer: vec![ABSENT; blocks],
+            older: vec![ABSENT; blocks],
+            newest: END,
+            oldest: END,
+        }
+    }
+
+    pub(crate) fn contains(&self, block: u32) -> bool {
+        self.newer.get(block as usize).is_some_and(|&newer| newer != ABSENT)
+    }
+
+    /// How many of `blocks` are held without a gap, from the first on.
+    pub(crate) fn leading(&self, blocks: &[u32]) -> usize {
+        blocks.iter().take_while(|&&block| self.contains(block)).count()
+    }
+
+    /// Makes those of `blocks` that are held the most recently used, the first one last: a prefix loses its end first.
+    pub(crate) fn touch(&mut self, blocks: &[u32]) {
+        for &block in blocks.iter().rev() {
+            if self.contains(block) {
+                self.unlink(block);
+                self.link_newest(block);
+            }
+        }
+    }
+
+    /// Makes `blocks` the most recently used, the first one last, and adds what is missing, as far as it fits.
+    pub(crate) fn put(&mut self, blocks: &[u32], tokens: &[u32], mut tell: impl FnMut(Change)) {
+        let mut fitting = 0;
+        let mut sum = 0_u64;
+        let mut missing = 0_u64;
+        for &block in blocks {
+            let weight = u64::from(tokens[block as usize]);
+            sum += weight;
+            if sum > self.capacity {
+                break;
+            }
+            fitting += 1;
+            if !self.contains(block) {
+                missing += weight;
+            }
+        }
+        let blocks = &blocks[..fitting];
+        if self.used + missing > self.capacity {
+            // Room is made at the expense of other prefixes.
+            self.touch(blocks);
+        }
+        for &block in blocks.iter().rev() {
+            if self.contains(block) {
+                self.unlink(block);
+            } else {
+                let weight = u64::from(tokens[block as usize]);
+                while self.used + weight > self.capacity && self.oldest != END {
+                    let evicted = self.oldest;
+                    self.remove(evicted, tokens);
+                    tell(Change::Evicted(evicted));
+                }
+                self.used += weight;
+                tell(Change::Added(block));
+            }
+            self.link_newest(block);
+        }
+    }
+
+    /// Forgets everything, telling what.
+    pub(crate) fn clear(&mut self, tokens: &[u32], mut tell: impl FnMut(Change)) {
+        while self.oldest != END {
+            let block = self.oldest;
+            self.remove(block, tokens);
+            tell(Change::Evicted(block));
+        }
+    }
+
+    fn remove(&mut self, block: u32, tokens: &[u32]) {
+        self.unlink(block);
+        self.newer[block as usize] = ABSENT;
+        self.used -= u64::from(tokens[block as usize]);
+    }
+
+    fn unlink(&mut self, block: u32) {
+        let (newer, older) = (self.newer[block as usize], self.older[block as usize]);
+        match newer {
+            END => self.newest = older,
+            newer => self.older[newer as usize] = older,
+        }
+        match older {
+            END => self.oldest = newer,
+            older => self.newer[older as usize] = newer,
+        }
+    }
+
+    fn link_newest(&mut self, block: u32) {
+        let older = self.newest;
+        self.newer[block as usize] = END;
+        self.older[block as usize] = older;
+        match older {
+            END => self.oldest = block,
+            older => self.newer[older as usize] = block,
+        }
+        self.newest = block;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_prefix_loses_its_end_first_and_does_not_evict_itself() {
+        let tokens = vec![10; 20];
+        let mut lru = BlockLru::new(40, 20);
+        lru.put(&[1, 2, 3, 4], &tokens, |_| {});
+        lru.put(&[9], &tokens, |_| {});
+        assert_eq!(lru.leading(&[1, 2, 3, 4]), 3);
+        // 1, 2 and 3 are the oldest; making room for 4 and 5 must cost 9.
+        lru.put(&[1, 2, 3, 4, 5], &tokens, |_| {});
+        assert_eq!(lru.leading(&[1, 2, 3, 4, 5]), 4);
+        assert!(!lru.contains(9));
+    }
+
+    #[test]
+    fn without_capacity_nothing_is_held() {
+        let mut lru = BlockLru::new(0, 5);
+        lru.put(&[1, 2], &[1; 5], |_| panic!("nothing may change"));
+        assert!(!lru.contains(1) && lru.leading(&[1]) == 0);
+    }
+
+    proptest! {
+        #[test]
+        fn changes_amount_to_what_is_held(capacity in 0_u64..200, weights in prop::collection::vec(1_u32..40, 30),
+            prefixes in prop::collection::vec((any::<bool>(), prop::sample::subsequence((0_u32..30).collect::<Vec<_>>(), 0..20)), 0..40)) {
+            let mut lru = BlockLru::new(capacity, 30);
+            let mut told = std::collections::BTreeSet::new();
+            for (touch, blocks) in prefixes {
+                if touch {
+                    lru.touch(&blocks);
+                    continue;
+                }
+                lru.put(&blocks, &weights, |change| assert!(match change {
+                    Change::Added(block) => told.insert(block),
+                    Change::Evicted(block) => told.remove(&block),
+                }));
+                prop_assert!((0..30).all(|block| lru.contains(block) == told.contains(&block)));
+                let sum: u64 = told.iter().map(|&block| u64::from(weights[block as usize])).sum();
+                prop_assert_eq!(sum, lru.used);
+                prop_assert!(sum <= capacity);
+            }
+            lru.clear(&weights, |change| if let Change::Evicted(block) = change { told.remove(&block); });
+            prop_assert!(told.is_empty() && lru.used == 0);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The caches of all engines and the shared store.
+
+use std::sync::Arc;
+
+use super::lru::{BlockLru, Change};
+use super::settings::Settings;
+use super::view::{Tier, View};
+
+/// One engine's own two levels.
+#[derive(Debug)]
+struct Own {
+    device: BlockLru,
+    host: BlockLru,
+}
+
+/// Every cache there is, and what the gateways know of it.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// One per engine, or a single one that all share.
+    engines: Vec<Own>,
+    store: BlockLru,
+    /// Tokens of each block.
+    tokens: Arc<[u32]>,
+    /// What the gateways believe.
+    pub(crate) view: View,
+    /// Blocks that were new to a host cache and go to the store; kept to reuse the allocation.
+    written: Vec<u32>,
+}
+
+impl Memory {
+    pub(crate) fn new(settings: &Settings, tokens: Arc<[u32]>) -> Self {
+        let blocks = tokens.len();
+        let own = || Own {
+            device: BlockLru::new(settings.l1_tokens, blocks),
+            host: BlockLru::new(settings.l2_tokens, blocks),
+        };
+        let engines = if settings.shared_cache {
+            vec![Own { device: BlockLru::new(u64::MAX, blocks), host: BlockLru::new(0, 0) }]
+        } else {
+            (0..settings.prefill).map(|_| own()).collect()
+        };
+        // The store is reached through the host cache only.
+        let store_tokens = if settings.l2_tokens == 0 { 0 } else { settings.l3_tokens };
+        let store = BlockLru::new(store_tokens, blocks);
+        let view = View::new(settings, blocks);
+        Self { engines, store, tokens, view, written: Vec::new() }
+    }
+
+    fn slot(&self, engine: usize) -> usize {
+        engine.min(self.engines.len() - 1)
+    }
+
+    /// Blocks of a prompt that an engine holds: on the device, and in all.
+    pub(crate) fn own(&self, engine: usize, blocks: &[u32]) -> (usize, usize) {
+        let engine = self.slot(engine);
+        let own = &self.engines[engine];
+        let device = own.device.leading(blocks);
+        let rest = &blocks[device..];
+        let more =
+            rest.iter().take_while(|&&block| own.host.contains(block) || own.device.contains(block)).count();
+        (device, device + more)
+    }
+
+    /// How many of `blocks` the store holds, from the first on.
+    pub(crate) fn stored(&self, blocks: &[u32]) -> usize {
+        self.store.leading(blocks)
+    }
+
+    /// An engine has looked `blocks` up in its own caches.
+    pub(crate) fn touch_own(&mut self, engine: usize, blocks: &[u32]) {
+        let engine = self.slot(engine);
+        let own = &mut self.engines[engine];
+        own.device.touch(blocks);
+        own.host.touch(blocks);
+    }
+
+    /// Somebody has asked the store for `blocks`. Mooncake's master renews the lease of a key that is asked for, and
+    /// evicts by lease.
+    pub(crate) fn touch_store(&mut self, blocks: &[u32]) {
+        self.store.touch(blocks);
+    }
+
+    /// Blocks arrived from the store in an engine's host cache, behind those that it already had.
+    pub(crate) fn fetched(&mut self, now: f64, engine: usize, blocks: &[u32]) {
+        let engine = self.slot(engine);
+        let view = &mut self.view;
+        let tell = |change| view.tell(now, Tier::Host(engine), change);
+        self.engines[engine].host.put(blocks, &self.tokens, tell);
+    }
+
+    /// An engine has computed a prompt: it is on the device, copied to the host and written through to the store.
+    pub(crate) fn computed(&mut self, now: f64, engine: usize, blocks: &[u32]) {
+        let engine = self.slot(engine);
+        let own = &mut self.engines[engine];
+        let view = &mut self.view;
+        own.device.put(blocks, &self.tokens, |change| view.tell(now, Tier::Device(engine), change));
+        self.written.clear();
+        let written = &mut self.written;
+        own.host.put(blocks, &self.tokens, |change| {
+            if let Change::Added(block) = change {
+                written.push(block);
+            }
+            view.tell(now, Tier::Host(engine), change);
+        });
+        // Insertion goes from the end of the prompt to its start.
+        written.reverse();
+        self.store.put(written, &self.tokens, |change| view.tell(now, Tier::Store, change));
+    }
+
+    /// An engine has died with what it held.
+    pub(crate) fn lost(&mut self, now: f64, engine: usize) {
+        let view = &mut self.view;
+        let own = &mut self.engines[engine];
+        own.device.clear(&self.tokens, |change| view.tell(now, Tier::Device(engine), change));
+        own.host.clear(&self.tokens, |change| view.tell(now, Tier::Host(engine), change));
+    }
+}

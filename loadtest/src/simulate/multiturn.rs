@@ -1,0 +1,122 @@
+//! SGLang's `benchmark/hicache/bench_multiturn.py`: many clients, each with a conversation that grows by one text per
+//! round, few requests in flight.
+
+use super::workload::{Prompts, Source, Workload};
+
+/// Pause of the sender while as many requests are in flight as allowed.
+const FULL_PAUSE_S: f64 = 0.050;
+
+/// The benchmark's settings.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MultiTurnSettings {
+    /// Conversations.
+    pub clients: u32,
+    /// Requests of each.
+    pub rounds: u32,
+    /// Tokens of the text that each round adds.
+    pub text_tokens: u32,
+    /// Most requests in flight.
+    pub in_flight: u32,
+    /// The sender pauses between two requests for times with this mean rate.
+    pub per_second: f64,
+    /// How long after its first token a request stays in flight, in multiples of its computation. This is the mean; the
+    /// time is uniform between none and twice of it. The published figures show, by Little's law, 3.4 requests in flight
+    /// where the benchmark allows 4.
+    pub lag: f64,
+}
+
+impl Default for MultiTurnSettings {
+    fn default() -> Self {
+        Self { clients: 150, rounds: 10, text_tokens: 2_048, in_flight: 4, per_second: 16.0, lag: 0.5 }
+    }
+}
+
+/// The sender's state.
+#[derive(Debug, Clone)]
+pub struct MultiTurn {
+    pub(crate) settings: MultiTurnSettings,
+    random: fastrand::Rng,
+    round: u32,
+    /// Clients that may send their request of this round.
+    ready: Vec<u32>,
+    in_flight: u32,
+    /// Requests of this round that have ended.
+    ended: u32,
+}
+
+impl MultiTurn {
+    /// The benchmark as a workload.
+    #[must_use]
+    pub fn workload(settings: MultiTurnSettings, seed: u64) -> Workload {
+        // An engine's cache evicts a turn as a whole: it is one node of the tree.
+        let mut prompts = Prompts::new(settings.text_tokens as usize);
+        for round in 1..=settings.rounds {
+            for client in 0..u64::from(settings.clients) {
+                let ids: Vec<u64> =
+                    (0..u64::from(round)).map(|turn| client * u64::from(settings.rounds) + turn).collect();
+                prompts.push(0.0, (round * settings.text_tokens) as usize, 1, &ids, (None, client));
+            }
+        }
+        let random = fastrand::Rng::with_seed(seed);
+        let ready = (0..settings.clients).collect();
+        prompts.finish(Source::Closed(Self { settings, random, round: 0, ready, in_flight: 0, ended: 0 }))
+    }
+
+    /// The sender's turn: which request it sends, if any, and after how many seconds its next turn comes; `None` when
+    /// all is sent.
+    pub(crate) fn tick(&mut self) -> (Option<u32>, Option<f64>) {
+        if self.in_flight >= self.settings.in_flight {
+            return (None, Some(FULL_PAUSE_S));
+        }
+        let pause = -(1.0 - self.random.f64()).ln() / self.settings.per_second;
+        if self.ready.is_empty() {
+            return (None, (self.round < self.settings.rounds).then_some(pause));
+        }
+        let client = self.ready.swap_remove(self.random.usize(..self.ready.len()));
+        self.in_flight += 1;
+        (Some(self.round * self.settings.clients + client), Some(pause))
+    }
+
+    /// How long a request stays in flight after its first token.
+    pub(crate) fn lag_s(&mut self, service_s: f64) -> f64 {
+        2.0 * self.settings.lag * self.random.f64() * service_s
+    }
+
+    /// A request has left the sender's books.
+    pub(crate) fn freed(&mut self) {
+        self.in_flight -= 1;
+        self.ended += 1;
+        if self.ended == self.settings.clients {
+            self.ended = 0;
+            self.round += 1;
+            if self.round < self.settings.rounds {
+                self.ready = (0..self.settings.clients).collect();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_begins_when_the_last_one_has_ended() {
+        let settings =
+            MultiTurnSettings { clients: 3, rounds: 2, in_flight: 2, ..MultiTurnSettings::default() };
+        let workload = MultiTurn::workload(settings, 1);
+        assert_eq!(workload.requests.len(), 6);
+        assert_eq!(workload.blocks(0), &workload.blocks(3)[..1]);
+        let Source::Closed(mut sender) = workload.source else { panic!("closed") };
+        let first = sender.tick().0.expect("sends");
+        let second = sender.tick().0.expect("sends");
+        assert!(first != second && first < 3 && second < 3);
+        assert_eq!(sender.tick(), (None, Some(FULL_PAUSE_S)));
+        sender.freed();
+        assert!(sender.tick().0.expect("the third") < 3);
+        sender.freed();
+        assert_eq!(sender.tick().0, None);
+        sender.freed();
+        assert!(sender.tick().0.expect("the next round") >= 3);
+    }
+}

@@ -1,0 +1,287 @@
+//! What became of every request, and the figures made of it.
+
+use serde::Serialize;
+
+use super::prefill::Computed;
+use super::settings::Settings;
+use super::workload::Workload;
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Not yet.
+    Open,
+    /// With a complete answer.
+    Served,
+    /// Refused by the gateway.
+    Rejected,
+    /// Lost with an engine after its answer had begun, or with no engine left to try.
+    Failed,
+}
+
+/// One request's history. Times are in seconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Record {
+    /// When the client sent it; NaN until then.
+    pub arrived_s: f64,
+    /// When it was handed to an engine, the last time; NaN until then.
+    pub sent_s: f64,
+    /// When the client had its first token; NaN until then.
+    pub first_token_s: f64,
+    /// The engine that computed its prompt.
+    pub engine: usize,
+    /// Tokens found on the device.
+    pub l1_tokens: u32,
+    /// … in host memory.
+    pub l2_tokens: u32,
+    /// … fetched from the shared store.
+    pub l3_tokens: u32,
+    /// How it ended.
+    pub state: State,
+    /// After how many seconds a refused client was told to come back; NaN if it was not.
+    pub retry_after_s: f64,
+    /// When the client came back after a refusal, as it was told; NaN if it did not.
+    pub retried_s: f64,
+}
+
+/// Everything that a run tells.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// One per request of the workload.
+    pub records: Vec<Record>,
+    /// Requests that are not over.
+    pub open: usize,
+    /// The first requests, which found cold caches and do not count.
+    warmup: usize,
+    /// Prompt tokens of each request.
+    input_tokens: Vec<u32>,
+    /// What each request's time to first token may be.
+    target_s: Vec<f64>,
+    /// When the last request ended.
+    end_s: f64,
+    /// When something last went forward.
+    pub(crate) progress_s: f64,
+    /// Seconds that each prefill engine computed.
+    pub busy_s: Vec<f64>,
+}
+
+/// The figures of one run, or the mean of several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Mean time to first token of the served requests.
+    pub ttft_mean_s: f64,
+    /// Median.
+    pub ttft_p50_s: f64,
+    /// 90th percentile.
+    pub ttft_p90_s: f64,
+    /// 99th percentile.
+    pub ttft_p99_s: f64,
+    /// Share of all requests whose first token came within twice the computation of the whole prompt, or two seconds.
+    pub slo_met: f64,
+    /// Share of all requests that were refused for good.
+    pub rejected: f64,
+    /// Share of all requests that were lost.
+    pub failed: f64,
+    /// Share of the prompt tokens that were found on the device.
+    pub hit_l1: f64,
+    /// … in host memory.
+    pub hit_l2: f64,
+    /// … in the shared store.
+    pub hit_l3: f64,
+    /// Prompt tokens served per second, from the first counted arrival to the last end.
+    pub input_tokens_per_s: f64,
+    /// Of the clients that came back when they were told to, while others still arrived: the share that got its first token
+    /// in time then.
+    pub retry_after_right: Option<f64>,
+    /// How long refused clients were told to wait, on average.
+    pub retry_after_s: Option<f64>,
+    /// Standard deviation of the mean time to first token over the seeds.
+    pub ttft_mean_sd_s: f64,
+    /// Longest time any request was held or queued before its first token.
+    pub ttft_max_s: f64,
+}
+
+impl Outcome {
+    pub(crate) fn new(settings: &Settings, workload: &Workload) -> Self {
+        let record = Record {
+            arrived_s: f64::NAN,
+            sent_s: f64::NAN,
+            first_token_s: f64::NAN,
+            engine: 0,
+            l1_tokens: 0,
+            l2_tokens: 0,
+            l3_tokens: 0,
+            state: State::Open,
+            retry_after_s: f64::NAN,
+            retried_s: f64::NAN,
+        };
+        let requests = &workload.requests;
+        Self {
+            records: vec![record; requests.len()],
+            open: requests.len(),
+            warmup: (requests.len() as f64 * settings.warmup_share.clamp(0.0, 1.0)) as usize,
+            input_tokens: requests.iter().map(|request| request.input_tokens).collect(),
+            target_s: requests.iter().map(|request| settings.ttft_target_s(request.input_tokens)).collect(),
+            end_s: 0.0,
+            progress_s: 0.0,
+            busy_s: Vec::new(),
+        }
+    }
+
+    pub(crate) fn arrived(&mut self, now: f64, request: u32) {
+        let record = &mut self.records[request as usize];
+        if record.arrived_s.is_nan() {
+            record.arrived_s = now;
+        } else {
+            record.retried_s = now;
+        }
+        self.progress_s = now;
+    }
+
+    pub(crate) fn sent(&mut self, now: f64, request: u32, engine: usize) {
+        let record = &mut self.records[request as usize];
+        (record.sent_s, record.engine) = (now, engine);
+        self.progress_s = now;
+    }
+
+    pub(crate) fn first_token(&mut self, now: f64, request: u32, computed: &Computed) {
+        let record = &mut self.records[request as usize];
+        record.first_token_s = now;
+        record.l1_tokens = computed.l1_tokens;
+        record.l2_tokens = computed.l2_tokens;
+        record.l3_tokens = computed.l3_tokens;
+        self.progress_s = now;
+    }
+
+    pub(crate) fn finished(&mut self, now: f64, request: u32, state: State) {
+        self.records[request as usize].state = state;
+        self.open -= 1;
+        self.end_s = now;
+        self.progress_s = now;
+    }
+
+    /// When the last request ended.
+    #[must_use]
+    pub fn end_s(&self) -> f64 {
+        self.end_s
+    }
+
+    /// Prompt tokens of a request.
+    #[must_use]
+    pub fn input_tokens(&self, request: usize) -> u32 {
+        self.input_tokens[request]
+    }
+
+    /// The requests that count, with their numbers: caches were warm.
+    fn counted(&self) -> impl Iterator<Item = (usize, &Record)> {
+        self.records.iter().enumerate().skip(self.warmup)
+    }
+
+    /// Times to first token of those that count and had one, in ascending order.
+    #[must_use]
+    pub fn ttfts(&self) -> Vec<f64> {
+        let served = self.counted().filter(|(_, record)| !record.first_token_s.is_nan());
+        let mut times: Vec<f64> = served.map(|(_, record)| record.first_token_s - record.arrived_s).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    }
+
+    /// The figures.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let times = self.ttfts();
+        let all = self.counted().count().max(1) as f64;
+        let share =
+            |state: State| self.counted().filter(|(_, record)| record.state == state).count() as f64 / all;
+        let in_time = |(at, record): &(usize, &Record)| {
+            record.first_token_s - record.arrived_s <= self.target_s[*at] && record.state != State::Failed
+        };
+        let met = self.counted().filter(in_time).count();
+        let sum = |of: &dyn Fn(usize, &Record) -> u32| -> f64 {
+            let served = self.counted().filter(|(_, record)| !record.first_token_s.is_nan());
+            served.map(|(at, record)| f64::from(of(at, record))).sum()
+        };
+        let tokens = sum(&|at, _| self.input_tokens[at]);
+        let hit = |of: fn(&Record) -> u32| sum(&|_, record| of(record)) / tokens.max(1.0);
+        let first = self.counted().map(|(_, record)| record.arrived_s).fold(f64::INFINITY, f64::min);
+        Summary {
+            ttft_mean_s: times.iter().sum::<f64>() / (times.len().max(1) as f64),
+            ttft_p50_s: quantile(&times, 0.5),
+            ttft_p90_s: quantile(&times, 0.9),
+            ttft_p99_s: quantile(&times, 0.99),
+            ttft_max_s: quantile(&times, 1.0),
+            slo_met: met as f64 / all,
+            rejected: share(State::Rejected),
+            failed: share(State::Failed) + share(State::Open),
+            hit_l1: hit(|record| record.l1_tokens),
+            hit_l2: hit(|record| record.l2_tokens),
+            hit_l3: hit(|record| record.l3_tokens),
+            input_tokens_per_s: tokens / (self.end_s - first).max(1e-9),
+            retry_after_right: self.retry_after_right(),
+            retry_after_s: self.retry_after_s(),
+            ttft_mean_sd_s: 0.0,
+        }
+    }
+
+    fn retry_after_s(&self) -> Option<f64> {
+        let told = self.counted().map(|(_, record)| record.retry_after_s).filter(|told| !told.is_nan());
+        let (count, sum) = told.fold((0_u32, 0.0), |(count, sum), told| (count + 1, sum + told));
+        (count > 0).then(|| sum / f64::from(count))
+    }
+
+    fn retry_after_right(&self) -> Option<f64> {
+        // An empty fleet proves nothing: who comes back after the last arrival does not count.
+        let last = self.records.iter().map(|record| record.arrived_s).fold(0.0, f64::max);
+        let (mut right, mut all) = (0_u32, 0_u32);
+        for (at, record) in self.counted().filter(|(_, record)| record.retried_s <= last) {
+            all += 1;
+            right += u32::from(record.first_token_s - record.retried_s <= self.target_s[at]);
+        }
+        (all > 0).then(|| f64::from(right) / f64::from(all))
+    }
+}
+
+/// The value at `sorted[floor(share × length)]`, as bench_multiturn counts; the last one for 1.
+#[must_use]
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let at = (sorted.len() as f64 * share) as usize;
+    sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
+}
+
+impl Summary {
+    /// The mean of several runs' figures.
+    #[must_use]
+    pub fn mean(runs: &[Summary]) -> Summary {
+        let count = runs.len().max(1) as f64;
+        let mean = |of: fn(&Summary) -> f64| runs.iter().map(of).sum::<f64>() / count;
+        let ttft_mean_s = mean(|run| run.ttft_mean_s);
+        let squares: f64 = runs.iter().map(|run| (run.ttft_mean_s - ttft_mean_s).powi(2)).sum();
+        let mean_of_some = |of: fn(&Summary) -> Option<f64>| {
+            let values: Vec<f64> = runs.iter().filter_map(of).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / (values.len() as f64))
+        };
+        Summary {
+            ttft_mean_s,
+            ttft_p50_s: mean(|run| run.ttft_p50_s),
+            ttft_p90_s: mean(|run| run.ttft_p90_s),
+            ttft_p99_s: mean(|run| run.ttft_p99_s),
+            ttft_max_s: mean(|run| run.ttft_max_s),
+            slo_met: mean(|run| run.slo_met),
+            rejected: mean(|run| run.rejected),
+            failed: mean(|run| run.failed),
+            hit_l1: mean(|run| run.hit_l1),
+            hit_l2: mean(|run| run.hit_l2),
+            hit_l3: mean(|run| run.hit_l3),
+            input_tokens_per_s: mean(|run| run.input_tokens_per_s),
+            retry_after_right: mean_of_some(|run| run.retry_after_right),
+            retry_after_s: mean_of_some(|run| run.retry_after_s),
+            ttft_mean_sd_s: (squares / (count - 1.0).max(1.0)).sqrt(),
+        }
+    }
+
+    /// Share of the prompt tokens that were reused.
+    #[must_use]
+    pub fn hit(&self) -> f64 {
+        self.hit_l1 + self.hit_l2 + self.hit_l3
+    }
+}

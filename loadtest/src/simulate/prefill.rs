@@ -1,0 +1,369 @@
+//! A prefill engine: a queue of prompts, a link to the shared store, and one pass of computation at a time.
+
+use std::collections::VecDeque;
+
+use super::memory::Memory;
+use super::nic::{Fetch, Nic};
+use super::settings::{EngineOrder, Prefetch, Settings};
+
+/// A prompt that an engine is asked to compute.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Prompt<'a> {
+    /// Its blocks.
+    pub(crate) blocks: &'a [u32],
+    /// Its tokens.
+    pub(crate) input_tokens: u32,
+    /// Tokens of a full block.
+    pub(crate) block_tokens: u32,
+}
+
+impl Prompt<'_> {
+    /// Tokens of the first `blocks` that can be reused; one token is always computed.
+    fn usable(&self, blocks: usize) -> u32 {
+        let tokens = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(self.block_tokens);
+        tokens.min(self.input_tokens.saturating_sub(1))
+    }
+}
+
+/// Where the fetch of a waiting prompt stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fetching {
+    /// Nothing to fetch.
+    No,
+    /// Not all has arrived.
+    Pending,
+    /// This many blocks have arrived.
+    Done(u32),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Job {
+    attempt: u32,
+    priority: i64,
+    queued_at: f64,
+    /// Tokens that the engine does not have, as far as it knows.
+    uncached: u32,
+    /// Counted against the engine's prefetch capacity.
+    reserved: u32,
+    /// Blocks that the engine had when the prompt came.
+    own_blocks: u32,
+    fetching: Fetching,
+    input_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    attempt: u32,
+    left: usize,
+    context: usize,
+    /// Seconds to load the host's part to the device, overlapped with the first pass.
+    load_s: f64,
+    noise: f64,
+    started: bool,
+    result: Computed,
+}
+
+/// How a prompt was computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Computed {
+    /// Tokens found on the device.
+    pub(crate) l1_tokens: u32,
+    /// … in host memory.
+    pub(crate) l2_tokens: u32,
+    /// … fetched from the shared store for this prompt.
+    pub(crate) l3_tokens: u32,
+    /// Seconds of computation.
+    pub(crate) service_s: f64,
+}
+
+/// Something that has to happen at a later time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Later {
+    /// Call [`PrefillEngine::fetched`] with this turn.
+    Fetched(f64, u32),
+    /// Call [`PrefillEngine::begin`].
+    Begin(f64),
+}
+
+/// The engine.
+#[derive(Debug)]
+pub(crate) struct PrefillEngine {
+    number: usize,
+    waiting: VecDeque<Job>,
+    running: Vec<Running>,
+    nic: Nic,
+    busy: bool,
+    /// Tokens of all prompts whose fetch is not over.
+    reserved: u64,
+    /// Service times are multiplied by this.
+    slow: f64,
+    /// Seconds of computation so far.
+    pub(crate) busy_s: f64,
+    pub(crate) up: bool,
+    /// Goes up when the engine dies, so that a pass that was under way does not end.
+    pub(crate) life: u32,
+}
+
+impl Computed {
+    /// Tokens that were not computed.
+    pub(crate) fn cached_tokens(&self) -> u32 {
+        self.l1_tokens + self.l2_tokens + self.l3_tokens
+    }
+}
+
+impl PrefillEngine {
+    pub(crate) fn new(number: usize, slow: f64) -> Self {
+        Self {
+            number,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            nic: Nic::default(),
+            busy: false,
+            reserved: 0,
+            slow,
+            busy_s: 0.0,
+            up: true,
+            life: 0,
+        }
+    }
+
+    /// Prompts in computation and prompts that wait.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len())
+    }
+
+    /// Tokens of the prompts in computation.
+    pub(crate) fn running_tokens(&self) -> u64 {
+        self.running.iter().map(|running| (running.context + running.left) as u64).sum()
+    }
+
+    /// Tokens of waiting prompts that are not in the engine's own caches.
+    pub(crate) fn waiting_uncached(&self) -> u64 {
+        self.waiting.iter().map(|job| u64::from(job.uncached)).sum()
+    }
+
+    /// Takes a prompt in and starts to fetch what the shared store has of it.
+    pub(crate) fn enqueue(
+        &mut self,
+        now: f64,
+        (attempt, priority): (u32, i64),
+        prompt: Prompt<'_>,
+        memory: &mut Memory,
+        settings: &Settings,
+        later: &mut Vec<Later>,
+    ) {
+        let (_, own) = memory.own(self.number, prompt.blocks);
+        memory.touch_own(self.number, &prompt.blocks[..own]);
+        let missing = prompt.input_tokens - prompt.usable(own);
+        let mut job = Job {
+            attempt,
+            priority,
+            queued_at: now,
+            uncached: missing,
+            reserved: 0,
+            own_blocks: u32::try_from(own).unwrap_or(u32::MAX),
+            fetching: Fetching::No,
+            input_tokens: prompt.input_tokens,
+        };
+        if missing >= settings.prefetch_threshold && self.reserved < settings.prefetch_capacity() {
+            let stored = memory.stored(&prompt.blocks[own..]);
+            memory.touch_store(&prompt.blocks[own..own + stored]);
+            let tokens = prompt.usable(own + stored) - prompt.usable(own);
+            if tokens >= settings.prefetch_threshold {
+                job.fetching = Fetching::Pending;
+                job.reserved = missing;
+                self.reserved += u64::from(missing);
+                let fetch = Fetch { attempt, blocks: u32::try_from(stored).unwrap_or(u32::MAX), tokens };
+                later.extend(
+                    self.nic.add(now, fetch, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)),
+                );
+                if settings.prefetch == Prefetch::Timeout {
+                    later.push(Later::Begin(now + timeout_s(&job, settings)));
+                }
+            }
+        }
+        self.waiting.push_back(job);
+    }
+
+    /// A read from the shared store has ended. Answers whose it was, unless it was abandoned.
+    pub(crate) fn fetched(
+        &mut self,
+        now: f64,
+        turn: u32,
+        settings: &Settings,
+        later: &mut Vec<Later>,
+    ) -> Option<Arrived> {
+        let fetch = self.nic.ended(turn)?;
+        later.extend(self.nic.begin(now, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)));
+        let job = self.waiting.iter_mut().find(|job| job.attempt == fetch.attempt)?;
+        job.fetching = Fetching::Done(fetch.blocks);
+        job.uncached = job.uncached.saturating_sub(fetch.tokens);
+        self.reserved -= u64::from(job.reserved);
+        Some(Arrived { attempt: fetch.attempt, behind: job.own_blocks, blocks: fetch.blocks })
+    }
+
+    /// Whether a pass can begin, if somebody's turn has come.
+    pub(crate) fn idle(&self) -> bool {
+        self.up && !self.busy
+    }
+
+    /// The next prompt to compute. Its fetch is over: what has arrived is told.
+    pub(crate) fn next(&mut self, now: f64, settings: &Settings, later: &mut Vec<Later>) -> Option<Next> {
+        let ready = |job: &Job| match (job.fetching, settings.prefetch) {
+            (Fetching::Pending, Prefetch::WaitComplete) => false,
+            (Fetching::Pending, Prefetch::Timeout) => now >= job.queued_at + timeout_s(job, settings),
+            _ => true,
+        };
+        let at = match settings.order {
+            EngineOrder::Fcfs => self.waiting.iter().position(ready)?,
+            EngineOrder::Priority => {
+                let jobs = self.waiting.iter().enumerate().filter(|(_, job)| ready(job));
+                jobs.min_by_key(|(_, job)| job.priority)?.0
+            }
+        };
+        let job = self.waiting.remove(at)?;
+        let blocks = match job.fetching {
+            Fetching::No => 0,
+            Fetching::Done(blocks) => return Some(Next { job, fetched: blocks, new: 0 }),
+            Fetching::Pending => {
+                self.reserved -= u64::from(job.reserved);
+                let blocks = self.nic.cut(now, job.attempt, &settings.service);
+                later.extend(
+                    self.nic.begin(now, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)),
+                );
+                blocks
+            }
+        };
+        Some(Next { job, fetched: blocks, new: blocks })
+    }
+
+    /// Puts a prompt into the batch, with what the caches hold of it now.
+    pub(crate) fn admit(
+        &mut self,
+        next: &Next,
+        prompt: Prompt<'_>,
+        noise: f64,
+        memory: &mut Memory,
+        settings: &Settings,
+    ) {
+        let (device, own) = memory.own(self.number, prompt.blocks);
+        memory.touch_own(self.number, &prompt.blocks[..own]);
+        let (l1_tokens, cached) = (prompt.usable(device), prompt.usable(own));
+        let host = cached - l1_tokens;
+        let arrived = prompt.usable((next.job.own_blocks + next.fetched) as usize)
+            - prompt.usable(next.job.own_blocks as usize);
+        let l3_tokens = arrived.min(host);
+        let result = Computed { l1_tokens, l2_tokens: host - l3_tokens, l3_tokens, ..Computed::default() };
+        self.running.push(Running {
+            attempt: next.job.attempt,
+            left: (prompt.input_tokens - cached) as usize,
+            context: cached as usize,
+            load_s: settings.service.host_load_s(host as usize),
+            noise,
+            started: false,
+            result,
+        });
+    }
+
+    /// Tokens that the batch would leave of a pass's budget; 0 if no further prompt may join.
+    pub(crate) fn room(&self, settings: &Settings) -> usize {
+        if !settings.packed {
+            return usize::from(self.running.is_empty());
+        }
+        let taken: usize = self.running.iter().map(|running| running.left).sum();
+        settings.service.chunk_tokens.saturating_sub(taken)
+    }
+
+    /// Begins a pass over the batch; answers how long it takes, or `None` if there is nothing to compute.
+    pub(crate) fn pass(&mut self, settings: &Settings) -> Option<f64> {
+        let service = &settings.service;
+        let mut budget = if settings.packed { service.chunk_tokens } else { usize::MAX };
+        let mut total = 0.0;
+        let mut base = 0.0_f64;
+        for running in &mut self.running {
+            let part = running.left.min(budget);
+            if part == 0 {
+                break;
+            }
+            budget -= part;
+            let mut seconds = service.prefill_compute_s(part, running.context);
+            if !running.started {
+                running.started = true;
+                // Layers are loaded while earlier ones are computed.
+                seconds = seconds.max(running.load_s);
+                base = base.max(service.prefill_base_s * running.noise * self.slow);
+                running.result.service_s += service.prefill_base_s * running.noise * self.slow;
+            }
+            seconds *= running.noise * self.slow;
+            running.result.service_s += seconds;
+            running.left -= part;
+            running.context += part;
+            total += seconds;
+        }
+        if self.running.is_empty() {
+            return None;
+        }
+        self.busy = true;
+        self.busy_s += total + base;
+        Some(total + base)
+    }
+
+    /// The pass has ended; the finished prompts are put in `done`.
+    pub(crate) fn passed(&mut self, done: &mut Vec<(u32, Computed)>) {
+        self.busy = false;
+        self.running.retain(|running| {
+            if running.left == 0 {
+                done.push((running.attempt, running.result));
+            }
+            running.left > 0
+        });
+    }
+
+    /// The engine dies. Answers whose prompts are lost.
+    pub(crate) fn die(&mut self) -> Vec<u32> {
+        self.up = false;
+        self.busy = false;
+        self.life += 1;
+        self.reserved = 0;
+        self.nic.clear();
+        let running = self.running.drain(..).map(|running| running.attempt);
+        running.chain(self.waiting.drain(..).map(|job| job.attempt)).collect()
+    }
+}
+
+/// A prompt whose turn has come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Next {
+    job: Job,
+    /// Blocks fetched for it.
+    fetched: u32,
+    /// Those of them that the host cache has not been given yet.
+    pub(crate) new: u32,
+}
+
+impl Next {
+    pub(crate) fn attempt(&self) -> u32 {
+        self.job.attempt
+    }
+
+    /// Blocks before the fetched ones.
+    pub(crate) fn behind(&self) -> u32 {
+        self.job.own_blocks
+    }
+}
+
+/// Blocks that have arrived from the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Arrived {
+    /// For whom.
+    pub(crate) attempt: u32,
+    /// Blocks of the prompt before them.
+    pub(crate) behind: u32,
+    /// How many.
+    pub(crate) blocks: u32,
+}
+
+fn timeout_s(job: &Job, settings: &Settings) -> f64 {
+    settings.prefetch_timeout_base_s
+        + settings.prefetch_timeout_per_ki_s * f64::from(job.input_tokens) / 1_024.0
+}

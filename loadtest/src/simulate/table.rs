@@ -1,0 +1,122 @@
+//! Figures as text.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::calibrate::{MEASURED, calibrate};
+use super::sweep::Standing;
+
+/// One line per contender.
+pub(crate) fn text(standings: &[Standing], elapsed: Duration) -> String {
+    let width = standings.iter().map(|standing| standing.contender.name.len()).max().unwrap_or(0).max(8);
+    let mut text = format!(
+        "{:width$}  {:>8} {:>6} {:>8} {:>8} {:>8}  {:>6} {:>6}  {:>5} {:>5} {:>5}  {:>9}  {:>6}\n",
+        "policy",
+        "mean s",
+        "± s",
+        "p50 s",
+        "p90 s",
+        "p99 s",
+        "slo",
+        "reject",
+        "L1 %",
+        "L2 %",
+        "L3 %",
+        "tokens/s",
+        "429 ok"
+    );
+    for standing in standings {
+        let s = &standing.summary;
+        let right = s.retry_after_right.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
+        let _ = writeln!(
+            text,
+            "{:width$}  {:>8.3} {:>6.2} {:>8.2} {:>8.2} {:>8.2}  {:>6.3} {:>6.3}  {:>5.1} {:>5.1} {:>5.1}  {:>9.0}  {:>6}{}",
+            standing.contender.name,
+            s.ttft_mean_s,
+            s.ttft_mean_sd_s,
+            s.ttft_p50_s,
+            s.ttft_p90_s,
+            s.ttft_p99_s,
+            s.slo_met,
+            s.rejected,
+            100.0 * s.hit_l1,
+            100.0 * s.hit_l2,
+            100.0 * s.hit_l3,
+            s.input_tokens_per_s,
+            right,
+            if s.failed > 0.0 { format!("  {:.3} of the requests failed", s.failed) } else { String::new() },
+        );
+    }
+    let requests: usize = standings.iter().map(|standing| standing.first.records.len()).sum();
+    let _ = writeln!(text, "{requests} requests per seed simulated; {:.2} s in all", elapsed.as_secs_f64());
+    text
+}
+
+/// One object: the figures themselves for one contender, a list of them for several.
+pub(crate) fn json(standings: &[Standing]) -> String {
+    let object = |standing: &Standing| {
+        let mut object = json!(standing.summary);
+        object["policy"] = Value::from(standing.contender.name.as_str());
+        object
+    };
+    let value = match standings {
+        [standing] => object(standing),
+        several => json!({ "policies": several.iter().map(object).collect::<Vec<_>>() }),
+    };
+    format!("{value}\n")
+}
+
+/// The same lines as an HTML table.
+pub(crate) fn html(standings: &[Standing]) -> String {
+    let mut html = String::from(
+        "<div class='scroll'><table><tr><th>policy</th><th>mean s</th><th>±</th><th>p50 s</th><th>p90 s</th><th>p99 s</th>\
+         <th>in time</th><th>refused</th><th>L1</th><th>L2</th><th>L3</th><th>tokens/s</th></tr>",
+    );
+    for standing in standings {
+        let s = &standing.summary;
+        let _ = write!(
+            html,
+            "<tr><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.1}</td><td>{:.1} %</td>\
+             <td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.0}</td></tr>",
+            standing.contender.name,
+            s.ttft_mean_s,
+            s.ttft_mean_sd_s,
+            s.ttft_p50_s,
+            s.ttft_p90_s,
+            s.ttft_p99_s,
+            100.0 * s.slo_met,
+            100.0 * s.rejected,
+            100.0 * s.hit_l1,
+            100.0 * s.hit_l2,
+            100.0 * s.hit_l3,
+            s.input_tokens_per_s,
+        );
+    }
+    html + "</table></div>"
+}
+
+/// What was measured on one engine, and what the simulator shows, in Markdown.
+pub(crate) fn calibration(seeds: u64) -> String {
+    let mut table = String::from(
+        "| caches | TTFT mean, s | TTFT p90, s | input, tokens/s | reused, % |\n|---|---:|---:|---:|---:|\n",
+    );
+    for row in &MEASURED {
+        let shown = calibrate(row, seeds);
+        let _ = writeln!(
+            table,
+            "| {} | {:.2} / {:.2} | {:.2} / {:.2} | {:.0} / {:.0} | {:.1} / {:.1} |",
+            row.caches,
+            row.ttft_mean_s,
+            shown.ttft_mean_s,
+            row.ttft_p90_s,
+            shown.ttft_p90_s,
+            row.input_tokens_per_s,
+            shown.input_tokens_per_s,
+            100.0 * row.hit,
+            100.0 * shown.hit(),
+        );
+    }
+    table
+}

@@ -1,0 +1,228 @@
+//! The machine as a whole.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
+use proptest::prelude::*;
+
+use super::ideal::{IdealOrder, OneEngine};
+use super::outcome::{Outcome, State};
+use super::run::play;
+use super::settings::{EngineOrder, Failure, Prefetch, Settings};
+use super::sweep::{Case, Contender, Load, Standing, run_case};
+use super::workload::{Prompts, Replay, Source, Workload};
+use crate::generate::trace::read_trace;
+
+fn trace() -> Workload {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/conversation_1000.jsonl");
+    Workload::of_rows(&read_trace(&path, None).expect("the trace"), true)
+}
+
+fn replay(speed: f64) -> Replay {
+    Replay { speed, jitter_s: 3.0, seed: 1 }
+}
+
+/// Requests given as (due, input tokens, block names).
+fn workload(requests: &[(f64, usize, &[u64])]) -> Workload {
+    let mut prompts = Prompts::new(512);
+    for (number, &(due_s, tokens, ids)) in (0_u64..).zip(requests) {
+        prompts.push(due_s, tokens, 10, ids, (None, number));
+    }
+    prompts.finish(Source::Open)
+}
+
+fn one_engine() -> Settings {
+    Settings {
+        l2_tokens: 1_662_000,
+        l3_tokens: 2_000_000,
+        prefetch: Prefetch::WaitComplete,
+        ..Settings::one_engine()
+    }
+}
+
+/// Plays requests on one engine.
+fn one(settings: &Settings, requests: &Workload) -> Outcome {
+    play(settings, requests, 1, &mut OneEngine, &AtomicBool::new(false))
+}
+
+fn run(case: &Case) -> Vec<Standing> {
+    run_case(case, &AtomicBool::new(false))
+}
+
+fn ttft(outcome: &Outcome, request: usize) -> f64 {
+    outcome.records[request].first_token_s - outcome.records[request].arrived_s
+}
+
+fn near(left: f64, right: f64) -> bool {
+    (left - right).abs() < 1e-9
+}
+
+#[test]
+fn a_lone_prompt_takes_what_the_formula_says_and_its_repetition_one_token() {
+    let ids: Vec<u64> = (0..8).collect();
+    let settings = one_engine();
+    let outcome = one(&settings, &workload(&[(0.0, 4_000, &ids), (60.0, 4_000, &ids)]));
+    let service = &settings.service;
+    assert!(near(ttft(&outcome, 0), service.prefill_base_s + service.prefill_compute_s(4_000, 0)));
+    assert!(near(ttft(&outcome, 1), service.prefill_base_s + service.prefill_compute_s(1, 3_999)));
+    assert_eq!(outcome.records[1].l1_tokens, 3_999);
+}
+
+#[test]
+fn a_lost_cache_is_fetched_from_the_store_if_the_engine_waits_for_it() {
+    let ids: Vec<u64> = (0..8).collect();
+    // The engine dies between the two: only the store still has the prompt.
+    let failures = vec![Failure { engine: 0, at_s: 20.0, for_s: 1.0 }];
+    let requests = workload(&[(0.0, 4_096, &ids), (60.0, 8_192, &ids)]);
+    let fetched = |prefetch| {
+        let settings = Settings { failures: failures.clone(), prefetch, ..one_engine() };
+        let outcome = one(&settings, &requests);
+        (outcome.records[1].l3_tokens, ttft(&outcome, 1), settings.service)
+    };
+    let (tokens, waited, service) = fetched(Prefetch::WaitComplete);
+    let compute = |new, cached| service.prefill_base_s + service.prefill_compute_s(new, cached);
+    assert_eq!(tokens, 4_096);
+    assert!(near(waited, service.storage_fetch_s(4_096) + compute(4_096, 4_096)), "{waited}");
+    // An idle engine does not wait under best effort, so nothing arrives in time.
+    let (tokens, waited, _) = fetched(Prefetch::BestEffort);
+    assert_eq!(tokens, 0);
+    assert!(near(waited, compute(8_192, 0)), "{waited}");
+    // A second is enough for this prompt.
+    assert_eq!(fetched(Prefetch::Timeout).0, 4_096);
+}
+
+#[test]
+fn who_waits_for_the_store_is_overtaken() {
+    let ids: Vec<u64> = (0..200).collect();
+    let failures = vec![Failure { engine: 0, at_s: 100.0, for_s: 1.0 }];
+    let requests = workload(&[(0.0, 102_400, &ids), (200.0, 102_800, &ids), (200.1, 600, &[])]);
+    let settings = Settings { failures, ..one_engine() };
+    let outcome = one(&settings, &requests);
+    assert!(outcome.records[2].first_token_s < outcome.records[1].first_token_s);
+    assert_eq!(outcome.records[1].l3_tokens, 102_400);
+}
+
+#[test]
+fn two_short_prompts_share_a_pass_where_passes_are_packed() {
+    let requests = workload(&[(0.0, 20_000, &[]), (0.1, 1_000, &[]), (0.1, 1_000, &[])]);
+    let end = |packed| {
+        let outcome = one(&Settings { packed, ..one_engine() }, &requests);
+        outcome.records.iter().map(|record| record.first_token_s).collect::<Vec<_>>()
+    };
+    let (alone, packed) = (end(false), end(true));
+    assert!(alone[1] < alone[2]);
+    // The two end with the pass that they share with the end of the long one, and one base cost is saved.
+    assert!(near(packed[1], packed[2]) && packed[2] < alone[2], "{alone:?} {packed:?}");
+}
+
+#[test]
+fn a_turn_comes_after_the_answer_that_it_follows() {
+    let mut prompts = Prompts::new(512);
+    prompts.push(0.0, 50_000, 100, &[], (None, 0));
+    prompts.push(1.0, 600, 1, &[], (Some(0), 0));
+    let requests = prompts.finish(Source::Open);
+    let outcome = one(&one_engine(), &requests);
+    let first_end = outcome.records[0].first_token_s + 99.0 * one_engine().service.decode_step_s(1);
+    assert!((outcome.records[1].arrived_s - first_end).abs() < 1e-6);
+}
+
+fn case(settings: Settings, contenders: Vec<Contender>, speed: f64) -> Case {
+    let scheduling = SchedulerSettings::default();
+    Case { settings, scheduling, load: Load::Open(trace(), replay(speed)), contenders, seeds: 1 }
+}
+
+fn all_policies() -> Vec<Contender> {
+    PolicyName::ALL.into_iter().map(Contender::from).collect()
+}
+
+#[test]
+fn equal_seeds_give_equal_outcomes() {
+    let settings = Settings { noise_sigma: 0.3, gateways: 2, ..Settings::eight_plus_four() };
+    let case = case(settings, all_policies(), 1.5);
+    let figures = || run(&case).iter().map(|standing| standing.summary).collect::<Vec<_>>();
+    assert_eq!(figures(), figures());
+}
+
+#[test]
+fn every_request_ends_once_and_every_token_is_accounted_for() {
+    let settings = Settings {
+        failures: vec![
+            Failure { engine: 1, at_s: 60.0, for_s: 30.0 },
+            Failure { engine: 9, at_s: 90.0, for_s: 30.0 },
+        ],
+        noise_sigma: 0.2,
+        index_lag_s: 1.0,
+        ..Settings::eight_plus_four()
+    };
+    let workload = trace();
+    for standing in run(&case(settings, all_policies(), 1.0)) {
+        let name = &standing.contender.name;
+        let outcome = &standing.first;
+        assert_eq!(outcome.open, 0, "{name}");
+        let served = outcome.records.iter().filter(|record| record.state == State::Served).count();
+        assert!(served >= 950, "{name} served {served}");
+        for (at, record) in outcome.records.iter().enumerate() {
+            assert!(record.state != State::Open, "{name}");
+            if record.state == State::Served {
+                let cached = record.l1_tokens + record.l2_tokens + record.l3_tokens;
+                assert!(cached < outcome.input_tokens(at), "{name}");
+                assert!(record.first_token_s > record.sent_s && record.sent_s >= record.arrived_s, "{name}");
+            }
+        }
+        assert!(standing.summary.hit() <= workload.ideal_hit() + 0.05, "{name}");
+    }
+}
+
+#[test]
+fn the_order_of_policies_is_the_expected_one() {
+    let mut contenders = vec![Contender::from(IdealOrder::Shortest), Contender::from(IdealOrder::Fcfs)];
+    contenders
+        .extend([PolicyName::LeastLoad, PolicyName::PowerOfTwo, PolicyName::Random].map(Contender::from));
+    let standings = run(&case(Settings::eight_plus_four(), contenders, 0.8));
+    let means: Vec<f64> = standings.iter().map(|standing| standing.summary.ttft_mean_s).collect();
+    assert!(means.windows(2).all(|pair| pair[0] < pair[1]), "{means:?}");
+}
+
+#[test]
+fn a_slow_engine_and_a_missing_store_cost_time() {
+    let mean = |settings| {
+        let case = case(settings, vec![PolicyName::LeastLoad.into()], 1.0);
+        run(&case)[0].summary.ttft_mean_s
+    };
+    let base = mean(Settings::eight_plus_four());
+    assert!(mean(Settings { slow_engine: 3.0, ..Settings::eight_plus_four() }) > 1.05 * base);
+    assert!(mean(Settings { l3_tokens: 0, ..Settings::eight_plus_four() }) > 1.05 * base);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever the fleet, nothing is lost but with an engine, and the run ends.
+    #[test]
+    fn any_fleet_serves_everything(
+        prefill in 1_usize..5,
+        decode in 0_usize..4,
+        gateways in 1_usize..4,
+        prefetch in prop::sample::select(vec![Prefetch::BestEffort, Prefetch::WaitComplete, Prefetch::Timeout]),
+        order in prop::sample::select(vec![EngineOrder::Fcfs, EngineOrder::Priority]),
+        packed in any::<bool>(),
+        (l1, l2, l3) in (1_000_u64..200_000, 0_u64..500_000, 0_u64..500_000),
+        (lag, poll) in (0.0..5.0, 0.0..1.0_f64),
+        policy in prop::sample::select(PolicyName::ALL.to_vec()),
+    ) {
+        let settings = Settings {
+            prefill, decode, gateways, prefetch, order, packed,
+            l1_tokens: l1, l2_tokens: l2, l3_tokens: l3, index_lag_s: lag, poll_s: poll,
+            ..Settings::eight_plus_four()
+        };
+        let mut case = case(settings, vec![policy.into()], 0.5);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/conversation_1000.jsonl");
+        let rows = read_trace(&path, Some(80)).expect("the trace");
+        case.load = Load::Open(Workload::of_rows(&rows, true), replay(0.5));
+        let standings = run(&case);
+        let outcome = &standings[0].first;
+        prop_assert_eq!(outcome.open, 0);
+        prop_assert!(outcome.records.iter().all(|record| record.state == State::Served));
+    }
+}

@@ -1,0 +1,225 @@
+//! What arrives: prompts with their blocks, and when.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::multiturn::MultiTurn;
+use super::sessions::predecessors;
+use crate::generate::trace::TraceRow;
+
+/// One request.
+#[derive(Debug, Clone)]
+pub struct SimRequest {
+    /// When it was recorded, in seconds.
+    recorded_s: f64,
+    /// When it is due, in seconds.
+    pub due_s: f64,
+    /// Prompt tokens.
+    pub input_tokens: u32,
+    /// Answer tokens.
+    pub output_tokens: u32,
+    /// The request that must have ended before this one comes.
+    pub after: Option<u32>,
+    /// Conversation that it belongs to.
+    pub session: u64,
+    /// Its blocks in [`Workload::blocks`].
+    first_block: usize,
+    blocks: usize,
+}
+
+/// How requests come.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// When they are due and their predecessor has ended.
+    Open,
+    /// From clients that wait for answers.
+    Closed(MultiTurn),
+}
+
+/// Requests and how they come.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// All requests that may come.
+    pub requests: Vec<SimRequest>,
+    /// How they come.
+    pub source: Source,
+    /// Tokens of a full block.
+    pub block_tokens: u32,
+    /// All prompts' blocks one after the other.
+    blocks: Arc<[u32]>,
+    /// Tokens of each block.
+    tokens_of: Arc<[u32]>,
+    /// For each request, the requests that come after it.
+    successors: Arc<[Vec<u32>]>,
+    /// For each request, the keys of its full blocks.
+    keys: Arc<[Arc<[u64]>]>,
+}
+
+/// How a trace is replayed.
+#[derive(Debug, Clone, Copy)]
+pub struct Replay {
+    /// Times faster than recorded.
+    pub speed: f64,
+    /// Every arrival moves by up to this many recorded seconds, at random.
+    pub jitter_s: f64,
+    /// Seed of the jitter.
+    pub seed: u64,
+}
+
+impl Workload {
+    /// The rows of a trace at the times they were recorded. Rows without block ids share nothing with others. With
+    /// `sessions`, a turn waits for the end of the one before it.
+    #[must_use]
+    pub fn of_rows(rows: &[TraceRow], sessions: bool) -> Self {
+        let mut prompts = Prompts::new(rows.first().map_or(512, |row| row.block_tokens));
+        let after = if sessions { predecessors(rows) } else { vec![None; rows.len()] };
+        let mut session_of: Vec<u64> = Vec::with_capacity(rows.len());
+        for (number, row) in (0_u64..).zip(rows) {
+            let before = after[session_of.len()];
+            let session = before.map_or(number, |before| session_of[before as usize]);
+            session_of.push(session);
+            prompts.push(
+                row.at.as_secs_f64(),
+                row.input_tokens,
+                row.output_tokens,
+                &row.blocks,
+                (before, session),
+            );
+        }
+        prompts.finish(Source::Open)
+    }
+
+    /// The same requests at other times.
+    #[must_use]
+    pub fn replayed(&self, replay: Replay) -> Self {
+        let mut random = fastrand::Rng::with_seed(replay.seed);
+        let mut workload = self.clone();
+        for request in &mut workload.requests {
+            let jitter = random.f64() * replay.jitter_s.max(0.0);
+            request.due_s = (request.recorded_s + jitter) / replay.speed;
+        }
+        workload
+    }
+
+    /// Blocks of a request.
+    pub(crate) fn blocks(&self, request: u32) -> &[u32] {
+        let request = &self.requests[request as usize];
+        &self.blocks[request.first_block..request.first_block + request.blocks]
+    }
+
+    /// Tokens of each block.
+    pub(crate) fn tokens_of(&self) -> Arc<[u32]> {
+        Arc::clone(&self.tokens_of)
+    }
+
+    /// Keys of a request's full blocks, for policies that keep a picture of their own.
+    pub(crate) fn keys(&self, request: u32) -> Arc<[u64]> {
+        Arc::clone(&self.keys[request as usize])
+    }
+
+    /// Requests that wait for the end of `request`.
+    pub(crate) fn successors(&self, request: u32) -> &[u32] {
+        &self.successors[request as usize]
+    }
+
+    /// Share of all prompt tokens that a cache without bounds would have held.
+    #[must_use]
+    pub fn ideal_hit(&self) -> f64 {
+        let mut seen = vec![false; self.tokens_of.len()];
+        let (mut hit, mut all) = (0_u64, 0_u64);
+        for (number, request) in (0_u32..).zip(&self.requests) {
+            all += u64::from(request.input_tokens);
+            let mut leading = true;
+            for &block in self.blocks(number) {
+                leading &= std::mem::replace(&mut seen[block as usize], true);
+                if leading {
+                    hit += u64::from(self.tokens_of[block as usize]);
+                }
+            }
+        }
+        hit as f64 / (all as f64).max(1.0)
+    }
+}
+
+/// Gathers requests and numbers their blocks.
+#[derive(Debug)]
+pub(crate) struct Prompts {
+    block_tokens: usize,
+    requests: Vec<SimRequest>,
+    blocks: Vec<u32>,
+    tokens_of: Vec<u32>,
+    numbers: HashMap<u64, u32>,
+}
+
+impl Prompts {
+    pub(crate) fn new(block_tokens: usize) -> Self {
+        let block_tokens = block_tokens.max(1);
+        Self {
+            block_tokens,
+            requests: Vec::new(),
+            blocks: Vec::new(),
+            tokens_of: Vec::new(),
+            numbers: HashMap::new(),
+        }
+    }
+
+    /// Adds a request whose blocks have the names `ids`; blocks without a name are its own.
+    pub(crate) fn push(
+        &mut self,
+        recorded_s: f64,
+        input_tokens: usize,
+        output_tokens: u32,
+        ids: &[u64],
+        (after, session): (Option<u32>, u64),
+    ) {
+        let input_tokens = input_tokens.max(1);
+        let first_block = self.blocks.len();
+        let count = input_tokens.div_ceil(self.block_tokens);
+        for at in 0..count {
+            let tokens = (input_tokens - at * self.block_tokens).min(self.block_tokens);
+            let fresh = u32::try_from(self.tokens_of.len()).unwrap_or(u32::MAX);
+            let number = match ids.get(at) {
+                Some(&id) => *self.numbers.entry(id).or_insert(fresh),
+                None => fresh,
+            };
+            if number == fresh {
+                self.tokens_of.push(u32::try_from(tokens).unwrap_or(u32::MAX));
+            }
+            self.blocks.push(number);
+        }
+        self.requests.push(SimRequest {
+            recorded_s,
+            due_s: recorded_s,
+            input_tokens: u32::try_from(input_tokens).unwrap_or(u32::MAX),
+            output_tokens,
+            after,
+            session,
+            first_block,
+            blocks: count,
+        });
+    }
+
+    pub(crate) fn finish(self, source: Source) -> Workload {
+        let mut successors = vec![Vec::new(); self.requests.len()];
+        for (number, request) in (0_u32..).zip(&self.requests) {
+            if let Some(before) = request.after {
+                successors[before as usize].push(number);
+            }
+        }
+        let key = |&block: &u32| crate::engine::tokens::mix(u64::from(block), 1);
+        let keys_of = |request: &SimRequest| {
+            let full = request.input_tokens as usize / self.block_tokens;
+            let blocks = &self.blocks[request.first_block..request.first_block + full];
+            blocks.iter().map(key).collect::<Arc<[u64]>>()
+        };
+        Workload {
+            keys: self.requests.iter().map(keys_of).collect(),
+            source,
+            block_tokens: u32::try_from(self.block_tokens).unwrap_or(u32::MAX),
+            blocks: self.blocks.into(),
+            tokens_of: self.tokens_of.into(),
+            successors: successors.into(),
+            requests: self.requests,
+        }
+    }
+}
