@@ -162,9 +162,15 @@ impl EngineBook {
         self.queue.abandoned(now, ticket);
     }
 
-    /// Takes a report in. `uncached` is the share of a prompt that
-    /// usually has to be computed.
-    pub(crate) fn reported(&mut self, now: Seconds, said: Reported, learned: &Learner, uncached: f64) {
+    /// Takes a report in. `uncached` is the share of a prompt that usually has to be computed; `None` of an engine that also decodes:
+    /// what runs there says little of prompts.
+    pub(crate) fn reported(
+        &mut self,
+        now: Seconds,
+        said: Reported,
+        learned: &Learner,
+        uncached: Option<f64>,
+    ) {
         let before = self.report.map_or_else(Foreign::default, |report| report.foreign);
         let foreign = self.foreign(now, &said, &before, &learned.model(self.speed), uncached);
         if foreign.work() > 0.0 {
@@ -187,13 +193,19 @@ impl EngineBook {
         said: &Reported,
         before: &Foreign,
         model: &ServiceModel,
-        uncached: f64,
+        uncached: Option<f64>,
     ) -> Foreign {
         let per_token = model.a * model.speed;
         let there = said.running.saturating_add(said.waiting);
-        if there <= self.queue.len() {
+        let ours_there = if uncached.is_some() { self.queue.len() } else { self.in_flight };
+        if there <= ours_there {
             return Foreign::default();
         }
+        let Some(uncached) = uncached else {
+            // Which of ours wait is not known: all that might.
+            let tokens = said.waiting_uncached_tokens.saturating_sub(self.queue.tokens());
+            return Foreign { tokens, waiting: per_token * tokens as f64, ..Foreign::default() };
+        };
         let ours_runs = self.queue.head_tokens().is_some_and(|head| {
             // What is in use is the prompt being computed, to a page or so. 0 is not told.
             said.used_tokens == 0 || said.used_tokens.abs_diff(head) <= head / 20
@@ -252,13 +264,13 @@ mod tests {
             0.0,
             Reported { running: 1, waiting: 3, waiting_uncached_tokens: 5000, ..Reported::default() },
             &learned,
-            1.0,
+            Some(1.0),
         );
         assert_eq!(wait(&book, 0.0), 6.0);
         assert_eq!(wait(&book, 2.0), 4.0);
         book.push_prefill(2.0, Ticket(2), 1000, 1000, &estimate);
         assert_eq!(wait(&book, 2.0), 5.0);
-        book.reported(3.0, Reported::default(), &learned, 1.0);
+        book.reported(3.0, Reported::default(), &learned, Some(1.0));
         assert_eq!(wait(&book, 3.0), 1.0);
         assert_eq!(book.load(4.0, &learned).reported.unwrap().age, 1.0);
     }
@@ -269,15 +281,34 @@ mod tests {
         let mut book = EngineBook::new();
         let busy = Reported { running: 1, used_tokens: 10_000, ..Reported::default() };
         // Half of a prompt usually has to be computed.
-        book.reported(0.0, busy, &learned, 0.5);
+        book.reported(0.0, busy, &learned, Some(0.5));
         assert!((book.load(0.0, &learned).prefill_wait - 5.0).abs() < 1e-9);
-        book.reported(3.0, busy, &learned, 0.5);
+        book.reported(3.0, busy, &learned, Some(0.5));
         assert!((book.load(3.0, &learned).prefill_wait - 2.0).abs() < 1e-9);
         // It takes longer than thought.
-        book.reported(10.0, busy, &learned, 0.5);
+        book.reported(10.0, busy, &learned, Some(0.5));
         assert!((book.load(10.0, &learned).prefill_wait - LONGER * 10.0).abs() < 1e-9);
-        book.reported(11.0, Reported::default(), &learned, 0.5);
+        book.reported(11.0, Reported::default(), &learned, Some(0.5));
         assert_eq!(book.load(11.0, &learned).prefill_wait, 0.0);
+    }
+
+    #[test]
+    fn what_an_engine_decodes_is_no_prompt_of_another_gateway() {
+        let learned = Learner::new(&ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 }, 0.0);
+        let mut book = EngineBook::new();
+        let wait = |book: &EngineBook, now| book.load(now, &learned).prefill_wait;
+        (0..3).for_each(|_| book.enter());
+        let ours = Reported { running: 3, used_tokens: 90_000, ..Reported::default() };
+        book.reported(0.0, ours, &learned, None);
+        assert_eq!(wait(&book, 0.0), 0.0);
+        // Others decode there too.
+        let running = Reported { running: 9, ..ours };
+        book.reported(1.0, running, &learned, None);
+        assert_eq!(wait(&book, 1.0), 0.0);
+        // Others wait there.
+        let waiting = Reported { waiting: 2, waiting_uncached_tokens: 4000, ..running };
+        book.reported(2.0, waiting, &learned, None);
+        assert_eq!(wait(&book, 2.0), 4.0);
     }
 
     #[test]

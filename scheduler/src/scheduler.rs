@@ -9,7 +9,7 @@ use std::sync::Arc;
 use self::barred::Barred;
 use self::kinds::divide;
 use crate::book::{Computed, EngineBook};
-use crate::cluster::{Cluster, InstanceIx, Load, Reported};
+use crate::cluster::{Cluster, InstanceIx, Load, Reported, Role};
 use crate::decision::{Decision, Refusal};
 use crate::estimate::Estimate;
 use crate::learn::{Learner, Work};
@@ -186,7 +186,9 @@ impl Scheduler {
     /// Takes an engine's report of its own load.
     pub fn report(&mut self, now: Seconds, ix: InstanceIx, reported: Reported) {
         if let (Some(book), Some(&kind)) = (self.engines.get_mut(ix.at()), self.kinds.get(ix.at())) {
-            book.reported(now, reported, &self.learners[kind], self.uncached);
+            let computes_only = self.cluster.get(ix).is_some_and(|instance| instance.role == Role::Prefill);
+            let uncached = computes_only.then_some(self.uncached);
+            book.reported(now, reported, &self.learners[kind], uncached);
         }
     }
 
