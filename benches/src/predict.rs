@@ -133,7 +133,10 @@ impl World {
             "--model",
             &model,
             "--log-filter",
-            "warn",
+            "error",
+            // While the tokenizer is loaded, no engine is asked instead.
+            "--tokenize-timeout",
+            "0s",
         ])?;
         let world = Self { _engine: engine_process, _gateway: gateway_process, engine, admin };
         let asked = Instant::now();
