@@ -1,13 +1,13 @@
 //! How much of a prompt every engine has, in one pass over its pages.
 
 use super::columns::{EngineSlot, has, members, put};
+use super::table::UNKNOWN;
 use super::{PageIndex, SharedPlace};
 use crate::Place;
 use crate::prediction::{L3Run, Prediction, TierHits};
 
 /// Pages that are searched before any is looked at, so that their cache misses overlap.
 const BATCH: usize = 32;
-const UNKNOWN: u32 = u32::MAX;
 
 /// Contiguous prefix of a prompt in one engine, in pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -75,10 +75,7 @@ impl PageIndex {
         let mut place = None;
         let mut at = 0;
         'pages: for batch in pages.chunks(BATCH) {
-            let mut ids = [UNKNOWN; BATCH];
-            for (id, &key) in ids.iter_mut().zip(batch) {
-                *id = self.table.touch(key).unwrap_or(UNKNOWN);
-            }
+            let ids: [u32; BATCH] = self.table.touch_all(batch);
             for alike in ids[..batch.len()].chunk_by(PartialEq::eq) {
                 if last != Some(alike[0]) {
                     last = Some(alike[0]);
