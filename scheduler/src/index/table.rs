@@ -103,14 +103,15 @@ impl Table {
     /// The values of keys, or [`UNKNOWN`]; marks them as used.
     pub(super) fn touch_all<const N: usize>(&self, keys: &[u64]) -> [u32; N] {
         let mut values = [UNKNOWN; N];
-        // All memory is asked for before the first search waits for its own.
-        let mut homes = [(&NOWHERE, 0); N];
+        let mut homes = [&NOWHERE; N];
         for (&key, home) in keys.iter().zip(&mut homes) {
             let part = &self.parts[self.part_of(key)];
-            let bucket = part.buckets.get(part.home(key)).unwrap_or(&NOWHERE);
-            *home = (bucket, bucket.passed);
+            *home = part.buckets.get(part.home(key)).unwrap_or(&NOWHERE);
         }
-        for ((&key, &(bucket, passed)), value) in keys.iter().zip(&homes).zip(&mut values) {
+        // All memory is asked for before the first search waits for its own: in a loop so short that a processor that looks
+        // ahead sees many turns of it at once.
+        let passed = homes.map(|bucket| bucket.passed);
+        for (((&key, bucket), &passed), value) in keys.iter().zip(&homes).zip(&passed).zip(&mut values) {
             let raw = match bucket.values.get(bucket.find(key)) {
                 Some(raw) => raw,
                 None if passed == 0 => continue,
