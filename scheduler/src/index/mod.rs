@@ -7,9 +7,9 @@
 //! The index is a hint. Engines verify pages by their full hash, so a wrong answer costs time and never correctness.
 //! It is bounded: when it is full, new pages displace those that are least likely to be asked for.
 //!
-//! Nothing here takes long. A lookup can be taken in steps, for an owner that shares the index behind a lock. Parts of the table grow one by one; clearing an engine, losing a store node and ending a
+//! Nothing here takes long. Parts of the table grow one by one; clearing an engine, losing a store node and ending a
 //! reconciliation take effect at once and leave the pages to [`PageIndex::sweep`], which the owner calls in small steps
-//! while [`PageIndex::needs_sweep`].
+//! while [`PageIndex::needs_sweep`]. A lookup can be taken in steps too, by an owner that shares the index behind a lock.
 
 mod columns;
 mod lookup;
