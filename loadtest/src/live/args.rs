@@ -51,9 +51,6 @@ pub struct LiveArgs {
     /// Milliseconds of the engines' time between two readings of their load; 0 is never.
     #[arg(long, default_value_t = 500.0, env = "MOONGATE_LOADTEST_POLL_MS")]
     pub poll_ms: f64,
-    /// Seed of the arrivals' jitter.
-    #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_SEED")]
-    pub seed: u64,
     /// Policies whose mean times to first token differ by less than this share in the simulator may come in any order.
     #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_MARGIN")]
     pub margin: f64,
@@ -100,7 +97,7 @@ impl LiveArgs {
             rows.iter().all(|row| !row.blocks.is_empty()),
             "the trace names no blocks: nothing in it can be cached"
         );
-        let replay = Replay { speed: self.speed, jitter_s: JITTER_S, seed: self.seed };
+        let replay = Replay { speed: self.speed, jitter_s: JITTER_S, seed: 0 };
         Ok(Case {
             settings: self.settings(),
             scheduling: SchedulerSettings::default(),

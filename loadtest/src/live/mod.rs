@@ -24,6 +24,9 @@ use moongate_runtime::Supervisor;
 use self::world::World;
 use crate::simulate::{Workload, run_case};
 
+/// Share of the requests that may fail in a run that is to tell anything.
+const MOST_LOST: f64 = 0.01;
+
 /// Plays the load through the simulator and then, once for each policy, through a real gateway. Answers what to print, and whether the
 /// order is the same.
 ///
@@ -38,6 +41,8 @@ pub async fn live(args: &LiveArgs, supervisor: &Supervisor) -> anyhow::Result<(S
         let policy = standing.contender.name.as_str();
         let live =
             one(args, policy, &workload, supervisor).await.with_context(|| format!("policy {policy}"))?;
+        let lost = live.summary.failed + live.summary.rejected;
+        anyhow::ensure!(lost < MOST_LOST, "policy {policy}: {:.1} % of the requests failed", 100.0 * lost);
         tracing::info!(
             policy,
             simulated = standing.summary.ttft_mean_s,
@@ -51,7 +56,8 @@ pub async fn live(args: &LiveArgs, supervisor: &Supervisor) -> anyhow::Result<(S
             lateness: live.lateness,
         });
     }
-    Ok((table::text(&rows, args.time_scale), disagreements(&rows, args.margin).is_empty()))
+    let apart = disagreements(&rows, args.margin);
+    Ok((table::text(&rows, args.time_scale, &apart), apart.is_empty()))
 }
 
 /// One policy's run through a gateway.

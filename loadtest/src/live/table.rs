@@ -34,7 +34,7 @@ pub fn disagreements(rows: &[Compared], margin: f64) -> Vec<(&str, &str)> {
 }
 
 /// A table in Markdown.
-pub(super) fn text(rows: &[Compared], time_scale: f64) -> String {
+pub(super) fn text(rows: &[Compared], time_scale: f64, apart: &[(&str, &str)]) -> String {
     let mut text = format!(
         "Simulated / live, in seconds of engines that were {time_scale} times faster.\n\n\
          | policy | mean TTFT, s | p50, s | p90, s | reused, % | failed, % | sent late (p99), s |\n|---|---:|---:|---:|---:|---:|---:|\n"
@@ -54,6 +54,9 @@ pub(super) fn text(rows: &[Compared], time_scale: f64) -> String {
             100.0 * (simulated.failed + simulated.rejected),
             100.0 * (live.failed + live.rejected),
         );
+    }
+    for (better, worse) in apart {
+        let _ = writeln!(text, "\n{better} is better than {worse} in the simulator, and not here.");
     }
     text
 }
@@ -77,6 +80,6 @@ mod tests {
         let rows = [row("a", 1.0, 3.0), row("b", 1.05, 2.0), row("c", 4.0, 2.5)];
         assert_eq!(disagreements(&rows, 0.1), [("a", "c")]);
         assert_eq!(disagreements(&rows, 0.01), [("a", "b"), ("a", "c")]);
-        assert!(text(&rows, 20.0).contains("| c | 4.00 / 2.50 |"));
+        assert!(text(&rows, 20.0, &[]).contains("| c | 4.00 / 2.50 |"));
     }
 }
