@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 
 use crate::simulate::Summary;
 
+/// Requests that are sent later than this share of the mean time to first token say that the machine did not keep up.
+const LATE_SHARE: f64 = 0.2;
+
 /// One policy in the simulator and behind a real gateway.
 #[derive(Debug, Clone)]
 pub struct Compared {
@@ -55,6 +58,14 @@ pub(super) fn text(rows: &[Compared], time_scale: f64, apart: &[(&str, &str)]) -
             100.0 * (live.failed + live.rejected),
         );
     }
+    for Compared { policy, live, lateness, .. } in rows {
+        if *lateness > LATE_SHARE * live.ttft_mean_s {
+            let _ = writeln!(
+                text,
+                "\nRequests were sent too late with {policy}: the machine did not keep up, try a smaller --time-scale."
+            );
+        }
+    }
     for (better, worse) in apart {
         let _ = writeln!(text, "\n{better} is better than {worse} in the simulator, and not here.");
     }
@@ -80,6 +91,8 @@ mod tests {
         let rows = [row("a", 1.0, 3.0), row("b", 1.05, 2.0), row("c", 4.0, 2.5)];
         assert_eq!(disagreements(&rows, 0.1), [("a", "c")]);
         assert_eq!(disagreements(&rows, 0.01), [("a", "b"), ("a", "c")]);
-        assert!(text(&rows, 20.0, &[]).contains("| c | 4.00 / 2.50 |"));
+        let text = text(&rows, 20.0, &[("a", "c")]);
+        assert!(text.contains("| c | 4.00 / 2.50 |") && text.contains("a is better than c"));
+        assert!(!text.contains("keep up"));
     }
 }
