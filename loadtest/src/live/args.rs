@@ -31,6 +31,9 @@ pub struct LiveArgs {
     #[arg(long, default_value_t = 0.5, env = "MOONGATE_LOADTEST_SPEED")]
     pub speed: f64,
     /// How many times faster than the imitated engines everything happens.
+    ///
+    /// The machine has to keep up: the table tells how late requests were sent. What a real gateway and real sockets take counts so
+    /// many times more.
     #[arg(long, default_value_t = 20.0, env = "MOONGATE_LOADTEST_TIME_SCALE")]
     pub time_scale: f64,
     /// Prefill engines.
