@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::cache::{CachedTokens, Kept};
 use super::events::Prefix;
+use super::prefill_queue::Begun;
 use super::rank::Fetching;
 use super::rendezvous::{KvAsk, KvOffer, Missed};
-use super::service::Begun;
 use super::speech::{EngineError, Job, Take};
 use super::stats::Gauge;
 use super::tokens::PageChain;

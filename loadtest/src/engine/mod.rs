@@ -11,7 +11,7 @@
 //! | `rank`, `cache`, `namespace` | what it remembers |
 //! | `store`, `store_admin` | what a fleet shares, and its master's face |
 //! | `events` | what it tells about that |
-//! | `service` | how long it takes |
+//! | `service`, `prefill_queue` | how long it takes |
 //! | `speech` | the life of one choice |
 //! | `handover`, `rendezvous` | how prefill and decode meet |
 //! | `ask`, `write`, `serve`, `stream` | requests and answers |
@@ -29,6 +29,7 @@ mod faults;
 mod handover;
 mod metrics;
 mod namespace;
+mod prefill_queue;
 mod rank;
 mod rendezvous;
 mod reply;

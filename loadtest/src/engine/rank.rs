@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use super::SimConfig;
 use super::cache::{Change, Kept, Level, PrefixCache};
 use super::events::{Prefix, Reporter};
-use super::service::{Passes, PrefillQueue};
+use super::prefill_queue::{Passes, PrefillQueue};
 use super::stats::Stats;
 use super::store::Written;
 
