@@ -134,7 +134,8 @@ pub enum Load {
 }
 
 impl Load {
-    fn workload(&self, seed: u64) -> Workload {
+    /// What arrives with this seed.
+    pub(crate) fn workload(&self, seed: u64) -> Workload {
         match self {
             Load::Open(workload, replay) => workload.replayed(Replay { seed, ..*replay }),
             Load::Agents(settings, replay) => agents(settings, seed).replayed(Replay { seed, ..*replay }),
