@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 use moongate_scheduler::{
@@ -33,6 +34,8 @@ pub(crate) struct Desk {
     fleet: FleetReader,
     metrics: Arc<Metrics>,
     start: Instant,
+    /// `start` in Unix time. The scheduler counts in it, so that priorities that several gateways write compare.
+    started_at: f64,
 }
 
 struct State {
@@ -93,6 +96,7 @@ impl Desk {
             fleet,
             metrics,
             start: Instant::now(),
+            started_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
         })
     }
 
@@ -185,7 +189,8 @@ impl Desk {
         let mut generation = self.fleet.subscribe();
         loop {
             let wake_at = self.state.lock().scheduler.wake_at();
-            let wake_at = wake_at.and_then(|at| Duration::try_from_secs_f64(at.max(0.0)).ok());
+            let wake_at =
+                wake_at.and_then(|at| Duration::try_from_secs_f64((at - self.started_at).max(0.0)).ok());
             let wake_at = wake_at.and_then(|after| self.start.checked_add(after));
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -203,7 +208,7 @@ impl Desk {
     fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State, f64) -> R) -> R {
         let (result, told, moved) = {
             let mut state = self.state.lock();
-            let now = self.start.elapsed().as_secs_f64();
+            let now = self.started_at + self.start.elapsed().as_secs_f64();
             let before = state.scheduler.wake_at();
             state.follow(now, self.fleet.current());
             let result = change(&mut state, now);
