@@ -56,10 +56,10 @@ impl Default for Settings {
         Self {
             service_prior: ServiceModel::default(),
             handover_prior_s_per_token: 192_512.0 / 25e9,
-            slack: 0.02,
+            slack: 0.05,
             duplicate_price: 0.6,
             congestion_price: 3.0,
-            length_price: 0.45,
+            length_price: 0.5,
             aged_share: 0.03,
             engine_ageing: 0.1,
             promised_share: 0.2,

@@ -138,21 +138,38 @@ impl Predictive {
         self.settings.length_price * (place - shorter).abs()
     }
 
-    fn cheapest(&mut self, input: &Input<'_>, most_cached: u32) -> Option<Best> {
+    /// The cheapest pair. Looks first at the engines that are likeliest to be it, so that most others need no price: no engine costs
+    /// less than its backlog and the shortest computation.
+    fn cheapest(&mut self, input: &Input<'_>, (home, most_cached): (InstanceIx, u32)) -> Option<Best> {
         self.decodes.begin();
+        let entries = input.cluster.entries(input.request.model);
+        let idlest = entries
+            .iter()
+            .copied()
+            .min_by(|&a, &b| self.backlog(input, a).total_cmp(&self.backlog(input, b)))?;
+        let shortest = self.plan.shortest(input.request.total_input_tokens(), input.prediction);
         let mut lightest = Lightest::new(input.entropy);
-        for &entry in input.cluster.entries(input.request.model) {
-            // No engine costs less than its backlog.
-            let backlog =
-                input.loads.get(entry.at()).map_or(0.0, |load| load.prefill_wait) + self.plan.work(entry);
-            if lightest.least().is_some_and(|least| backlog > least) {
-                continue;
-            }
-            if let Some((estimate, terms, decode)) = self.price(input, entry, most_cached) {
+        let mut offer = |policy: &mut Self, entry| {
+            if let Some((estimate, terms, decode)) = policy.price(input, entry, most_cached) {
                 lightest.offer(Best { entry, decode, estimate }, terms.cost());
+            }
+            lightest.least().unwrap_or(f64::INFINITY)
+        };
+        let mut least = offer(self, idlest);
+        if home != idlest {
+            least = offer(self, home);
+        }
+        for &entry in entries {
+            if entry != idlest && entry != home && self.backlog(input, entry) + shortest <= least {
+                least = offer(self, entry);
             }
         }
         lightest.found().map(|(best, _)| best)
+    }
+
+    /// Until the engine is done with what it has and what held requests before this one will give it.
+    fn backlog(&self, input: &Input<'_>, ix: InstanceIx) -> Seconds {
+        input.loads.get(ix.at()).map_or(0.0, |load| load.prefill_wait) + self.plan.work(ix)
     }
 
     /// The decision with all candidates and what they would have cost.
@@ -290,12 +307,13 @@ impl Policy for Predictive {
         if let Some(due) = self.too_early(input) {
             return Ok(Verdict::Hold { until: input.now + due.max(SHORTEST_NAP) });
         }
-        let most_cached = entries.iter().filter(|&&ix| available(input, ix)).map(|&ix| {
+        let own = entries.iter().filter(|&&ix| available(input, ix)).map(|&ix| {
             let hits = input.prediction.hits(ix);
-            hits.l1_tokens.saturating_add(hits.l2_tokens)
+            (ix, hits.l1_tokens.saturating_add(hits.l2_tokens))
         });
-        let most_cached = most_cached.max().unwrap_or(0);
-        let Some(best) = self.cheapest(input, most_cached) else {
+        let home = own.max_by_key(|&(_, tokens)| tokens);
+        let best = home.and_then(|home| Some((self.cheapest(input, home)?, home.1)));
+        let Some((best, most_cached)) = best else {
             // Says why.
             super::open_entries(input)?;
             return Err(Refusal::UnknownModel);

@@ -3,7 +3,9 @@
 use super::super::Round;
 use crate::cluster::{InstanceIx, Role};
 use crate::estimate::FETCH_LATENCY;
+use crate::prediction::{Prediction, TierHits};
 use crate::request::Seconds;
+use crate::service::ServiceModel;
 
 /// Kept between rounds so that a round allocates nothing. All lists are by instance.
 #[derive(Debug, Default)]
@@ -18,6 +20,8 @@ pub(super) struct Plan {
     most_backlog: Seconds,
     /// Time to fetch a token from a near store.
     fetch_per_token: Vec<Seconds>,
+    /// An engine as fast as the fastest in everything.
+    fastest: ServiceModel,
     /// How long from now until the engine could be given a request, if that is the one with the longest fetch. Never too late:
     /// what other requests are barred from counts as open.
     due: Vec<Seconds>,
@@ -35,6 +39,7 @@ impl Plan {
         self.behind = round.held;
         self.most_backlog = round.loads.iter().map(|load| load.prefill_wait).fold(0.0, f64::max);
         self.longest_fetch = 0.0;
+        self.fastest = fastest(round.loads.iter().map(|load| &load.service));
         self.fetch_per_token.clear();
         self.due.clear();
         for (instance, load) in round.cluster.instances().iter().zip(round.loads) {
@@ -95,6 +100,12 @@ impl Plan {
         (self.first_due > 0.0).then_some(self.first_due)
     }
 
+    /// No engine computes a prompt in less time.
+    pub(super) fn shortest(&self, input_tokens: u64, prediction: &Prediction) -> Seconds {
+        let cached = prediction.per_instance.iter().map(TierHits::total).max().map_or(0, u64::from);
+        self.fastest.seconds(input_tokens.saturating_sub(cached).max(1), cached)
+    }
+
     /// Time to fetch a token to this engine from a near store.
     pub(super) fn fetch_per_token(&self, ix: InstanceIx) -> Seconds {
         self.fetch_per_token.get(ix.at()).copied().unwrap_or(0.0)
@@ -108,4 +119,15 @@ impl Plan {
     fn find_first(&mut self) {
         self.first_due = self.due.iter().copied().fold(f64::INFINITY, f64::min);
     }
+}
+
+fn fastest<'a>(models: impl Iterator<Item = &'a ServiceModel>) -> ServiceModel {
+    let none = ServiceModel { c0: f64::INFINITY, a: f64::INFINITY, b: f64::INFINITY, speed: 1.0 };
+    let least = |least: ServiceModel, model: &ServiceModel| ServiceModel {
+        c0: least.c0.min(model.c0 * model.speed),
+        a: least.a.min(model.a * model.speed),
+        b: least.b.min(model.b * model.speed),
+        speed: 1.0,
+    };
+    models.fold(none, least)
 }
