@@ -102,7 +102,8 @@ impl Predictive {
         let duplicate = self.settings.duplicate_price * recomputed * (1.0 + second);
         // A second of a slow engine is worth less, because less would be done in it.
         let congestion = second * estimate.service / load.service.speed;
-        let length = self.out_of_place(input, ix, estimate.service / load.service.speed) * estimate.service;
+        let length = self.out_of_place(input, ix, estimate.service / load.service.speed) * estimate.service
+            / (1.0 + self.congestion(input));
         let Estimate { wait, fetch, service, handover, cached_tokens, .. } = estimate;
         let terms = Terms {
             wait,
@@ -139,7 +140,7 @@ impl Predictive {
     }
 
     /// The cheapest pair. Looks first at the engines that are likeliest to be it, so that most others need no price: no engine costs
-    /// less than its backlog and the shortest computation.
+    /// less than its backlog and the computation of what it cannot have cached.
     fn cheapest(&mut self, input: &Input<'_>, (home, most_cached): (InstanceIx, u32)) -> Option<Best> {
         self.decodes.begin();
         let entries = input.cluster.entries(input.request.model);
@@ -147,7 +148,8 @@ impl Predictive {
             .iter()
             .copied()
             .min_by(|&a, &b| self.backlog(input, a).total_cmp(&self.backlog(input, b)))?;
-        let shortest = self.plan.shortest(input.request.total_input_tokens(), input.prediction);
+        let tokens = input.request.total_input_tokens();
+        let second = 1.0 + self.congestion(input);
         let mut lightest = Lightest::new(input.entropy);
         let mut offer = |policy: &mut Self, entry| {
             if let Some((estimate, terms, decode)) = policy.price(input, entry, most_cached) {
@@ -160,7 +162,11 @@ impl Predictive {
             least = offer(self, home);
         }
         for &entry in entries {
-            if entry != idlest && entry != home && self.backlog(input, entry) + shortest <= least {
+            if entry == idlest || entry == home {
+                continue;
+            }
+            let computation = self.plan.shortest(tokens, input.prediction.hits(entry));
+            if self.backlog(input, entry) + second * computation <= least {
                 least = offer(self, entry);
             }
         }

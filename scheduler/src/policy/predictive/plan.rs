@@ -3,7 +3,7 @@
 use super::super::Round;
 use crate::cluster::{InstanceIx, Role};
 use crate::estimate::FETCH_LATENCY;
-use crate::prediction::{Prediction, TierHits};
+use crate::prediction::TierHits;
 use crate::request::Seconds;
 use crate::service::ServiceModel;
 
@@ -20,7 +20,7 @@ pub(super) struct Plan {
     most_backlog: Seconds,
     /// Time to fetch a token from a near store.
     fetch_per_token: Vec<Seconds>,
-    /// An engine as fast as the fastest in everything.
+    /// An engine that is as fast in everything as the fastest, and not slower than usual.
     fastest: ServiceModel,
     /// How long from now until the engine could be given a request, if that is the one with the longest fetch. Never too late:
     /// what other requests are barred from counts as open.
@@ -100,9 +100,9 @@ impl Plan {
         (self.first_due > 0.0).then_some(self.first_due)
     }
 
-    /// No engine computes a prompt in less time.
-    pub(super) fn shortest(&self, input_tokens: u64, prediction: &Prediction) -> Seconds {
-        let cached = prediction.per_instance.iter().map(TierHits::total).max().map_or(0, u64::from);
+    /// An engine that holds so much of a prompt computes it in no less time, nor does one of usual speed.
+    pub(super) fn shortest(&self, input_tokens: u64, hits: TierHits) -> Seconds {
+        let cached = u64::from(hits.total()).min(input_tokens);
         self.fastest.seconds(input_tokens.saturating_sub(cached).max(1), cached)
     }
 
@@ -124,9 +124,9 @@ impl Plan {
 fn fastest<'a>(models: impl Iterator<Item = &'a ServiceModel>) -> ServiceModel {
     let none = ServiceModel { c0: f64::INFINITY, a: f64::INFINITY, b: f64::INFINITY, speed: 1.0 };
     let least = |least: ServiceModel, model: &ServiceModel| ServiceModel {
-        c0: least.c0.min(model.c0 * model.speed),
-        a: least.a.min(model.a * model.speed),
-        b: least.b.min(model.b * model.speed),
+        c0: least.c0.min(model.c0 * model.speed.min(1.0)),
+        a: least.a.min(model.a * model.speed.min(1.0)),
+        b: least.b.min(model.b * model.speed.min(1.0)),
         speed: 1.0,
     };
     models.fold(none, least)
