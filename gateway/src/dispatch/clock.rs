@@ -1,29 +1,34 @@
 //! The scheduler's time.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use tokio::time::{Duration, Instant};
 
 /// Counts the scheduler's seconds, which are those of the engines: simulated ones may live faster.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
     start: Instant,
+    /// `start` in the scheduler's seconds: Unix time, so that priorities that several gateways write compare.
+    started_at: f64,
     /// Seconds of the scheduler in one of ours.
     scale: f64,
 }
 
 impl Clock {
-    /// Starts at 0. `scale` is above 0.
+    /// Starts at the time of now. `scale` is above 0.
     pub(crate) fn start(scale: f64) -> Self {
-        Self { start: Instant::now(), scale }
+        let started_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        Self { start: Instant::now(), started_at, scale }
     }
 
     /// The time in the scheduler's seconds.
     pub(super) fn now(&self) -> f64 {
-        self.start.elapsed().as_secs_f64() * self.scale
+        self.started_at + self.start.elapsed().as_secs_f64() * self.scale
     }
 
     /// When it will be `at`, in the scheduler's seconds; `None` for times that never come.
     pub(super) fn when(&self, at: f64) -> Option<Instant> {
-        let after = Duration::try_from_secs_f64(at.max(0.0) / self.scale).ok()?;
+        let after = Duration::try_from_secs_f64((at - self.started_at).max(0.0) / self.scale).ok()?;
         self.start.checked_add(after)
     }
 }
@@ -35,9 +40,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_time_to_wake_is_the_time_that_it_says_then() {
         let clock = Clock::start(20.0);
-        let wake = clock.when(3.0).unwrap();
-        tokio::time::sleep_until(wake).await;
-        assert!((clock.now() - 3.0).abs() < 0.05, "{}", clock.now());
+        let at = clock.now() + 3.0;
+        tokio::time::sleep_until(clock.when(at).unwrap()).await;
+        assert!((clock.now() - at).abs() < 0.05, "{}", clock.now());
         assert_eq!(clock.when(f64::INFINITY), None);
     }
 }

@@ -106,7 +106,7 @@ impl LiveArgs {
             scheduling: SchedulerSettings::default(),
             load: Load::Open(Workload::of_rows(&rows, true), replay),
             contenders: self.policy.iter().map(|&policy| Contender::from(policy)).collect(),
-            seeds: 1,
+            seeds: 1..=1,
         })
     }
 
