@@ -35,6 +35,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("operator/api", "rbg-api", &[]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),
+    (
+        "kvstore/master",
+        "moongate-master",
+        &["moongate-kvcore", "moongate-kvstore", "mooncake-wire", "moongate-runtime", "moongate-telemetry"],
+    ),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",
