@@ -136,7 +136,7 @@ impl Recorder {
 impl Effects for Recorder {
     fn fact(&mut self, fact: Fact<'_>) {
         self.encoded.clear();
-        drop(fact); // awaiting the encoding of facts
+        moongate_kvcore::encode(&fact, &mut self.encoded);
         self.last = Some(self.journal.append(&self.encoded));
     }
 }
