@@ -34,6 +34,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
+    ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",
