@@ -35,6 +35,19 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("operator/api", "rbg-api", &[]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),
+    (
+        "kvstore/master",
+        "moongate-master",
+        &[
+            "mooncake-wire",
+            "moongate-kvcore",
+            "moongate-oplog",
+            "moongate-runtime",
+            "moongate-telemetry",
+            "moongate-zmtp",
+        ],
+    ),
+    ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",

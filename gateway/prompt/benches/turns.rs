@@ -81,6 +81,7 @@ fn turns(criterion: &mut Criterion) {
     let mut messages = conversation(&model, 1);
     let first = body(&messages);
     let text = |raw: &[u8]| model.text_of_chat(&ChatBody::parse(raw).unwrap(), Now::utc(0)).unwrap();
+    model.read_chat(&first).unwrap();
     let first_text = TextPrompt::Text(text(&first));
     let prompt = model.tokens_of_text(&first_text, false).unwrap();
     messages.push(json!({ "role": "assistant", "content": Words(7).paragraph(150) }));
@@ -117,13 +118,16 @@ fn turns(criterion: &mut Criterion) {
     group.bench_function("reading the body", |bencher| {
         bencher.iter(|| black_box(ChatBody::parse(&next).unwrap()));
     });
+    group.bench_function("reading the body of a follow-up turn", |bencher| {
+        bencher.iter(|| black_box(model.read_chat(&next).unwrap()));
+    });
     let read = ChatBody::parse(&next).unwrap();
     group.bench_function("rendering", |bencher| {
         bencher.iter(|| black_box(model.text_of_chat(&read, Now::utc(0)).unwrap()));
     });
     group.bench_function("follow-up turn, from the body on", |bencher| {
         bencher.iter(|| {
-            let read = ChatBody::parse(&next).unwrap();
+            let read = model.read_chat(&next).unwrap();
             black_box(model.tokens_of_chat(&read, Now::utc(0)).unwrap())
         });
     });

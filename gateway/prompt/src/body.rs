@@ -60,9 +60,13 @@ impl ChatBody {
     /// [`Unpredictable::Refused`] if it is not JSON or a member has another type than the engines take.
     pub fn parse(body: &[u8]) -> Result<ChatBody, Unpredictable> {
         let read = serde_json::from_slice(body);
-        let read: ChatBody = read.map_err(|error| Unpredictable::Refused(error.to_string()))?;
+        let read: ChatBody = read.map_err(refused)?;
         Ok(ChatBody { bytes: body.len(), ..read })
     }
+}
+
+pub(crate) fn refused(error: serde_json::Error) -> Unpredictable {
+    Unpredictable::Refused(error.to_string())
 }
 
 /// One prompt of a completion.
@@ -117,8 +121,7 @@ impl TextBody {
     /// # Errors
     /// [`Unpredictable`] if there is not exactly one of them, or something besides it changes the prompt.
     pub fn parse(body: &[u8]) -> Result<TextBody, Unpredictable> {
-        let raw: RawTextBody =
-            serde_json::from_slice(body).map_err(|error| Unpredictable::Refused(error.to_string()))?;
+        let raw: RawTextBody = serde_json::from_slice(body).map_err(refused)?;
         for (given, name) in [
             (raw.truncate_prompt_tokens.is_some(), "truncate_prompt_tokens"),
             (raw.prompt_embeds.is_some(), "prompt_embeds"),

@@ -5,9 +5,10 @@
 //! and tokenises the text. What it cannot know exactly it refuses with a reason ([`Unpredictable`]); a wrong guess would cost a cache
 //! hit, never a wrong answer, because the engine always gets the client's own bytes.
 //!
-//! Enter at [`Model`]: [`Model::load`] once, [`Model::tokens_of_chat`] per request, [`Model::remember`] when the caller has computed
+//! Enter at [`Model`]: [`Model::load`] once, [`Model::read_chat`] and [`Model::tokens_of_chat`] per request, [`Model::remember`] when the caller has computed
 //! what it wants to keep with the conversation.
 
+mod bodies;
 mod body;
 mod chat;
 mod conversation;

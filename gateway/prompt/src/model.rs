@@ -4,6 +4,7 @@ use std::path::Path;
 
 use minijinja::Value;
 
+use crate::bodies::Bodies;
 use crate::body::{ChatBody, TextPrompt};
 use crate::chat::{self, Conversation};
 use crate::conversation::Conversations;
@@ -21,7 +22,7 @@ pub struct Limits {
     pub template_steps: u64,
     /// Bytes of a rendered prompt.
     pub prompt_bytes: usize,
-    /// Bytes of conversations kept.
+    /// Bytes of conversations kept: half of them for prompts, half for bodies.
     pub conversation_bytes: u64,
 }
 
@@ -39,6 +40,7 @@ pub struct Model<S = ()> {
     tool_template: Option<Template>,
     special_tokens: Vec<(String, Value)>,
     tokenizer: Tokenizer,
+    bodies: Bodies,
     conversations: Conversations<S>,
     limits: Limits,
 }
@@ -74,9 +76,18 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
             tool_template: compile(&files.tool_template)?,
             special_tokens: variables.map(|(name, token)| (name, Value::from(token))).collect(),
             tokenizer,
-            conversations: Conversations::new(limits.conversation_bytes),
+            bodies: Bodies::new(limits.conversation_bytes / 2),
+            conversations: Conversations::new(limits.conversation_bytes / 2),
             limits,
         })
+    }
+
+    /// Reads the body of a chat completion, of a later turn its new messages only.
+    ///
+    /// # Errors
+    /// As [`ChatBody::parse`].
+    pub fn read_chat(&self, body: &[u8]) -> Result<ChatBody, Unpredictable> {
+        self.bodies.read(body)
     }
 
     /// The tokens that the engine will make of a chat completion.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use moongate_pages::{Chain, Page, Scheme};
-use moongate_prompt::{ChatBody, Now, Prompt, TextBody, TextPrompt, Unpredictable};
+use moongate_prompt::{Now, Prompt, TextBody, TextPrompt, Unpredictable};
 
 use super::keyspace::Keyspace;
 use super::models::PromptModel;
@@ -88,7 +88,7 @@ impl Tokens {
                     Tokenizer::Told(told) => return Ok(Self::Told(told)),
                     Tokenizer::Nobody(why) => return Err(why),
                 };
-                let chat = ChatBody::parse(body).map_err(Unknown::Prompt)?;
+                let chat = model.read_chat(body).map_err(Unknown::Prompt)?;
                 let prompt = model.tokens_of_chat(&chat, now()).map_err(Unknown::Prompt)?;
                 Ok(Self::Made(prompt, model))
             }
