@@ -39,9 +39,10 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         "kvstore/master",
         "moongate-master",
         &[
-            "mooncake-wire",
             "moongate-kvcore",
+            "moongate-kvstore",
             "moongate-oplog",
+            "mooncake-wire",
             "moongate-runtime",
             "moongate-telemetry",
             "moongate-zmtp",

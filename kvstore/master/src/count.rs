@@ -180,7 +180,9 @@ mod tests {
 
     #[test]
     fn a_duration_is_below_the_bound_of_its_bucket() {
-        for (nanoseconds, expected) in [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2), (u64::MAX, LATENCY_BUCKETS - 1)] {
+        for (nanoseconds, expected) in
+            [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2), (u64::MAX, LATENCY_BUCKETS - 1)]
+        {
             let counters = Counters::new(1);
             counters.add(0, Method::Ping, Tally::default(), Duration::from_nanos(nanoseconds));
             let bucket = counters.of(Method::Ping).latency.iter().position(|count| *count > 0).unwrap();

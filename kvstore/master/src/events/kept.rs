@@ -51,7 +51,7 @@ impl Kept {
     }
 
     /// What is kept from the requested number on, then the end marker. A request that is no number gets nothing.
-    pub(super) fn replay(&self, request: &Message) -> impl Stream<Item = Message> + '_ {
+    pub(super) fn replay<'a>(&'a self, request: &Message) -> impl Stream<Item = Message> + use<'a> {
         let from = request.parts().last().and_then(|part| <[u8; 8]>::try_from(&part[..]).ok());
         stream::unfold(from.map(u64::from_be_bytes), move |next| async move {
             // A reader who is slower than the messages are forgotten gets a gap, and sees it.
