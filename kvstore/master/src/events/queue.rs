@@ -109,6 +109,20 @@ impl Queue {
         self.state.lock().dropped
     }
 
+    /// Tells of objects that have been stored, or removed, after an event.
+    #[cfg(test)]
+    pub(crate) fn replay_after(&self, event: u64, mut each: impl FnMut(bool, &str)) {
+        let state = self.state.lock();
+        let first = state.last + 1 - state.waiting.len() as u64;
+        for (_, news) in (first..).zip(&state.waiting).filter(|(id, _)| *id > event) {
+            match news {
+                News::Stored(name) => each(true, &name.key),
+                News::Removed(name) => each(false, &name.key),
+                News::Segment(..) => {}
+            }
+        }
+    }
+
     /// Takes the first events, at least one and at most `limit`: either of objects, or of segments.
     pub(super) async fn take(&self, limit: usize) -> Taken {
         loop {

@@ -108,7 +108,12 @@ impl Snapshot {
     }
 }
 
-pub(super) async fn get(State(admin): Shared) -> Response {
+/// The whole snapshot.
+pub(super) fn all(admin: Arc<Admin>) -> impl Pieces {
     let from = Some(SnapshotCursor::default());
-    answer::json_lines(body(Snapshot { admin, from, begun: false, names: HashMap::new(), objects: 0 }))
+    Snapshot { admin, from, begun: false, names: HashMap::new(), objects: 0 }
+}
+
+pub(super) async fn get(State(admin): Shared) -> Response {
+    answer::json_lines(body(all(admin)))
 }

@@ -72,6 +72,8 @@ pub(super) fn evictions(text: &mut Text, admin: &Admin) {
     for (suffix, round) in [("_total", ""), ("_mem", "_mem")] {
         let successful = format!("master_successful_evictions{suffix}");
         text.counter(&successful, "Rounds of eviction that made room.", counts.eviction_rounds);
+        let attempted = format!("master_attempted_evictions{suffix}");
+        text.counter(&attempted, "Rounds of eviction; those that found nothing to evict are not counted.", counts.eviction_rounds);
         let keys = format!("master_evicted_key_count{round}");
         text.counter(&keys, "Objects that were evicted.", counts.evicted_keys);
         let bytes = format!("master_evicted_size_bytes{round}");
@@ -82,10 +84,18 @@ pub(super) fn evictions(text: &mut Text, admin: &Admin) {
         "Puts that were not ended in time.",
         counts.discarded_puts,
     );
+    text.counter(
+        "master_put_start_release_cnt",
+        "Puts that were not ended in time, and whose space is free.",
+        counts.discarded_puts,
+    );
 }
 
-/// What this master does not do.
+/// What this master does not do, and what it does not count.
 pub(super) fn unused(text: &mut Text) {
+    text.counter("master_put_start_partial_allocations_total", "Not counted by this master.", 0);
+    text.counter("mem_cache_hit_bytes_total", "Not counted by this master.", 0);
+    text.gauge("master_put_start_discarded_staging_size", "Not counted by this master.", 0);
     text.gauge("master_promotion_in_flight", "Objects on their way from a disk to memory.", 0);
     for what in [
         "admitted_total",
