@@ -298,6 +298,13 @@ async fn a_peek_tells_which_nodes_are_silent() {
     assert_eq!(answer["data"]["both"]["replicas"].as_array().unwrap().len(), 1);
     assert_eq!(answer["data"]["both"]["replicas"][0]["transport_endpoint_"], SEGMENTS[1]);
     assert_eq!(answer["data"]["first"]["error"], "OBJECT_NOT_FOUND");
+    let many: String =
+        (0..20_000).map(|number| format!("{number:064x}\n")).chain(["both".to_owned()]).collect();
+    let request = Request::post("/api/v1/peek").body(Body::from(many)).unwrap();
+    let answer = ask(&admin_router(Arc::clone(&admin)), request).await;
+    let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    let data = answer["data"].as_object().unwrap();
+    assert_eq!((data.len(), data["both"]["ok"].as_bool()), (20_001, Some(true)));
 }
 
 #[tokio::test]
@@ -332,6 +339,43 @@ async fn all_keys_come_though_the_answer_has_many_pieces() {
     assert_eq!(lines.iter().filter(|line| line["key"].is_string()).count(), 5000);
     assert_eq!(lines.last().unwrap()["objects"], 5000);
     assert!(lines.iter().filter(|line| line["segment_name"].is_string()).all(|line| line["live"] == true));
+}
+
+/// docs/master.md describes every family that Mooncake has not, and every path.
+#[tokio::test]
+async fn the_page_says_what_there_is() {
+    let page = include_str!("../../../../docs/master.md");
+    let supervisor = moongate_runtime::Supervisor::new();
+    let bind = "tcp://127.0.0.1:*".parse().unwrap();
+    let options = crate::events::EventsOptions { bind, replay: None, backend: String::new(), kept_bytes: 0 };
+    let events = Events::start(Arc::new(Queue::new(1)), options, &supervisor).await.unwrap();
+    let admin = Arc::into_inner(admin(settings())).unwrap();
+    mount(&admin.server);
+    put(&admin.server, "model_x", 70_000, 1);
+    let router = admin_router(Arc::new(Admin { events: Some(events), ..admin }));
+    get_path(&router, "/query_key?key=model_x").await;
+    let metrics = families(&get_path(&router, "/metrics").await.body);
+    let ours: Vec<String> = metrics
+        .iter()
+        .filter(|(name, _)| name.starts_with("moongate_"))
+        .map(|(name, (kind, labels))| {
+            let labels: Vec<&String> = labels.iter().filter(|label| *label != "le").collect();
+            let label = labels.first().map_or("–".to_owned(), |label| format!("`{label}`"));
+            format!("| `{name}` | {kind} | {label} |")
+        })
+        .collect();
+    let mut described: Vec<&str> = page.lines().filter(|line| line.starts_with("| `moongate_")).collect();
+    described.sort_unstable();
+    assert_eq!(ours.len(), described.len());
+    for (ours, described) in ours.iter().zip(described) {
+        assert!(described.starts_with(ours.as_str()), "{ours}\n{described}");
+    }
+    for path in ["/api/v1/peek?keys=model_x", "/api/v1/prefixes", "/api/v1/snapshot"] {
+        let name = path.split('?').next().unwrap();
+        assert!(page.contains(name), "{name}");
+        assert_eq!(get_path(&router, path).await.status, "200 OK", "{path}");
+    }
+    supervisor.shutdown(std::time::Duration::from_secs(60)).await.unwrap();
 }
 
 /// Whatever happens between two pieces of a snapshot: with the events after the number that it begins with, it is the truth.
