@@ -53,7 +53,7 @@ fn main() {
     let removed = master.remove_all(0, None, true, &mut ());
     println!("{removed} removed in {:.2} s", started.elapsed().as_secs_f64());
     // The allocator waits a moment before it gives pages back, and then does it with the next calls.
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(std::time::Duration::from_secs(2));
     drop((0..1000).map(|size| vec![0_u8; size * 10]).collect::<Vec<_>>());
     println!("{} MiB before, {} MiB full, {} MiB after", before >> 20, filled >> 20, resident() >> 20);
 }
