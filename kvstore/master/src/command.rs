@@ -4,25 +4,66 @@ use std::sync::Arc;
 
 use moongate_runtime::Supervisor;
 
-use crate::flags::MasterOptions;
+use crate::faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
+use crate::flags::{EventOptions, MasterOptions, MetadataOptions};
 use crate::journal::MemoryJournal;
 use crate::rpc::{self, Rpc, RpcError};
 use crate::server::{HaState, Server, Standing};
 use crate::{summary, ticker};
+
+/// Events that may wait to be published if nothing is said: some 200 MB.
+const MOST_EVENTS: usize = 1 << 20;
 
 /// A master that serves.
 #[derive(Debug)]
 pub struct RunningMaster {
     server: Arc<Server>,
     rpc: Rpc,
+    faces: FaceAddresses,
+}
+
+/// A master cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// RPCs cannot be served.
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    /// Something else cannot be served.
+    #[error(transparent)]
+    Face(#[from] FaceError),
+}
+
+/// Where the rest is served.
+fn faces(
+    admin: std::net::SocketAddr,
+    metadata: Option<MetadataOptions>,
+    events: Option<EventOptions>,
+) -> FacesOptions {
+    let metadata =
+        metadata.map(|it| MetadataFace { address: it.address, folder: it.folder, cleanup: it.cleanup });
+    let events = events.and_then(|it| {
+        if it.bind.is_empty() {
+            tracing::warn!(
+                "KV events are published nowhere: --enable_kv_events needs --kv_events_bind_endpoint"
+            );
+            return None;
+        }
+        if !it.legacy || !it.keys {
+            tracing::warn!("KV events have all members: --nokv_events_emit_… changes nothing");
+        }
+        let queue = it.queue.unwrap_or(MOST_EVENTS);
+        Some(EventsFace { bind: it.bind, replay: it.replay, backend: it.backend_id, queue })
+    });
+    FacesOptions { admin, metadata, events }
 }
 
 /// Starts a master. It stops with the supervisor.
 ///
 /// # Errors
-/// [`RpcError`].
-pub fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, RpcError> {
+/// [`StartError`].
+pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, StartError> {
     let MasterOptions { server, rpc, report, journal_bytes, unused, missing, .. } = options;
+    let faces = Faces::new(faces(options.metrics, options.metadata, options.events));
     if !unused.is_empty() {
         tracing::debug!(flags = unused.join(" "), "these change nothing here");
     }
@@ -30,15 +71,16 @@ pub fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningM
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
     let threads = server.threads;
-    let server = Arc::new(Server::new(server, Arc::new(MemoryJournal::new(journal_bytes))));
+    let server = Arc::new(Server::new(server, faces.observe(Arc::new(MemoryJournal::new(journal_bytes)))));
     let rpc = rpc::serve(&server, rpc, threads, supervisor)?;
+    let faces = faces.start(&server, supervisor).await?;
     server.standing.store(Arc::new(Standing::alone()));
     ticker::start(&server, supervisor);
     if report {
         summary::start(&server, supervisor);
     }
     tracing::info!(rpc = %rpc.address(), threads, "serving Mooncake clients");
-    Ok(RunningMaster { server, rpc })
+    Ok(RunningMaster { server, rpc, faces })
 }
 
 impl RunningMaster {
@@ -50,6 +92,11 @@ impl RunningMaster {
     /// Where RPCs are served.
     pub fn rpc_address(&self) -> std::net::SocketAddr {
         self.rpc.address()
+    }
+
+    /// Where the rest is served.
+    pub fn faces(&self) -> FaceAddresses {
+        self.faces
     }
 
     /// Takes no more calls. Those in progress are answered; the supervisor's shutdown waits for that.

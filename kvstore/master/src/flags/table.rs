@@ -40,6 +40,8 @@ pub(super) const FLAGS: &[Flag] = &[
     ours("rpc_buffer_bytes", Number(1_048_576, i64::MAX), "1073741824", "Bytes that all RPC connections together may hold in requests and replies"),
     ours("rpc_stall_timeout_seconds", Number(1, MOST), "60", "Seconds in which a request that has begun must arrive, and replies must be taken"),
     ours("journal_memory_bytes", Number(0, i64::MAX), "67108864", "Bytes of the newest changes that are kept for those who follow them"),
+    ours("http_metadata_server_dir", Text, "", "Folder in which transfer metadata outlives the master; none for in memory only"),
+    ours("kv_events_replay_endpoint", Text, "", "Where events that were missed can be had again, such as tcp://0.0.0.0:5558"),
     ours("shutdown_grace_seconds", Number(0, MOST), "10", "Seconds for calls in progress when asked to stop"),
     ours("log_format", Choice(FORMATS), "text", "Form of a log line"),
     ours("log_filter", Text, "info", "Least severe level to log, for all or by module, such as warn,moongate_master=debug"),
