@@ -7,5 +7,6 @@ mod nodes;
 mod puts;
 mod replay;
 mod tenants;
+mod threads;
 mod transfers;
 mod world;
