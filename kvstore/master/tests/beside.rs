@@ -1,5 +1,5 @@
 //! The HTTP faces of this master beside those of Mooncake's own, and Mooncake's clients on them.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
 #[path = "../../tests/store/world.rs"]
