@@ -1,5 +1,5 @@
 //! Any bytes, in any pieces: they never break the server, and it answers them as if they had come at once.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
 

@@ -147,7 +147,7 @@ async fn batches(notes: &mut Notes) {
     };
     note!(notes, all BatchPutStart, batch);
     note!(notes, all BatchPutStart, BatchPutStartArguments { sizes: vec![100], ..batch });
-    let keys = vec!["b1", "b2", "k", "nope"];
+    let keys = ["b1", "b2", "k", "nope"];
     let objects = keys.iter().map(|key| ObjectMeta { key: *key, object_checksum: Some(7) }).collect();
     let ends = BatchPutEndArguments { client_id: NODE, objects, replica_type: ReplicaType::ALL, tenant };
     note!(notes, all BatchPutEnd, ends);

@@ -75,7 +75,7 @@ fn plain(body: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn simple_calls_are_answered_alike() {
     let real = RealMaster::start(NEWEST).await;
-    let ours = started().await;
+    let ours = started();
     let expected = answers(&real.rpc).await;
     let found = answers(&ours.rpc.address().to_string()).await;
     let differ: Vec<_> = expected
@@ -90,7 +90,7 @@ async fn simple_calls_are_answered_alike() {
 #[tokio::test]
 async fn a_history_of_calls_ends_alike() {
     let real = RealMaster::start(NEWEST).await;
-    let ours = started().await;
+    let ours = started();
     let expected = codes::notes(&real.rpc).await;
     let found = codes::notes(&ours.rpc.address().to_string()).await;
     assert_eq!(expected.len(), found.len());
