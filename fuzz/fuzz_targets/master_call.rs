@@ -15,11 +15,15 @@ use moongate_master::journal::MemoryJournal;
 use moongate_master::{Server, ServerOptions};
 
 fn requests(mut bytes: BytesMut) -> usize {
-    (0..).take_while(|_| matches!(frame::take::<RequestHeader>(&mut bytes, 1 << 28), Ok(Parsed::Frame(_)))).count()
+    (0..)
+        .take_while(|_| matches!(frame::take::<RequestHeader>(&mut bytes, 1 << 28), Ok(Parsed::Frame(_))))
+        .count()
 }
 
 fn responses(mut bytes: BytesMut) -> usize {
-    let whole = |bytes: &mut BytesMut| matches!(frame::take::<ResponseHeader>(bytes, usize::MAX), Ok(Parsed::Frame(_)));
+    let whole = |bytes: &mut BytesMut| {
+        matches!(frame::take::<ResponseHeader>(bytes, usize::MAX), Ok(Parsed::Frame(_)))
+    };
     let count = (0..).take_while(|_| whole(&mut bytes)).count();
     assert!(bytes.is_empty(), "something else than responses");
     count
