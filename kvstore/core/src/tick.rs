@@ -1,0 +1,59 @@
+//! What happens because time passes.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::count::Counters;
+use crate::fact::{Effects, RemoveCause};
+use crate::locked::Locked;
+use crate::master::Master;
+use crate::object::Queue;
+
+/// Ticks within which soft pins of all shards are looked at.
+const UNPIN_TICKS: usize = 32;
+
+impl Master {
+    /// Does what is due: clients that are not heard of, segments to be unmounted, puts and copies that were not ended,
+    /// tasks, drain jobs, soft pins, eviction above the watermark. To be called every 10 ms or so; when it is called
+    /// less often, all of this is late and nothing else.
+    pub fn tick(&self, now_ms: u64, fx: &mut dyn Effects) {
+        self.expire_clients(now_ms, fx);
+        for shard in 0..self.shards.len() {
+            self.lock(shard).expire(now_ms, fx);
+        }
+        self.unpin_in_turn(now_ms);
+        self.tasks.lock().expire(now_ms, self.settings.task_timeout_ms, self.settings.max_tasks);
+        self.drain(now_ms, fx);
+        self.evict_above_watermark(now_ms, fx);
+    }
+
+    /// A part of the shards at a time: at a tick per 10 ms every shard's turn comes several times in a second.
+    fn unpin_in_turn(&self, now_ms: u64) {
+        let shards = self.shards.len();
+        for _ in 0..shards.div_ceil(UNPIN_TICKS) {
+            self.unpin(now_ms, self.next_unpin.fetch_add(1, Relaxed) % shards);
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Ends what has gone on for too long.
+    fn expire(&mut self, now_ms: u64, fx: &mut dyn Effects) {
+        self.release_held(now_ms, fx);
+        let release_ms = self.master.settings.put_release_ms;
+        while let Some(at) = self.head(Queue::Writing) {
+            if self.entries[at].stamp.saturating_add(release_ms) > now_ms {
+                break;
+            }
+            Counters::add(&self.master.counters.discarded_puts, 1);
+            self.drop_object(at, RemoveCause::Unended, fx);
+        }
+        let is_late = |at: &u32| {
+            let transfer = self.entries[*at].transfer();
+            transfer.is_some_and(|it| it.since_ms.saturating_add(release_ms) <= now_ms)
+        };
+        let late: Vec<u32> = self.transfers.iter().copied().filter(is_late).collect();
+        for at in late {
+            self.end_transfer(at, now_ms, fx);
+        }
+    }
+}

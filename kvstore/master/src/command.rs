@@ -1,0 +1,110 @@
+//! Running a master until it is asked to stop.
+
+use std::sync::Arc;
+
+use moongate_runtime::Supervisor;
+
+use crate::faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
+use crate::flags::{EventOptions, MasterOptions, MetadataOptions};
+use crate::journal::MemoryJournal;
+use crate::rpc::{self, Rpc, RpcError};
+use crate::server::{HaState, Server, Standing};
+use crate::{summary, ticker};
+
+/// Events that may wait to be published if nothing is said: some 200 MB.
+const MOST_EVENTS: usize = 1 << 20;
+
+/// A master that serves.
+#[derive(Debug)]
+pub struct RunningMaster {
+    server: Arc<Server>,
+    rpc: Rpc,
+    faces: FaceAddresses,
+}
+
+/// A master cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// RPCs cannot be served.
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    /// Something else cannot be served.
+    #[error(transparent)]
+    Face(#[from] FaceError),
+}
+
+/// Where the rest is served.
+fn faces(
+    admin: std::net::SocketAddr,
+    metadata: Option<MetadataOptions>,
+    events: Option<EventOptions>,
+) -> FacesOptions {
+    let metadata =
+        metadata.map(|it| MetadataFace { address: it.address, folder: it.folder, cleanup: it.cleanup });
+    let events = events.and_then(|it| {
+        if it.bind.is_empty() {
+            tracing::warn!(
+                "KV events are published nowhere: --enable_kv_events needs --kv_events_bind_endpoint"
+            );
+            return None;
+        }
+        if !it.legacy || !it.keys {
+            tracing::warn!("KV events have all members: --nokv_events_emit_… changes nothing");
+        }
+        let queue = it.queue.unwrap_or(MOST_EVENTS);
+        Some(EventsFace { bind: it.bind, replay: it.replay, backend: it.backend_id, queue })
+    });
+    FacesOptions { admin, metadata, events, quotas: None }
+}
+
+/// Starts a master. It stops with the supervisor.
+///
+/// # Errors
+/// [`StartError`].
+pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, StartError> {
+    let MasterOptions { server, rpc, report, journal_bytes, unused, missing, .. } = options;
+    let quotas = options.quotas.filter(|_| server.core.multi_tenant).map(Into::into);
+    let faces = faces(options.metrics, options.metadata, options.events);
+    let faces = Faces::new(FacesOptions { quotas, ..faces });
+    if !unused.is_empty() {
+        tracing::debug!(flags = unused.join(" "), "these change nothing here");
+    }
+    if !missing.is_empty() {
+        tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
+    }
+    let threads = server.threads;
+    let server = Arc::new(Server::new(server, faces.observe(Arc::new(MemoryJournal::new(journal_bytes)))));
+    let rpc = rpc::serve(&server, rpc, threads, supervisor)?;
+    let faces = faces.start(&server, supervisor).await?;
+    server.standing.store(Arc::new(Standing::alone()));
+    ticker::start(&server, supervisor);
+    if report {
+        summary::start(&server, supervisor);
+    }
+    tracing::info!(rpc = %rpc.address(), threads, "serving Mooncake clients");
+    Ok(RunningMaster { server, rpc, faces })
+}
+
+impl RunningMaster {
+    /// The server.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// Where RPCs are served.
+    pub fn rpc_address(&self) -> std::net::SocketAddr {
+        self.rpc.address()
+    }
+
+    /// Where the rest is served.
+    pub fn faces(&self) -> FaceAddresses {
+        self.faces
+    }
+
+    /// Takes no more calls. Those in progress are answered; the supervisor's shutdown waits for that.
+    pub fn stop(&self) {
+        let standing = Standing { state: HaState::Stopping, ..Standing::clone(&self.server.standing.load()) };
+        self.server.standing.store(Arc::new(standing));
+        self.rpc.stop();
+    }
+}

@@ -1,0 +1,237 @@
+mod recorded;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use http::Request;
+use http_body_util::BodyExt as _;
+use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
+use moongate_kvcore::Settings;
+use tower::ServiceExt as _;
+
+use super::stream::Pieces as _;
+use super::*;
+use crate::events::Queue;
+use crate::journal::MemoryJournal;
+use crate::observe::Observed;
+use crate::server::{ServerOptions, Standing};
+
+const SEGMENTS: [&str; 2] = ["127.0.0.1:13102", "127.0.0.1:13681"];
+
+fn admin(core: Settings) -> Arc<Admin> {
+    let observer = Arc::new(Observer::new(Some(Arc::new(Queue::new(1 << 16)))));
+    let journal = Observed::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
+    let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
+    server.standing.store(Arc::new(Standing::alone()));
+    let summary = Mutex::new(Summary::new(&server));
+    Arc::new(Admin { server, observer, events: None, quotas: None, summary })
+}
+
+/// Leases outlast any test.
+fn settings() -> Settings {
+    Settings { lease_ttl_ms: 3_600_000, client_ttl_ms: 3_600_000, ..Settings::default() }
+}
+
+fn id(number: u64) -> Uuid {
+    Uuid { first: 10_000 + number, second: 20_000 + number }
+}
+
+/// Two segments of 32 MiB.
+fn mount(server: &Server) {
+    for (number, name) in (1..).zip(SEGMENTS) {
+        let segment = Segment {
+            id: id(number),
+            name,
+            base: 0x7f00_0000_0000 + (number << 32),
+            size: 32 << 20,
+            te_endpoint: name,
+            protocol: "tcp",
+            host_id: "",
+        };
+        server.master.mount(server.clock.now_ms(), &segment, id(number), &mut server.recorder()).unwrap();
+    }
+}
+
+fn put(server: &Server, key: &str, size: u64, replicas: u64) {
+    let (now, client, mut recorder) = (server.clock.now_ms(), id(1), server.recorder());
+    let config = ReplicateConfig {
+        replica_num: replicas,
+        preferred_segment: SEGMENTS[0],
+        ..ReplicateConfig::default()
+    };
+    server.master.put_start(now, client, "default", key, size, &config, &mut recorder).unwrap();
+    let object = ObjectMeta { key, object_checksum: None };
+    server.master.put_end(now, client, "default", &object, ReplicaType::ALL, &mut recorder).unwrap();
+}
+
+struct Answer {
+    status: String,
+    content_type: String,
+    body: String,
+}
+
+async fn ask(router: &Router, request: Request<Body>) -> Answer {
+    let answer = router.clone().oneshot(request).await.unwrap();
+    let status = answer.status().to_string();
+    let content_type = answer.headers().get("content-type").map(|it| it.to_str().unwrap().to_owned());
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    Answer {
+        status,
+        content_type: content_type.unwrap_or_default(),
+        body: String::from_utf8(body.into()).unwrap(),
+    }
+}
+
+async fn get_path(router: &Router, path: &str) -> Answer {
+    ask(router, Request::get(path).body(Body::empty()).unwrap()).await
+}
+
+#[tokio::test]
+async fn quotas_are_kept_in_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quotas.yaml");
+    std::fs::write(&path, "version: 1\ntenants: []\n").unwrap();
+    let (quotas, _) = QuotaFile::read(&path).unwrap();
+    let admin = Arc::into_inner(admin(Settings { multi_tenant: true, ..settings() })).unwrap();
+    let router = admin_router(Arc::new(Admin { quotas: Some(quotas), ..admin }));
+    let url = "/api/v1/tenant_quotas?tenant_id=";
+    for tenant in ["a", "b"] {
+        let request =
+            Request::put(format!("{url}{tenant}")).body(Body::from("{\"requested_quota_bytes\":5}"));
+        assert_eq!(ask(&router, request.unwrap()).await.status, "200 OK");
+    }
+    let request = Request::delete(format!("{url}a")).body(Body::empty()).unwrap();
+    assert_eq!(ask(&router, request).await.status, "200 OK");
+    assert_eq!(QuotaFile::read(&path).unwrap().1, [("b".to_owned(), 5)]);
+    let metrics = get_path(&router, "/metrics").await.body;
+    assert!(metrics.contains("\nmooncake_tenant_quota_requested_bytes{tenant_id=\"b\"} 5\n"), "{metrics}");
+    assert!(metrics.contains("\nmooncake_tenant_quota_requested_bytes_sum 5\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn only_a_look_by_one_key_leases() {
+    let admin = admin(settings());
+    mount(&admin.server);
+    for key in ["one", "two", "three"] {
+        put(&admin.server, key, 100, 1);
+    }
+    let router = admin_router(Arc::clone(&admin));
+    for path in [
+        "/query_key?key=one",
+        "/batch_query_keys?keys=two",
+        "/api/v1/peek?keys=two,three",
+        "/api/v1/snapshot",
+    ] {
+        assert_eq!(get_path(&router, path).await.status, "200 OK");
+    }
+    let now = admin.server.clock.now_ms();
+    assert_eq!(admin.server.master.remove_all(now, None, false, &mut ()), 2);
+    assert_eq!(get_path(&router, "/get_all_keys").await.body, "one\n");
+}
+
+#[tokio::test]
+async fn a_peek_tells_which_nodes_are_silent() {
+    let admin = admin(settings());
+    let server = &admin.server;
+    mount(server);
+    put(server, "both", 100, 2);
+    put(server, "first", 100, 1);
+    server.master.client_lost(server.clock.now_ms(), id(1), &mut server.recorder());
+    let answer = get_path(&admin_router(Arc::clone(&admin)), "/api/v1/peek?keys=both,first").await;
+    let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!(answer["silent_segments"], serde_json::json!([SEGMENTS[0]]));
+    assert_eq!(answer["data"]["both"]["replicas"].as_array().unwrap().len(), 1);
+    assert_eq!(answer["data"]["both"]["replicas"][0]["transport_endpoint_"], SEGMENTS[1]);
+    assert_eq!(answer["data"]["first"]["error"], "OBJECT_NOT_FOUND");
+    let many: String =
+        (0..20_000).map(|number| format!("{number:064x}\n")).chain(["both".to_owned()]).collect();
+    let request = Request::post("/api/v1/peek").body(Body::from(many)).unwrap();
+    let answer = ask(&admin_router(Arc::clone(&admin)), request).await;
+    let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    let data = answer["data"].as_object().unwrap();
+    assert_eq!((data.len(), data["both"]["ok"].as_bool()), (20_001, Some(true)));
+}
+
+#[tokio::test]
+async fn who_does_not_decide_says_nothing_about_data() {
+    let admin = admin(settings());
+    admin.server.standing.store(Arc::new(Standing::starting()));
+    let router = admin_router(Arc::clone(&admin));
+    for path in ["/get_all_keys", "/batch_query_keys?keys=a", "/get_segments_detail", "/api/v1/snapshot"] {
+        assert_eq!(get_path(&router, path).await.status, "503 Service Unavailable", "{path}");
+    }
+    for path in ["/health", "/role", "/metrics", "/metrics/summary", "/kv_events/status", "/leader"] {
+        assert_eq!(get_path(&router, path).await.status, "200 OK", "{path}");
+    }
+    assert_eq!(get_path(&router, "/role").await.body, "standby");
+}
+
+#[tokio::test]
+async fn all_keys_come_though_the_answer_has_many_pieces() {
+    let admin = admin(settings());
+    mount(&admin.server);
+    let mut keys: Vec<String> = (0..5000).map(|number| format!("{number:064x}_0_k")).collect();
+    keys.iter().for_each(|key| put(&admin.server, key, 1, 1));
+    let router = admin_router(Arc::clone(&admin));
+    let answer = get_path(&router, "/get_all_keys").await.body;
+    let mut lines: Vec<&str> = answer.lines().collect();
+    lines.sort_unstable();
+    keys.sort_unstable();
+    assert_eq!(lines, keys);
+    let snapshot = get_path(&router, "/api/v1/snapshot").await.body;
+    let lines: Vec<serde_json::Value> =
+        snapshot.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().filter(|line| line["key"].is_string()).count(), 5000);
+    assert_eq!(lines.last().unwrap()["objects"], 5000);
+    assert!(lines.iter().filter(|line| line["segment_name"].is_string()).all(|line| line["live"] == true));
+}
+
+/// Whatever happens between two pieces of a snapshot: with the events after the number that it begins with, it is the truth.
+#[test]
+fn a_snapshot_and_the_events_after_it_are_the_truth() {
+    let queue = Arc::new(Queue::new(1 << 16));
+    let observer = Arc::new(Observer::new(Some(Arc::clone(&queue))));
+    let journal = Observed::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
+    let core = Settings { shards: 4, ..settings() };
+    let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
+    let summary = Mutex::new(Summary::new(&server));
+    let admin =
+        Arc::new(Admin { server: Arc::clone(&server), observer, events: None, quotas: None, summary });
+    mount(&server);
+    let key = |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    (0..4000).for_each(|number| put(&server, &key(number), 1, 1));
+    let mut pieces = snapshot::all(Arc::clone(&admin));
+    let (begun, mut out, mut step) = (queue.last(), Vec::new(), 0_u64);
+    while pieces.next(&mut out) {
+        // Some go that have been told, some that have not; others come.
+        for number in step * 37..step * 37 + 20 {
+            let fx = &mut server.recorder();
+            server.master.remove(server.clock.now_ms(), "default", &key(number % 4000), true, fx).ok();
+            put(&server, &key(10_000 + number), 1, 1);
+        }
+        step += 1;
+    }
+    assert!(step > 8, "{step}");
+    let mut keys = std::collections::BTreeSet::new();
+    for line in String::from_utf8(out).unwrap().lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        keys.extend(line["key"].as_str().map(str::to_owned));
+    }
+    let told = keys.clone();
+    queue.replay_after(begun, |stored, key| {
+        if stored {
+            keys.insert(key.to_owned())
+        } else {
+            keys.remove(key)
+        };
+    });
+    let (mut truth, mut from) = (std::collections::BTreeSet::new(), Some(moongate_kvcore::Cursor::default()));
+    while let Some(cursor) = from {
+        from = server.master.keys(cursor, 1000, |_, key| {
+            truth.insert(key.to_owned());
+        });
+    }
+    assert_eq!(keys, truth);
+    assert_ne!(told, truth, "the events mattered");
+}

@@ -1,0 +1,36 @@
+//! A Mooncake-compatible master: what clients of every release of Mooncake talk to.
+//!
+//! The state machine is [`moongate_kvcore`]; here are its clock, its callers and its journal.
+//!
+//! - [`Server`]: the state machine with all that belongs to it.
+//! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
+//! - [`flags`]: the command line of Mooncake's master. [`start`]: all of it together.
+//! - [`http`]: the admin server. [`metadata`]: where clients find each other. [`events`]: what is published over ZeroMQ.
+//! - [`journal`]: where every change goes before anybody is told of it.
+
+pub mod call;
+mod clock;
+mod command;
+mod count;
+mod dialects;
+pub mod events;
+mod faces;
+pub mod flags;
+pub mod http;
+pub mod journal;
+pub mod metadata;
+mod metrics;
+pub mod observe;
+mod presence;
+pub mod quotas;
+mod releases;
+pub mod rpc;
+mod server;
+pub mod summary;
+pub mod ticker;
+
+pub use clock::Clock;
+pub use command::{RunningMaster, start};
+pub use count::{CallCounts, Counters, LATENCY_BUCKETS, SHORTEST, Tally, latency_bound};
+pub use faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
+pub use server::{HaState, Limits, Role, Server, ServerOptions, Standing};

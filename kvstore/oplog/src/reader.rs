@@ -1,0 +1,91 @@
+//! Reading what is written.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::file::{HEAD, Head};
+use crate::frame::{self, Found};
+use crate::log::Log;
+use crate::{Error, failed};
+
+/// Reads a log's records in order, and may be asked again when more have been written.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    log: &'a Log,
+    next: u64,
+    path: PathBuf,
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(log: &'a Log, next: u64) -> Self {
+        Self { log, next, path: PathBuf::new(), bytes: Vec::new(), at: 0 }
+    }
+
+    /// The next record with its number, or nothing until more is written.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Pruned`] if it was slower than the log is pruned, or what the file system says.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "the record is lent, and there may be more after the last"
+    )]
+    pub fn next(&mut self) -> Result<Option<(u64, &[u8])>, Error> {
+        if self.next > self.log.written() {
+            return Ok(None);
+        }
+        let mut loaded = false;
+        loop {
+            let found = match frame::read(self.bytes.get(self.at..).unwrap_or_default()) {
+                Found::Record(number, record) => Some((number, record.len())),
+                Found::End | Found::Torn => None,
+            };
+            let Some((number, length)) = found else {
+                // The file's end, or what was half written when it was read.
+                if std::mem::replace(&mut loaded, true) {
+                    return Err(self.damaged("a record is missing or not what was written"));
+                }
+                self.load()?;
+                continue;
+            };
+            if number > self.next {
+                return Err(self.damaged("a record is missing"));
+            }
+            let begin = self.at + frame::HEADER;
+            self.at = begin + length;
+            if number == self.next {
+                self.next += 1;
+                return Ok(Some((number, &self.bytes[begin..self.at])));
+            }
+        }
+    }
+
+    fn load(&mut self) -> Result<(), Error> {
+        let Some(path) = self.log.file_with(self.next)? else {
+            return Err(Error::Pruned { first: self.log.oldest(), wanted: self.next });
+        };
+        let again = path == self.path;
+        self.bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::Pruned { first: self.log.oldest(), wanted: self.next });
+            }
+            Err(problem) => return Err(failed(path)(problem)),
+        };
+        self.path = path;
+        if Head::read(&self.bytes).is_none() {
+            self.at = 0;
+            return Err(self.damaged("its head is not what was written"));
+        }
+        // The same file has grown since it was read: go on where it ended.
+        if !again {
+            self.at = HEAD;
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, what: &'static str) -> Error {
+        Error::Damaged { path: self.path.clone(), at: self.at as u64, what }
+    }
+}
