@@ -34,6 +34,12 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
+    ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),
+    (
+        "kvstore/master",
+        "moongate-master",
+        &["moongate-kvcore", "moongate-kvstore", "mooncake-wire", "moongate-runtime", "moongate-telemetry"],
+    ),
     ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use moongate_kvcore::{Effects, Fact, Master, SnapshotCursor, codec};
+use moongate_kvcore::{Effects, Fact, Master, SnapshotCursor, encode};
 use moongate_oplog::{Error, snapshot};
 
 use super::Durable;
@@ -24,7 +24,11 @@ pub struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { flush_every: Duration::from_secs(1), snapshot_every: Duration::from_mins(10), records: 2_000_000 }
+        Self {
+            flush_every: Duration::from_secs(1),
+            snapshot_every: Duration::from_mins(10),
+            records: 2_000_000,
+        }
     }
 }
 
@@ -52,7 +56,8 @@ impl<'a> Keeper<'a> {
         while stop.recv_timeout(self.pace.flush_every) == Err(RecvTimeoutError::Timeout) {
             let number = self.durable.log.next() - 1;
             let records = number.saturating_sub(last_number);
-            let due = records >= self.pace.records || (records > 0 && last.elapsed() >= self.pace.snapshot_every);
+            let due =
+                records >= self.pace.records || (records > 0 && last.elapsed() >= self.pace.snapshot_every);
             let done = self.durable.log.commit(number).and_then(|()| self.durable.log.flush());
             let done = done.and_then(|()| if due { self.snapshot().map(drop) } else { Ok(()) });
             if due {
@@ -117,7 +122,7 @@ impl Piece {
 
 impl Effects for Piece {
     fn fact(&mut self, fact: Fact<'_>) {
-        codec::encode(&fact, &mut self.bytes);
+        encode(&fact, &mut self.bytes);
         self.ends.push(self.bytes.len());
     }
 }

@@ -36,7 +36,12 @@ impl Durable {
     /// # Errors
     /// When the folder cannot be used. Damaged files are no error if something older can be used, or if the master can begin empty:
     /// [`Restored`] tells.
-    pub fn open(path: &Path, options: Options, settings: &Settings, now_ms: u64) -> Result<(Self, Master, Restored), Error> {
+    pub fn open(
+        path: &Path,
+        options: Options,
+        settings: &Settings,
+        now_ms: u64,
+    ) -> Result<(Self, Master, Restored), Error> {
         let folder = Arc::new(Folder::take(path)?);
         let (log, opened) = match Log::open(Arc::clone(&folder), options.clone()) {
             Ok((log, opened)) => (log, Some(opened)),

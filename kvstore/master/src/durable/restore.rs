@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use moongate_kvcore::{Fact, Master, Settings, codec};
+use moongate_kvcore::{Fact, Master, Settings, decode};
 use moongate_oplog::{Error, Opened, snapshot};
 
 use super::Durable;
@@ -23,8 +23,7 @@ pub struct Restored {
 }
 
 const LOG_DAMAGED: &str = "the log of changes is damaged";
-const MACHINE_DIED: &str =
-    "the machine has died since, and the last changes may not have reached its disk: an object's memory may hold another by now";
+const MACHINE_DIED: &str = "the machine has died since, and the last changes may not have reached its disk: an object's memory may hold another by now";
 const SNAPSHOTS_DAMAGED: &str = "the snapshots are damaged, and the log does not go back to the beginning";
 
 impl Durable {
@@ -76,7 +75,12 @@ impl Durable {
     }
 
     /// The files' facts are of no use: a snapshot of nothing takes their place.
-    fn begin_empty(&self, settings: &Settings, now_ms: u64, why: &'static str) -> Result<(Master, Restored), Error> {
+    fn begin_empty(
+        &self,
+        settings: &Settings,
+        now_ms: u64,
+        why: &'static str,
+    ) -> Result<(Master, Restored), Error> {
         snapshot::remove_all(&self.folder)?;
         let last = self.log.next() - 1;
         let needed = snapshot::Writer::begin(&self.folder, last)?.finish()?;
@@ -94,7 +98,7 @@ fn finished(master: Master, restored: Restored, now_ms: u64) -> (Master, Restore
 
 impl Restored {
     fn take(&mut self, master: &Master, encoded: &[u8]) {
-        let applied = codec::decode(encoded).is_ok_and(|(fact, _): (Fact<'_>, _)| master.apply(&fact).is_ok());
+        let applied = decode(encoded).is_ok_and(|(fact, _): (Fact<'_>, _)| master.apply(&fact).is_ok());
         self.left_out += u64::from(!applied);
     }
 }
@@ -104,7 +108,9 @@ impl fmt::Display for Restored {
         match (self.began_empty, self.snapshot) {
             (Some(why), _) => write!(f, "begins empty: {why}"),
             (None, None) => write!(f, "{} keys from {} logged changes", self.keys, self.facts),
-            (None, Some(_)) => write!(f, "{} keys from a snapshot and {} logged changes", self.keys, self.facts),
+            (None, Some(_)) => {
+                write!(f, "{} keys from a snapshot and {} logged changes", self.keys, self.facts)
+            }
         }
     }
 }

@@ -1,0 +1,195 @@
+//! Making facts true: replay of a log, a standby, the start from a snapshot.
+//!
+//! Facts may be applied again, and onto a state that already has some of what follows, as long as all that follows is
+//! applied too. So the pieces of a snapshot need not be of one moment: an object that does not fit, because its space
+//! is taken by another that is gone by then, is told again by the facts since the snapshot began.
+
+use std::sync::Arc;
+
+use mooncake_wire::types::{Segment, Uuid};
+
+use crate::client::Client;
+use crate::fact::{Fact, ObjectState, Place, RemoveCause};
+use crate::locked::{Fresh, Locked};
+use crate::master::Master;
+use crate::object::{Entry, Queue, Replica};
+use crate::placement::mix;
+use crate::shard::Held;
+
+/// A fact that does not fit the state. It is left out, which is right if what follows is applied too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotApplied {
+    /// The segment is not mounted, or its place is taken.
+    #[error("the space of the object is not there or is taken")]
+    NoSpace,
+    /// Mounting failed, or there are too many tenants.
+    #[error("the master refuses what the fact says")]
+    Refused,
+}
+
+impl Master {
+    /// Makes a fact true. Facts of one master must be applied in their order and by one thread at a time, and nothing
+    /// else may change the state until [`Self::finish_replay`].
+    ///
+    /// # Errors
+    /// When it does not fit the state, which is not changed then.
+    pub fn apply(&self, fact: &Fact<'_>) -> Result<(), NotApplied> {
+        match fact {
+            Fact::SegmentMounted { segment, client, at_ms } => {
+                let _registry = self.registry.lock();
+                let [name, te_endpoint, protocol, host_id] =
+                    [&segment.name, &segment.te_endpoint, &segment.protocol, &segment.host_id]
+                        .map(|text| Arc::<str>::from(&**text));
+                let Segment { id, base, size, .. } = *segment;
+                let info = Segment { id, name, base, size, te_endpoint, protocol, host_id };
+                self.mount_one(*at_ms, info, *client, &mut ()).map_err(|_| NotApplied::Refused)?;
+                self.tenants.scale(self.capacity());
+            }
+            Fact::SegmentStatus { segment, status, until_ms } => {
+                let segments = self.segments.load();
+                if let Some(mounted) = segments.place_of(*segment).and_then(|at| segments.get(at)) {
+                    mounted.set_status(*status, *until_ms);
+                }
+            }
+            Fact::SegmentUnmounted { segment, cause } => {
+                let _registry = self.registry.lock();
+                self.lose(*segment, *cause, 0, &mut ());
+                self.tenants.scale(self.capacity());
+            }
+            Fact::ClientSilent { client, at_ms } => {
+                let seen = Client { last_seen_ms: *at_ms, silent: false };
+                self.registry.lock().clients.insert(*client, seen);
+                self.client_lost(*at_ms, *client, &mut ());
+            }
+            Fact::ClientBack { client, at_ms } => {
+                let seen = Client { last_seen_ms: *at_ms, silent: false };
+                self.registry.lock().clients.insert(*client, seen);
+            }
+            Fact::ClientGone { client } => _ = self.registry.lock().clients.remove(client),
+            Fact::Started(object) => self.restore(object, false)?,
+            Fact::Stored { object, .. } => self.restore(object, true)?,
+            Fact::Removed { tenant, key, .. } => self.unstore(tenant, key),
+            Fact::Held { segment, offset, size, until_ms } => {
+                self.hold_at(*segment, *offset, *size, *until_ms)?
+            }
+            Fact::Released { segment, offset } => self.release_at(*segment, *offset),
+            Fact::TenantQuota { tenant, requested } => self.restore_quota(tenant, *requested)?,
+        }
+        Ok(())
+    }
+
+    fn restore_quota(&self, tenant: &str, requested: Option<u64>) -> Result<(), NotApplied> {
+        match requested {
+            Some(bytes) => {
+                self.tenants.set_quota(tenant, bytes, self.capacity()).map_err(|_| NotApplied::Refused)?;
+            }
+            // It may be gone already.
+            None => _ = self.tenants.remove_quota(tenant, self.capacity()),
+        }
+        Ok(())
+    }
+
+    fn unstore(&self, tenant: &str, key: &str) {
+        let Ok(spot) = self.spot_of(tenant, key) else { return };
+        let mut shard = self.lock(spot.shard);
+        if let Some(at) = shard.lookup(spot, key) {
+            shard.drop_object(at, RemoveCause::Removed, &mut ());
+        }
+    }
+
+    fn restore(&self, object: &ObjectState<'_>, ready: bool) -> Result<(), NotApplied> {
+        let tenant = if self.tenants.enabled() {
+            self.tenants.register(&object.tenant).map_err(|_| NotApplied::Refused)?
+        } else {
+            0
+        };
+        let spot = self.spot(tenant, &object.key);
+        let mut shard = self.lock(spot.shard);
+        let old = shard.lookup(spot, &object.key).map(|at| shard.take(at, RemoveCause::Replaced, &mut ()));
+        let replicas = shard.reclaim(old.as_ref(), object, ready);
+        if replicas.is_empty() {
+            return Err(NotApplied::NoSpace);
+        }
+        replicas.iter().for_each(|it| self.saw_replica_id(it.id));
+        let queue = match object.soft_pin_until_ms {
+            _ if !ready => Queue::Writing,
+            _ if object.hard_pin => Queue::Apart,
+            Some(until) if until > object.since_ms => Queue::Soft,
+            _ => Queue::Unread,
+        };
+        self.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
+        shard.add(
+            spot,
+            &Fresh {
+                key: &object.key,
+                client: object.client,
+                size: object.size,
+                stamp: object.since_ms,
+                replicas: &replicas,
+                queue,
+                hard_pin: object.hard_pin,
+                soft_pin_until_ms: object.soft_pin_until_ms,
+                checksum: object.checksum,
+                group: object.group,
+            },
+        );
+        Ok(())
+    }
+
+    /// The shard that keeps space which was told to be held.
+    fn holder(&self, segment: Uuid, offset: u64) -> usize {
+        (mix(segment.first ^ mix(segment.second ^ mix(offset))) % self.shards.len() as u64) as usize
+    }
+
+    fn hold_at(&self, segment: Uuid, offset: u64, size: u64, until_ms: u64) -> Result<(), NotApplied> {
+        self.release_at(segment, offset);
+        let mut shard = self.lock(self.holder(segment, offset));
+        let at = shard.segments.place_of(segment).ok_or(NotApplied::NoSpace)?;
+        let replica = shard.claim(at, offset, size).ok_or(NotApplied::NoSpace)?;
+        shard.held.push(Held { until_ms, segment: at, block: replica.block, offset, size });
+        Ok(())
+    }
+
+    fn release_at(&self, segment: Uuid, offset: u64) {
+        let mut shard = self.lock(self.holder(segment, offset));
+        let Some(at) = shard.segments.place_of(segment) else { return };
+        let Some(index) = shard.held.iter().position(|it| it.segment == at && it.offset == offset) else {
+            return;
+        };
+        let held = shard.held.swap_remove(index);
+        if let Some(mounted) = shard.segments.get(at) {
+            mounted.space(|space| space.free(held.block));
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Space at a certain place.
+    fn claim(&self, segment: u16, offset: u64, size: u64) -> Option<Replica> {
+        let space = self.segments.get(segment)?.space(|space| space.allocate_at(offset, size))?;
+        Some(Replica { id: 0, offset, block: space.block, segment, ready: false })
+    }
+
+    /// The replicas of an object as told: those that it had stay, the others are freed, and what is new is claimed.
+    fn reclaim(&self, old: Option<&Entry>, object: &ObjectState<'_>, ready: bool) -> Vec<Replica> {
+        let is_told = |it: &Replica, place: &Place| {
+            let id = self.segments.get(it.segment).map(|it| it.info.id);
+            id == Some(place.segment) && it.offset == place.offset
+        };
+        let same_size = old.is_some_and(|old| old.size == object.size);
+        let old: Vec<Replica> = old.into_iter().flat_map(Entry::replicas).copied().collect();
+        let (kept, gone): (Vec<Replica>, Vec<Replica>) =
+            old.into_iter().partition(|it| same_size && object.places.iter().any(|place| is_told(it, place)));
+        gone.iter().for_each(|it| self.free(it));
+        let mut replicas = Vec::with_capacity(object.places.len());
+        for place in object.places.iter() {
+            let known = kept.iter().find(|it| is_told(it, place)).copied();
+            let claimed = known.or_else(|| {
+                let segment = self.segments.place_of(place.segment)?;
+                self.claim(segment, place.offset, object.size)
+            });
+            replicas.extend(claimed.map(|it| Replica { id: place.replica, ready, ..it }));
+        }
+        replicas
+    }
+}

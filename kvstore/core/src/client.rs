@@ -1,0 +1,168 @@
+//! Clients: whether they are heard of, and what becomes of their segments if not.
+//!
+//! A client that falls silent loses nothing at first: its replicas are only not handed out. If it comes back within the
+//! grace period and mounts the same memory, all its objects are there again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use mooncake_wire::types::{ClientStatus, PingReply, SegmentStatus, Uuid};
+use parking_lot::MutexGuard;
+
+use crate::fact::{Effects, Fact, UnmountCause};
+use crate::master::Master;
+
+/// What is known about a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Client {
+    pub(crate) last_seen_ms: u64,
+    pub(crate) silent: bool,
+}
+
+/// All clients that have mounted something. Its lock comes before all others.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    pub(crate) clients: HashMap<Uuid, Client>,
+}
+
+impl Master {
+    /// A client's heartbeat. Whoever is told to mount again shall do so with all of its segments.
+    pub fn ping(&self, now_ms: u64, client: Uuid) -> PingReply {
+        let mut registry = self.registry.lock();
+        let client_status = match registry.clients.get_mut(&client) {
+            Some(known) => {
+                known.last_seen_ms = known.last_seen_ms.max(now_ms);
+                if known.silent { ClientStatus::NEED_REMOUNT } else { ClientStatus::OK }
+            }
+            None => ClientStatus::NEED_REMOUNT,
+        };
+        PingReply { view_version_id: self.view_version.load(Relaxed), client_status }
+    }
+
+    /// A client's connection has broken: its replicas are not handed out until it mounts them again.
+    pub fn client_lost(&self, now_ms: u64, client: Uuid, fx: &mut dyn Effects) {
+        self.silence(&mut self.registry.lock(), now_ms, client, fx);
+    }
+
+    fn silence(
+        &self,
+        registry: &mut MutexGuard<'_, Registry>,
+        now_ms: u64,
+        client: Uuid,
+        fx: &mut dyn Effects,
+    ) {
+        let Some(known) = registry.clients.get_mut(&client).filter(|it| !it.silent) else { return };
+        // The grace period begins now, whatever time the client had left.
+        (known.silent, known.last_seen_ms) = (true, now_ms.saturating_sub(self.settings.client_ttl_ms));
+        for (_, segment) in self.segments.load().iter().filter(|(_, it)| it.client == client) {
+            segment.set_silent(true);
+        }
+        fx.fact(Fact::ClientSilent { client, at_ms: now_ms });
+    }
+
+    /// A client has mounted all that it has: it lives.
+    pub(crate) fn welcome(
+        &self,
+        registry: &mut MutexGuard<'_, Registry>,
+        now_ms: u64,
+        client: Uuid,
+        fx: &mut dyn Effects,
+    ) {
+        let before = registry.clients.insert(client, Client { last_seen_ms: now_ms, silent: false });
+        if before.is_none_or(|it| it.silent) {
+            fx.fact(Fact::ClientBack { client, at_ms: now_ms });
+        }
+    }
+
+    /// Makes clients silent that have not been heard of, drops those that have been silent for too long, and unmounts
+    /// segments whose time has come.
+    pub(crate) fn expire_clients(&self, now_ms: u64, fx: &mut dyn Effects) {
+        let mut registry = self.registry.lock();
+        let ttl = self.settings.client_ttl_ms;
+        let late = |it: &Client, by: u64| it.last_seen_ms.saturating_add(by) <= now_ms;
+        let silent: BTreeMap<Uuid, Client> =
+            registry.clients.iter().filter(|(_, it)| late(it, ttl)).map(|(id, it)| (*id, *it)).collect();
+        for (client, known) in silent {
+            if !known.silent {
+                self.silence(&mut registry, now_ms, client, fx);
+            } else if late(&known, ttl.saturating_add(self.settings.client_grace_ms)) {
+                self.forget(&mut registry, client, fx);
+            }
+        }
+        let segments = Arc::clone(&self.segments.load());
+        for (_, segment) in segments.iter() {
+            if segment.unmount_at_ms().is_some_and(|at| at <= now_ms) {
+                self.lose(segment.info.id, UnmountCause::Unmounted, now_ms, fx);
+            }
+        }
+    }
+
+    fn forget(&self, registry: &mut MutexGuard<'_, Registry>, client: Uuid, fx: &mut dyn Effects) {
+        let segments = Arc::clone(&self.segments.load());
+        for (_, segment) in segments.iter().filter(|(_, it)| it.client == client) {
+            self.lose(segment.info.id, UnmountCause::ClientExpired, 0, fx);
+        }
+        registry.clients.remove(&client);
+        fx.fact(Fact::ClientGone { client });
+    }
+
+    /// Ends the building of a master from facts, and begins to serve: every client that is not silent has a full
+    /// period to be heard of.
+    pub fn finish_replay(&self, now_ms: u64) {
+        for known in self.registry.lock().clients.values_mut().filter(|it| !it.silent) {
+            known.last_seen_ms = now_ms;
+        }
+        self.sort_lists();
+        for (_, segment) in self.segments.load().iter() {
+            segment.space(crate::allocator::Allocator::forget_offsets);
+        }
+    }
+
+    /// Clients that are heard of, and those that are silent.
+    pub fn client_counts(&self) -> (usize, usize) {
+        let registry = self.registry.lock();
+        let silent = registry.clients.values().filter(|it| it.silent).count();
+        (registry.clients.len() - silent, silent)
+    }
+
+    /// The hosts of clients' segments, without ports. Unknown clients are left out.
+    pub fn query_ip(&self, clients: &[Uuid]) -> BTreeMap<Uuid, Vec<String>> {
+        let segments = self.segments.load();
+        let mut found = BTreeMap::new();
+        for client in clients {
+            let own = segments.iter().filter(|(_, it)| it.client == *client);
+            let mut hosts: Vec<String> = own.map(|(_, it)| host(&it.info.te_endpoint).to_owned()).collect();
+            hosts.sort_unstable();
+            hosts.dedup();
+            if !hosts.is_empty() {
+                found.insert(*client, hosts);
+            }
+        }
+        found
+    }
+
+    /// What becomes of the segment with this name.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
+    pub fn segment_status(&self, name: &str) -> Result<SegmentStatus, mooncake_wire::ErrorCode> {
+        let segments = self.segments.load();
+        let first = segments.named(name).first().and_then(|at| segments.get(*at));
+        first.map(|it| it.status()).ok_or(mooncake_wire::ErrorCode::SEGMENT_NOT_FOUND)
+    }
+
+    /// What becomes of the segment with this id.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
+    pub fn segment_status_by_id(&self, id: Uuid) -> Result<SegmentStatus, mooncake_wire::ErrorCode> {
+        let segments = self.segments.load();
+        let segment = segments.place_of(id).and_then(|at| segments.get(at));
+        segment.map(|it| it.status()).ok_or(mooncake_wire::ErrorCode::SEGMENT_NOT_FOUND)
+    }
+}
+
+fn host(endpoint: &str) -> &str {
+    endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
+}

@@ -1,0 +1,174 @@
+//! Facts as bytes: a version, a kind, then the members in their order.
+//!
+//! Numbers have seven bits per byte, lowest first; ids are 16 bytes, little-endian; text has its length before it; what
+//! may be absent has a byte before it that says so. A fact ends where its last member ends, so facts can be written one
+//! after the other.
+
+mod read;
+mod write;
+
+use crate::fact::{RemoveCause, StoreCause, UnmountCause};
+
+pub use read::decode;
+pub use write::encode;
+
+/// The form that is written; the only one that is read so far.
+const VERSION: u8 = 1;
+/// The most replicas of an object in a fact.
+const MAX_PLACES: u64 = 1024;
+
+/// Bytes that are not a fact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// They end too early. With more bytes they may be one.
+    #[error("the bytes end in the middle of a fact")]
+    Short,
+    /// A later release wrote them, or they are something else.
+    #[error("version {0} of facts is not known")]
+    Version(u8),
+    /// A member has a value that it cannot have.
+    #[error("a fact with an impossible {0}")]
+    Value(&'static str),
+}
+
+/// Kinds of facts, by their byte.
+mod kind {
+    pub(super) const MOUNTED: u8 = 1;
+    pub(super) const STATUS: u8 = 2;
+    pub(super) const UNMOUNTED: u8 = 3;
+    pub(super) const SILENT: u8 = 4;
+    pub(super) const BACK: u8 = 5;
+    pub(super) const GONE: u8 = 6;
+    pub(super) const STARTED: u8 = 7;
+    pub(super) const STORED: u8 = 8;
+    pub(super) const REMOVED: u8 = 9;
+    pub(super) const HELD: u8 = 10;
+    pub(super) const RELEASED: u8 = 11;
+    pub(super) const QUOTA: u8 = 12;
+}
+
+const STORE_CAUSES: [StoreCause; 3] = [StoreCause::Written, StoreCause::Replicas, StoreCause::Snapshot];
+const REMOVE_CAUSES: [RemoveCause; 7] = [
+    RemoveCause::Removed,
+    RemoveCause::Cleared,
+    RemoveCause::Evicted,
+    RemoveCause::Revoked,
+    RemoveCause::Unended,
+    RemoveCause::Replaced,
+    RemoveCause::SegmentLost,
+];
+const UNMOUNT_CAUSES: [UnmountCause; 3] =
+    [UnmountCause::Unmounted, UnmountCause::ClientExpired, UnmountCause::MemoryLost];
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fact::{Fact, GroupId, ObjectState, Place};
+
+    fn id() -> impl Strategy<Value = Uuid> {
+        any::<(u64, u64)>().prop_map(|(first, second)| Uuid { first, second })
+    }
+
+    fn text() -> impl Strategy<Value = Cow<'static, str>> {
+        any::<String>().prop_map(Cow::Owned)
+    }
+
+    fn object() -> impl Strategy<Value = ObjectState<'static>> {
+        let place = (any::<u64>(), id(), any::<u64>());
+        let places = proptest::collection::vec(place, 0..4);
+        let pins = (any::<bool>(), any::<Option<u64>>(), any::<Option<u64>>());
+        (text(), text(), any::<[u64; 2]>(), id(), places, any::<Option<u64>>(), pins).prop_map(
+            |(
+                tenant,
+                key,
+                [size, since_ms],
+                client,
+                places,
+                checksum,
+                (hard_pin, soft_pin_until_ms, group),
+            )| {
+                let place = |(replica, segment, offset)| Place { replica, segment, offset };
+                ObjectState {
+                    tenant,
+                    key,
+                    size,
+                    client,
+                    places: places.into_iter().map(place).collect(),
+                    checksum,
+                    hard_pin,
+                    soft_pin_until_ms,
+                    group: group.map(GroupId),
+                    since_ms,
+                }
+            },
+        )
+    }
+
+    fn fact() -> impl Strategy<Value = Fact<'static>> {
+        let mounted = (id(), [text(), text(), text(), text()], any::<[u64; 3]>(), id()).prop_map(
+            |(id, [name, te_endpoint, protocol, host_id], [base, size, at_ms], client)| {
+                let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
+                Fact::SegmentMounted { segment, client, at_ms }
+            },
+        );
+        prop_oneof![
+            mounted,
+            (id(), any::<i32>(), any::<Option<u64>>()).prop_map(|(segment, status, until_ms)| {
+                Fact::SegmentStatus { segment, status: SegmentStatus(status), until_ms }
+            }),
+            (id(), 0..UNMOUNT_CAUSES.len())
+                .prop_map(|(segment, at)| Fact::SegmentUnmounted { segment, cause: UNMOUNT_CAUSES[at] }),
+            (id(), any::<u64>()).prop_map(|(client, at_ms)| Fact::ClientSilent { client, at_ms }),
+            (id(), any::<u64>()).prop_map(|(client, at_ms)| Fact::ClientBack { client, at_ms }),
+            id().prop_map(|client| Fact::ClientGone { client }),
+            object().prop_map(Fact::Started),
+            (object(), 0..STORE_CAUSES.len())
+                .prop_map(|(object, at)| Fact::Stored { object, cause: STORE_CAUSES[at] }),
+            (text(), text(), 0..REMOVE_CAUSES.len()).prop_map(|(tenant, key, at)| Fact::Removed {
+                tenant,
+                key,
+                cause: REMOVE_CAUSES[at]
+            }),
+            (id(), any::<[u64; 3]>()).prop_map(|(segment, [offset, size, until_ms])| Fact::Held {
+                segment,
+                offset,
+                size,
+                until_ms
+            }),
+            (id(), any::<u64>()).prop_map(|(segment, offset)| Fact::Released { segment, offset }),
+            (text(), any::<Option<u64>>())
+                .prop_map(|(tenant, requested)| Fact::TenantQuota { tenant, requested }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read_and_every_beginning_is_short(fact in fact(), rest: Vec<u8>) {
+            let mut bytes = Vec::new();
+            encode(&fact, &mut bytes);
+            for length in 0..bytes.len() {
+                prop_assert_eq!(decode(&bytes[..length]), Err(DecodeError::Short));
+            }
+            bytes.extend(&rest);
+            prop_assert_eq!(decode(&bytes), Ok((fact, &rest[..])));
+        }
+
+        #[test]
+        fn anything_is_refused_or_read(mut bytes: Vec<u8>, kind in 0..16_u8) {
+            let _ = decode(&bytes);
+            bytes.splice(0..0, [VERSION, kind]);
+            let _ = decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn other_versions_are_refused() {
+        assert_eq!(decode(&[2, 6]), Err(DecodeError::Version(2)));
+        assert_eq!(decode(&[1, 99]), Err(DecodeError::Value("kind")));
+    }
+}

@@ -1,0 +1,137 @@
+//! From facts to bytes.
+
+use mooncake_wire::types::Uuid;
+
+use super::{REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind};
+use crate::fact::{Fact, ObjectState};
+
+/// Appends a fact.
+pub fn encode(fact: &Fact<'_>, out: &mut Vec<u8>) {
+    let mut writer = Writer(out);
+    match fact {
+        Fact::SegmentMounted { segment, client, at_ms } => {
+            writer.head(kind::MOUNTED);
+            writer.id(segment.id);
+            writer.text(&segment.name);
+            writer.numbers([segment.base, segment.size]);
+            for text in [&segment.te_endpoint, &segment.protocol, &segment.host_id] {
+                writer.text(text);
+            }
+            writer.id(*client);
+            writer.number(*at_ms);
+        }
+        Fact::SegmentStatus { segment, status, until_ms } => {
+            writer.head(kind::STATUS);
+            writer.id(*segment);
+            writer.number(u64::from(status.0.cast_unsigned()));
+            writer.option(*until_ms);
+        }
+        Fact::SegmentUnmounted { segment, cause } => {
+            writer.head(kind::UNMOUNTED);
+            writer.id(*segment);
+            writer.cause(&UNMOUNT_CAUSES, *cause);
+        }
+        Fact::ClientSilent { client, at_ms } => writer.client(kind::SILENT, *client, *at_ms),
+        Fact::ClientBack { client, at_ms } => writer.client(kind::BACK, *client, *at_ms),
+        Fact::ClientGone { client } => {
+            writer.head(kind::GONE);
+            writer.id(*client);
+        }
+        Fact::Started(object) => {
+            writer.head(kind::STARTED);
+            writer.object(object);
+        }
+        Fact::Stored { object, cause } => {
+            writer.head(kind::STORED);
+            writer.cause(&STORE_CAUSES, *cause);
+            writer.object(object);
+        }
+        Fact::Removed { tenant, key, cause } => {
+            writer.head(kind::REMOVED);
+            writer.text(tenant);
+            writer.text(key);
+            writer.cause(&REMOVE_CAUSES, *cause);
+        }
+        Fact::Held { segment, offset, size, until_ms } => {
+            writer.head(kind::HELD);
+            writer.id(*segment);
+            writer.numbers([*offset, *size, *until_ms]);
+        }
+        Fact::Released { segment, offset } => {
+            writer.head(kind::RELEASED);
+            writer.id(*segment);
+            writer.number(*offset);
+        }
+        Fact::TenantQuota { tenant, requested } => {
+            writer.head(kind::QUOTA);
+            writer.text(tenant);
+            writer.option(*requested);
+        }
+    }
+}
+
+struct Writer<'a>(&'a mut Vec<u8>);
+
+impl Writer<'_> {
+    fn head(&mut self, kind: u8) {
+        self.0.extend([VERSION, kind]);
+    }
+
+    fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.0.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.0.push(number as u8);
+    }
+
+    fn numbers<const N: usize>(&mut self, numbers: [u64; N]) {
+        numbers.into_iter().for_each(|number| self.number(number));
+    }
+
+    fn option(&mut self, number: Option<u64>) {
+        self.0.push(u8::from(number.is_some()));
+        if let Some(number) = number {
+            self.number(number);
+        }
+    }
+
+    fn id(&mut self, id: Uuid) {
+        self.0.extend(id.first.to_le_bytes());
+        self.0.extend(id.second.to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.0.extend(text.as_bytes());
+    }
+
+    fn cause<T: PartialEq>(&mut self, all: &[T], cause: T) {
+        let at = all.iter().position(|it| *it == cause).unwrap_or(all.len());
+        self.number(at as u64);
+    }
+
+    fn client(&mut self, kind: u8, client: Uuid, at_ms: u64) {
+        self.head(kind);
+        self.id(client);
+        self.number(at_ms);
+    }
+
+    fn object(&mut self, object: &ObjectState<'_>) {
+        self.text(&object.tenant);
+        self.text(&object.key);
+        self.number(object.size);
+        self.id(object.client);
+        self.number(object.places.len() as u64);
+        for place in object.places.iter() {
+            self.number(place.replica);
+            self.id(place.segment);
+            self.number(place.offset);
+        }
+        self.option(object.checksum);
+        self.0.push(u8::from(object.hard_pin));
+        self.option(object.soft_pin_until_ms);
+        self.option(object.group.map(|group| group.0));
+        self.number(object.since_ms);
+    }
+}

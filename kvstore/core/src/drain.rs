@@ -1,0 +1,343 @@
+//! Drain jobs: every object is moved off some segments, a few at a time.
+
+use std::collections::{BTreeMap, HashMap};
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::{CreateDrainJob, DrainJob, JobStatus};
+use mooncake_wire::types::{SegmentStatus, TaskStatus, Uuid};
+
+use crate::fact::Effects;
+use crate::master::Master;
+use crate::placement::mix;
+use crate::task::{Tasks, move_payload};
+
+/// Objects that are moved at a time, if the job does not say.
+const CONCURRENCY: u32 = 4;
+/// The most objects that a job may move at a time.
+const MAX_CONCURRENCY: u32 = 1024;
+/// How often an object is tried.
+const TRIES: u32 = 3;
+/// Time between looks at the jobs, in milliseconds.
+const DISPATCH_MS: u64 = 500;
+/// Entries that are looked at under one lock.
+const STEP: u32 = 1024;
+/// Jobs that are remembered.
+const MAX_JOBS: usize = 1024;
+
+/// An object that is being moved.
+#[derive(Clone, Debug)]
+struct Move {
+    tenant: String,
+    key: String,
+    size: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Job {
+    segments: Vec<String>,
+    targets: Vec<String>,
+    concurrency: usize,
+    status: JobStatus,
+    created_at_ms: u64,
+    updated_at_ms: u64,
+    dispatched_at_ms: u64,
+    moves: BTreeMap<Uuid, Move>,
+    tries: HashMap<(String, String), u32>,
+    succeeded: u64,
+    failed: u64,
+    blocked: u64,
+    moved_bytes: u64,
+    message: &'static str,
+}
+
+/// All drain jobs.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs(BTreeMap<Uuid, Job>);
+
+impl Job {
+    fn is_over(&self) -> bool {
+        matches!(self.status, JobStatus::SUCCEEDED | JobStatus::FAILED | JobStatus::CANCELED)
+    }
+
+    fn end(&mut self, now_ms: u64, status: JobStatus, message: &'static str) {
+        (self.status, self.updated_at_ms, self.message) = (status, now_ms, message);
+    }
+
+    fn report(&self, id: Uuid) -> DrainJob {
+        DrainJob {
+            success: true,
+            job_id: id,
+            job_type: 0,
+            type_name: "DRAIN".to_owned(),
+            status: self.status,
+            status_name: self.status.name().unwrap_or_default().to_owned(),
+            created_at_ms_epoch: self.created_at_ms.cast_signed(),
+            last_updated_at_ms_epoch: self.updated_at_ms.cast_signed(),
+            segments: self.segments.clone(),
+            succeeded_units: self.succeeded,
+            failed_units: self.failed,
+            blocked_units: self.blocked,
+            active_units: self.moves.len() as u64,
+            migrated_bytes: self.moved_bytes,
+            message: self.message.to_owned(),
+            error_code: ErrorCode::OK,
+            error_message: String::new(),
+        }
+    }
+
+    /// Takes over what became of the objects that were being moved.
+    fn collect(&mut self, now_ms: u64, tasks: &BTreeMap<Uuid, Option<TaskStatus>>) {
+        for (id, status) in tasks {
+            if matches!(status, Some(TaskStatus::PENDING | TaskStatus::PROCESSING)) {
+                continue;
+            }
+            let Some(done) = self.moves.remove(id) else { continue };
+            self.updated_at_ms = now_ms;
+            if *status == Some(TaskStatus::SUCCESS) {
+                self.succeeded += 1;
+                self.moved_bytes = self.moved_bytes.saturating_add(done.size);
+                self.tries.remove(&(done.tenant, done.key));
+            } else {
+                let tries = self.tries.entry((done.tenant, done.key)).or_default();
+                *tries += 1;
+                self.failed += u64::from(*tries == TRIES);
+            }
+        }
+    }
+}
+
+/// What a look at the table found for a job.
+#[derive(Default)]
+struct Found {
+    moves: Vec<(Move, String, String, Uuid)>,
+    blocked: u64,
+    given_up: u64,
+    remaining: u64,
+}
+
+impl Master {
+    /// Begins to empty segments. They take nothing new from now on.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` without segments, `SEGMENT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` for too many jobs.
+    pub fn create_drain_job(
+        &self,
+        now_ms: u64,
+        request: &CreateDrainJob,
+        fx: &mut dyn Effects,
+    ) -> Result<Uuid, ErrorCode> {
+        let overlaps = request.target_segments.iter().any(|it| request.segments.contains(it));
+        if request.segments.is_empty() || overlaps {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        let segments = self.segments.load();
+        let mut names = request.segments.iter().chain(&request.target_segments);
+        if names.any(|name| segments.named(name).is_empty()) {
+            return Err(ErrorCode::SEGMENT_NOT_FOUND);
+        }
+        let mut tasks = self.tasks.lock();
+        let Tasks { jobs: Jobs(jobs), .. } = &mut *tasks;
+        if jobs.len() >= MAX_JOBS {
+            jobs.retain(|_, job| !job.is_over());
+        }
+        if jobs.len() >= MAX_JOBS {
+            return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+        }
+        let id = tasks.new_id();
+        let concurrency = request.max_concurrency.unwrap_or(CONCURRENCY).clamp(1, MAX_CONCURRENCY);
+        let job = Job {
+            segments: request.segments.clone(),
+            targets: request.target_segments.clone(),
+            concurrency: concurrency as usize,
+            status: JobStatus::CREATED,
+            created_at_ms: now_ms,
+            updated_at_ms: now_ms,
+            dispatched_at_ms: 0,
+            moves: BTreeMap::new(),
+            tries: HashMap::new(),
+            succeeded: 0,
+            failed: 0,
+            blocked: 0,
+            moved_bytes: 0,
+            message: "Drain job created",
+        };
+        tasks.jobs.0.insert(id, job);
+        drop(tasks);
+        self.mark(&request.segments, SegmentStatus::DRAINING, fx);
+        Ok(id)
+    }
+
+    fn mark(&self, names: &[String], status: SegmentStatus, fx: &mut dyn Effects) {
+        let segments = self.segments.load();
+        for at in names.iter().flat_map(|name| segments.named(name)) {
+            if let Some(mounted) = segments.get(*at) {
+                self.set_status(mounted, status, None, fx);
+            }
+        }
+    }
+
+    /// How far a job is.
+    ///
+    /// # Errors
+    /// `JOB_NOT_FOUND`.
+    pub fn drain_job(&self, id: Uuid) -> Result<DrainJob, ErrorCode> {
+        self.tasks.lock().jobs.0.get(&id).map(|job| job.report(id)).ok_or(ErrorCode::JOB_NOT_FOUND)
+    }
+
+    /// Ends a job; its segments take new objects again. What is being moved may still arrive.
+    ///
+    /// # Errors
+    /// `JOB_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` if it is over.
+    pub fn cancel_drain_job(&self, now_ms: u64, id: Uuid, fx: &mut dyn Effects) -> Result<(), ErrorCode> {
+        let mut tasks = self.tasks.lock();
+        let job = tasks.jobs.0.get_mut(&id).ok_or(ErrorCode::JOB_NOT_FOUND)?;
+        if job.is_over() {
+            return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+        }
+        job.end(now_ms, JobStatus::CANCELED, "Drain job canceled");
+        let moves: Vec<Uuid> = std::mem::take(&mut job.moves).into_keys().collect();
+        let segments = job.segments.clone();
+        for task in moves {
+            tasks.cancel(now_ms, task, "its drain job was canceled", self.settings.max_tasks);
+        }
+        drop(tasks);
+        self.mark(&segments, SegmentStatus::OK, fx);
+        Ok(())
+    }
+
+    /// Looks after all jobs.
+    pub(crate) fn drain(&self, now_ms: u64, fx: &mut dyn Effects) {
+        let due: Vec<(Uuid, Job)> = {
+            let mut tasks = self.tasks.lock();
+            let statuses = tasks.move_statuses();
+            let jobs = tasks.jobs.0.iter_mut();
+            let due = jobs.filter(|(_, job)| {
+                !job.is_over() && job.dispatched_at_ms.saturating_add(DISPATCH_MS) <= now_ms
+            });
+            due.map(|(id, job)| {
+                job.collect(now_ms, &statuses);
+                job.dispatched_at_ms = now_ms;
+                (*id, job.clone())
+            })
+            .collect()
+        };
+        for (id, job) in due {
+            let found = self.look_for_moves(&job);
+            self.dispatch(now_ms, id, found, fx);
+        }
+    }
+
+    fn dispatch(&self, now_ms: u64, id: Uuid, found: Found, fx: &mut dyn Effects) {
+        let mut tasks = self.tasks.lock();
+        let mut started = BTreeMap::new();
+        for (object, source, target, client) in found.moves {
+            let task = move_payload(&object.tenant, &object.key, &source, &target)
+                .and_then(|payload| tasks.add(now_ms, payload, client, self.settings.max_tasks));
+            if let Ok(task) = task {
+                started.insert(task, object);
+            }
+        }
+        let Some(job) = tasks.jobs.0.get_mut(&id).filter(|job| !job.is_over()) else { return };
+        job.moves.extend(started);
+        job.blocked = found.blocked;
+        if found.remaining > 0 || !job.moves.is_empty() {
+            (job.status, job.message) = (JobStatus::RUNNING, "Drain job running");
+            return;
+        }
+        let status = if found.given_up > 0 {
+            job.end(now_ms, JobStatus::FAILED, "Some objects could not be moved");
+            SegmentStatus::DRAINING
+        } else {
+            job.end(now_ms, JobStatus::SUCCEEDED, "Drain job succeeded");
+            SegmentStatus::DRAINED
+        };
+        let segments = job.segments.clone();
+        drop(tasks);
+        self.mark(&segments, status, fx);
+    }
+
+    fn look_for_moves(&self, job: &Job) -> Found {
+        let mut found = Found::default();
+        let mut room = job.concurrency.saturating_sub(job.moves.len());
+        for shard in 0..self.shards.len() {
+            let mut from = Some(0);
+            while let Some(start) = from {
+                let shard = self.lock(shard);
+                let (places, next) = shard.occupied(start, STEP);
+                for at in places {
+                    self.look_at(&shard, at, job, &mut room, &mut found);
+                }
+                from = next;
+            }
+        }
+        found
+    }
+
+    fn look_at(
+        &self,
+        shard: &crate::locked::Locked<'_>,
+        at: u32,
+        job: &Job,
+        room: &mut usize,
+        found: &mut Found,
+    ) {
+        let entry = &shard.entries[at];
+        let name_of = |segment: u16| shard.segments.get(segment).map(|it| &*it.info.name);
+        let drains = |name: &str| job.segments.iter().any(|it| it == name);
+        let Some(source) = entry.replicas().find(|it| name_of(it.segment).is_some_and(drains)) else {
+            return;
+        };
+        if job.moves.values().any(|it| *it.key == *entry.key) {
+            return;
+        }
+        let tenant = self.tenants.get(entry.tenant).map(|it| it.name.to_string()).unwrap_or_default();
+        let key = entry.key.to_string();
+        if job.tries.get(&(tenant.clone(), key.clone())).is_some_and(|tries| *tries >= TRIES) {
+            found.given_up += 1;
+            return;
+        }
+        found.remaining += 1;
+        let holders: Vec<&str> = entry.replicas().filter_map(|it| name_of(it.segment)).collect();
+        let is_free = entry.is_complete() && entry.transfer().is_none() && shard.can_be_read(source);
+        let target = self.drain_target(shard, job, &holders, mix(u64::from(at)));
+        let (true, Some(target), Some(mounted)) = (is_free, target, shard.segments.get(source.segment))
+        else {
+            found.blocked += 1;
+            return;
+        };
+        if *room > 0 {
+            *room -= 1;
+            let object = Move { tenant, key, size: entry.size };
+            found.moves.push((object, mounted.info.name.to_string(), target, mounted.client));
+        }
+    }
+
+    /// The emptiest segment that may take a replica and has none.
+    fn drain_target(
+        &self,
+        shard: &crate::locked::Locked<'_>,
+        job: &Job,
+        holders: &[&str],
+        entropy: u64,
+    ) -> Option<String> {
+        let may = |name: &str| job.targets.is_empty() || job.targets.iter().any(|it| it == name);
+        let fitting = shard
+            .segments
+            .iter()
+            .filter(|(_, it)| it.is_writable() && may(&it.info.name) && !holders.contains(&&*it.info.name));
+        // Among equals not always the same one.
+        let rank = |at: u16, free: f64| (free, mix(entropy ^ u64::from(at)));
+        fitting
+            .map(|(at, it)| (rank(at, it.free_ratio()), it))
+            .max_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
+            .map(|(_, it)| it.info.name.to_string())
+    }
+}
+
+impl Tasks {
+    /// How far the moves of all jobs are.
+    fn move_statuses(&self) -> BTreeMap<Uuid, Option<TaskStatus>> {
+        let moves = self.jobs.0.values().flat_map(|job| job.moves.keys());
+        moves.map(|id| (*id, self.status(*id))).collect()
+    }
+}

@@ -1,0 +1,120 @@
+//! Objects that are read often get more replicas.
+
+use std::collections::HashMap;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::ReplicaList;
+
+use crate::count::Counters;
+use crate::locked::Spot;
+use crate::master::Master;
+use crate::settings::DynamicReplication;
+use crate::task::copy_payload;
+use crate::transfer::DynamicPlan;
+
+/// Over how long reads are counted, in milliseconds.
+const WINDOW_MS: u64 = 10_000;
+/// Reads per window from which on an object is hot: 0.8 per second.
+const HOT_READS: u32 = 8;
+/// Replicas that a hot object gets.
+const MAX_REPLICAS: usize = 2;
+/// For how long a plan is good, in milliseconds.
+const LEASE_MS: u64 = 30_000;
+/// How long an object is left alone after a plan, in milliseconds.
+const COOLDOWN_MS: u64 = 30_000;
+/// The share of a target that must be free.
+const MIN_FREE: f64 = 0.15;
+/// Objects whose reads are counted at a time.
+const MAX_COUNTED: usize = 16_384;
+
+#[derive(Clone, Copy, Debug)]
+struct Reads {
+    since_ms: u64,
+    count: u32,
+    planned_at_ms: Option<u64>,
+}
+
+/// What is read often, and what was planned because of it.
+#[derive(Debug, Default)]
+pub(crate) struct Heat {
+    reads: HashMap<u64, Reads>,
+    plans: HashMap<DynamicPlan, u64>,
+    epoch: u64,
+}
+
+impl Heat {
+    /// Counts a read. True if the object has become hot and nothing was planned for it lately.
+    fn count(&mut self, now_ms: u64, hash: u64) -> bool {
+        if self.reads.len() >= MAX_COUNTED && !self.reads.contains_key(&hash) {
+            let is_recent = |it: &Reads| it.since_ms.saturating_add(WINDOW_MS + COOLDOWN_MS) > now_ms;
+            self.reads.retain(|_, it| is_recent(it));
+            if self.reads.len() >= MAX_COUNTED {
+                return false;
+            }
+        }
+        let reads =
+            self.reads.entry(hash).or_insert(Reads { since_ms: now_ms, count: 0, planned_at_ms: None });
+        if reads.since_ms.saturating_add(WINDOW_MS) <= now_ms {
+            (reads.since_ms, reads.count) = (now_ms, 0);
+        }
+        reads.count += 1;
+        let rests = reads.planned_at_ms.is_some_and(|at| at.saturating_add(COOLDOWN_MS) > now_ms);
+        if reads.count < HOT_READS || rests {
+            return false;
+        }
+        reads.planned_at_ms = Some(now_ms);
+        true
+    }
+}
+
+impl Master {
+    pub(crate) fn counts_reads(&self) -> bool {
+        self.settings.dynamic_replication != DynamicReplication::Off
+    }
+
+    /// Counts a read, and plans a copy if the object has become hot.
+    pub(crate) fn note_read<S>(
+        &self,
+        now_ms: u64,
+        spot: Spot,
+        tenant: &str,
+        key: &str,
+        list: &ReplicaList<S>,
+    ) {
+        if !self.counts_reads() || list.replicas.len() >= MAX_REPLICAS {
+            return;
+        }
+        if !self.tasks.lock().heat.count(now_ms, self.hash(spot.tenant, key)) {
+            return;
+        }
+        Counters::add(&self.counters.hot_keys, 1);
+        if self.settings.dynamic_replication == DynamicReplication::Enforce {
+            // Without room or with too many tasks nothing is copied: it was a wish.
+            let _ = self.plan_copy(now_ms, tenant, key);
+        }
+    }
+
+    fn plan_copy(&self, now_ms: u64, tenant: &str, key: &str) -> Result<(), ErrorCode> {
+        let source = self.source_of(tenant, key, None)?;
+        let segments = self.segments.load();
+        let others = segments.iter().filter(|(_, it)| {
+            it.is_writable() && it.free_ratio() > MIN_FREE && *it.info.name != *source.name
+        });
+        let emptiest = others.max_by(|(_, a), (_, b)| a.free_ratio().total_cmp(&b.free_ratio()));
+        let (_, target) = emptiest.ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
+        let mut tasks = self.tasks.lock();
+        tasks.heat.epoch += 1;
+        let plan = (tasks.new_id(), tasks.heat.epoch);
+        tasks.heat.plans.retain(|_, until| *until > now_ms);
+        tasks.heat.plans.insert(plan, now_ms.saturating_add(LEASE_MS));
+        let payload = copy_payload(tenant, key, &source.name, &[&target.info.name], Some(plan))?;
+        tasks.add(now_ms, payload, source.client, self.settings.max_tasks)?;
+        Ok(())
+    }
+
+    /// Whether a plan is this master's and still good.
+    pub(crate) fn check_plan(&self, now_ms: u64, plan: DynamicPlan) -> Result<(), ErrorCode> {
+        let is_good = self.tasks.lock().heat.plans.get(&plan).is_some_and(|until| *until > now_ms);
+        if is_good { Ok(()) } else { Err(ErrorCode::INVALID_PARAMS) }
+    }
+}

@@ -1,0 +1,290 @@
+//! Making room: what was read longest ago goes first, groups as a whole, and soft-pinned objects last.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::allocator::rounded;
+use crate::count::Counters;
+use crate::fact::{Effects, RemoveCause};
+use crate::group::Member;
+use crate::locked::Locked;
+use crate::master::Master;
+use crate::object::Queue;
+use crate::slab::NIL;
+
+/// Entries of a shard that are looked at when a tenant needs room.
+const TENANT_SEARCH: usize = 4096;
+
+/// What was evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Evicted {
+    pub(crate) keys: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Which objects may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Unpinned,
+    SoftPinned,
+}
+
+/// What is to be done with the first of a list.
+enum Verdict {
+    /// It goes alone.
+    Goes,
+    /// It goes if these others may go too.
+    GoesWith(u32, Vec<Member>),
+    /// It stays, and must not be looked at before this time.
+    StaysUntil(u64),
+    /// It stays as long as something is pinned softly.
+    IsPinned,
+    /// There is nothing to evict here.
+    Nothing,
+}
+
+impl Master {
+    /// Evicts until so many bytes may have become free somewhere. False if nothing could be evicted, or if no segment
+    /// is large enough anyway.
+    pub(crate) fn make_room(&self, now_ms: u64, size: u64, fx: &mut dyn Effects) -> bool {
+        let Some(size) = rounded(size) else { return false };
+        if !self.segments.load().iter().any(|(_, it)| it.is_writable() && it.info.size >= size) {
+            return false;
+        }
+        let evicted = self.evict(now_ms, |so_far| so_far.bytes < size, fx);
+        evicted.keys > 0
+    }
+
+    /// Evicts while `wanted`, first what is not pinned.
+    fn evict(&self, now_ms: u64, wanted: impl Fn(Evicted) -> bool, fx: &mut dyn Effects) -> Evicted {
+        let mut sum = Evicted::default();
+        let passes = [Pass::Unpinned, Pass::SoftPinned];
+        let passes = if self.settings.evict_soft_pinned { &passes[..] } else { &passes[..1] };
+        for pass in passes {
+            while wanted(sum) {
+                let Some(more) = self.evict_oldest(now_ms, *pass, fx) else { break };
+                sum = Evicted { keys: sum.keys + more.keys, bytes: sum.bytes + more.bytes };
+            }
+        }
+        Counters::add(&self.counters.evicted_keys, sum.keys);
+        Counters::add(&self.counters.evicted_bytes, sum.bytes);
+        Counters::add(&self.counters.eviction_rounds, u64::from(sum.keys > 0));
+        sum
+    }
+
+    /// Evicts when the pool is nearly full: a share of all objects that grows with what is in use, of soft-pinned ones
+    /// only what is needed.
+    pub(crate) fn evict_above_watermark(&self, now_ms: u64, fx: &mut dyn Effects) -> Evicted {
+        let settings = &self.settings;
+        let (used, capacity) = self.segments.load().fill();
+        let over = used as f64 / capacity.max(1) as f64 - settings.high_watermark;
+        if over <= 0.0 {
+            return Evicted::default();
+        }
+        let share = settings.eviction_ratio.max(over + settings.eviction_ratio).min(1.0);
+        let objects = self.key_count() as f64;
+        let (target, least) = ((share * objects).ceil(), ((share / 2.0).max(over) * objects).ceil());
+        let mut sum = self.evict_pass(now_ms, Pass::Unpinned, target as u64, fx);
+        if settings.evict_soft_pinned && sum.keys < least as u64 {
+            let more = self.evict_pass(now_ms, Pass::SoftPinned, least as u64 - sum.keys, fx);
+            sum = Evicted { keys: sum.keys + more.keys, bytes: sum.bytes + more.bytes };
+        }
+        Counters::add(&self.counters.evicted_keys, sum.keys);
+        Counters::add(&self.counters.evicted_bytes, sum.bytes);
+        Counters::add(&self.counters.eviction_rounds, u64::from(sum.keys > 0));
+        sum
+    }
+
+    fn evict_pass(&self, now_ms: u64, pass: Pass, keys: u64, fx: &mut dyn Effects) -> Evicted {
+        let mut sum = Evicted::default();
+        while sum.keys < keys {
+            let Some(more) = self.evict_oldest(now_ms, pass, fx) else { break };
+            sum = Evicted { keys: sum.keys + more.keys, bytes: sum.bytes + more.bytes };
+        }
+        sum
+    }
+
+    /// Evicts what was read longest ago, with its group. Nothing if nothing may go.
+    fn evict_oldest(&self, now_ms: u64, pass: Pass, fx: &mut dyn Effects) -> Option<Evicted> {
+        loop {
+            let stamps = if pass == Pass::Unpinned { &self.oldest } else { &self.oldest_soft };
+            let (shard, stamp) = oldest(stamps)?;
+            if stamp > now_ms {
+                return None;
+            }
+            let mut shard = self.lock(shard);
+            let Some((at, verdict)) = shard.judge_first(pass, now_ms) else { continue };
+            match verdict {
+                Verdict::Nothing => {}
+                Verdict::Goes => {
+                    let bytes = shard.drop_object(at, RemoveCause::Evicted, fx);
+                    return Some(Evicted { keys: 1, bytes });
+                }
+                Verdict::StaysUntil(until_ms) => shard.postpone(at, until_ms),
+                Verdict::IsPinned => shard.enqueue(at, Queue::Soft),
+                Verdict::GoesWith(group, members) => {
+                    let first = Member { shard: shard.at as u32, place: at };
+                    drop(shard);
+                    let evicted = self.evict_group(first, group, &members, (now_ms, pass), fx);
+                    if evicted.keys > 0 {
+                        return Some(evicted);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Evicts a group if all of its members may go. If not, its first member is put where it will be looked at again
+    /// when that may have changed.
+    fn evict_group(
+        &self,
+        first: Member,
+        group: u32,
+        members: &[Member],
+        (now_ms, pass): (u64, Pass),
+        fx: &mut dyn Effects,
+    ) -> Evicted {
+        let verdicts = members.iter().map(|it| self.lock(it.shard as usize).judge(*it, group, pass, now_ms));
+        let mut stays = None;
+        for verdict in verdicts {
+            match verdict {
+                Verdict::StaysUntil(until) => stays = Some(stays.map_or(until, |it: u64| it.max(until))),
+                Verdict::IsPinned => stays = stays.or(Some(0)),
+                _ => {}
+            }
+        }
+        if let Some(until_ms) = stays {
+            let mut shard = self.lock(first.shard as usize);
+            if shard.is_member(first, group) && !shard.entries[first.place].is_leased(now_ms) {
+                match until_ms {
+                    0 => shard.enqueue(first.place, Queue::Soft),
+                    _ => shard.postpone(first.place, until_ms),
+                }
+            }
+            return Evicted::default();
+        }
+        let mut sum = Evicted::default();
+        for member in members {
+            let mut shard = self.lock(member.shard as usize);
+            // Somebody may have read it in between.
+            if matches!(shard.judge(*member, group, pass, now_ms), Verdict::Goes) {
+                sum.bytes += shard.drop_object(member.place, RemoveCause::Evicted, fx);
+                sum.keys += 1;
+            }
+        }
+        sum
+    }
+
+    /// Evicts a tenant's own objects, so that it gets below its quota. False if none could go.
+    pub(crate) fn make_room_for_tenant(
+        &self,
+        now_ms: u64,
+        tenant: u16,
+        bytes: u64,
+        fx: &mut dyn Effects,
+    ) -> bool {
+        let mut sum = Evicted::default();
+        for shard in 0..self.shards.len() {
+            let mut shard = self.lock(shard);
+            for queue in [Queue::Unread, Queue::Leased, Queue::Soft] {
+                if queue == Queue::Soft && !self.settings.evict_soft_pinned {
+                    continue;
+                }
+                let mut next = shard.head(queue);
+                for _ in 0..TENANT_SEARCH {
+                    let Some(at) = next else { break };
+                    next = shard.after(at);
+                    let entry = &shard.entries[at];
+                    if entry.tenant != tenant || entry.is_leased(now_ms) || entry.group != NIL {
+                        continue;
+                    }
+                    sum.bytes += shard.drop_object(at, RemoveCause::Evicted, fx);
+                    sum.keys += 1;
+                    if sum.bytes >= bytes {
+                        break;
+                    }
+                }
+            }
+            if sum.bytes >= bytes {
+                break;
+            }
+        }
+        Counters::add(&self.counters.evicted_keys, sum.keys);
+        Counters::add(&self.counters.evicted_bytes, sum.bytes);
+        sum.keys > 0
+    }
+
+    /// Takes soft pins off whose time is over, in one shard.
+    pub(crate) fn unpin(&self, now_ms: u64, shard: usize) {
+        let mut shard = self.lock(shard);
+        let mut next = shard.head(Queue::Soft);
+        while let Some(at) = next {
+            next = shard.after(at);
+            let queue = shard.entries[at].fitting_queue(now_ms);
+            if queue != Queue::Soft {
+                shard.enqueue(at, queue);
+            }
+        }
+    }
+}
+
+fn oldest(stamps: &[AtomicU64]) -> Option<(usize, u64)> {
+    stamps.iter().map(|stamp| stamp.load(Relaxed)).enumerate().min_by_key(|(_, stamp)| *stamp)
+}
+
+impl Locked<'_> {
+    /// The entry of this shard that is first to go, and what is to be done with it.
+    fn judge_first(&self, pass: Pass, now_ms: u64) -> Option<(u32, Verdict)> {
+        let queues =
+            if pass == Pass::Unpinned { &[Queue::Unread, Queue::Leased][..] } else { &[Queue::Soft] };
+        let heads = queues.iter().filter_map(|queue| self.head(*queue));
+        let at = heads.min_by_key(|at| self.entries[*at].stamp)?;
+        let entry = &self.entries[at];
+        if entry.stamp > now_ms {
+            return Some((at, Verdict::Nothing));
+        }
+        if entry.group != NIL {
+            let members = self.master.groups.members(entry.group);
+            if members.len() > 1 {
+                return Some((at, Verdict::GoesWith(entry.group, members)));
+            }
+        }
+        Some((at, self.judge_alone(at, pass, now_ms)))
+    }
+
+    fn judge_alone(&self, at: u32, pass: Pass, now_ms: u64) -> Verdict {
+        let entry = &self.entries[at];
+        let later = now_ms.saturating_add(self.master.settings.lease_ttl_ms.max(1));
+        match entry.queue() {
+            Queue::Vacant => Verdict::Nothing,
+            Queue::Apart | Queue::Writing => Verdict::StaysUntil(later),
+            _ if entry.is_leased(now_ms) => Verdict::StaysUntil(entry.stamp),
+            // Its client may come back; until then its space helps nobody.
+            _ if !entry.replicas().any(|it| self.can_be_read(it)) => Verdict::StaysUntil(later),
+            Queue::Soft if pass == Pass::Unpinned && entry.fitting_queue(now_ms) == Queue::Soft => {
+                Verdict::IsPinned
+            }
+            _ => Verdict::Goes,
+        }
+    }
+
+    fn judge(&self, member: Member, group: u32, pass: Pass, now_ms: u64) -> Verdict {
+        if self.is_member(member, group) {
+            self.judge_alone(member.place, pass, now_ms)
+        } else {
+            Verdict::Nothing
+        }
+    }
+
+    pub(crate) fn is_member(&self, member: Member, group: u32) -> bool {
+        member.place < self.entries.bound() && {
+            let entry = &self.entries[member.place];
+            entry.queue() != Queue::Vacant && entry.group == group
+        }
+    }
+
+    fn postpone(&mut self, at: u32, until_ms: u64) {
+        self.entries[at].stamp = until_ms;
+        let queue = if self.entries[at].queue() == Queue::Soft { Queue::Soft } else { Queue::Leased };
+        self.enqueue(at, queue);
+    }
+}

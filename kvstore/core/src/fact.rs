@@ -1,0 +1,245 @@
+//! What a master tells about every change of its state.
+//!
+//! Facts come in the order in which they became true, per key and per range of space. Each carries all that is needed
+//! to make it true in another master ([`crate::Master::apply`]), and may be applied again. Leases are not facts: they
+//! end within seconds.
+
+use std::borrow::Cow;
+
+use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+
+/// Where facts go. It is called while a part of the table is locked, so it must be quick and must not call the master.
+pub trait Effects {
+    /// Something has become true.
+    fn fact(&mut self, fact: Fact<'_>);
+}
+
+/// Nobody wants to know.
+impl Effects for () {
+    fn fact(&mut self, _: Fact<'_>) {}
+}
+
+impl Effects for Vec<Fact<'static>> {
+    fn fact(&mut self, fact: Fact<'_>) {
+        self.push(fact.into_owned());
+    }
+}
+
+/// Stands for a group's name: its hash, together with the tenant's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u64);
+
+/// Where one replica's bytes are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The replica, unique within a master.
+    pub replica: u64,
+    /// The segment.
+    pub segment: Uuid,
+    /// Where in the segment they begin.
+    pub offset: u64,
+}
+
+/// An object as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectState<'a> {
+    /// Whose it is.
+    pub tenant: Cow<'a, str>,
+    /// Its key.
+    pub key: Cow<'a, str>,
+    /// Bytes.
+    pub size: u64,
+    /// Who wrote it.
+    pub client: Uuid,
+    /// Where it is: every replica that can be read, or is being written if none can.
+    pub places: Cow<'a, [Place]>,
+    /// The writer's checksum.
+    pub checksum: Option<u64>,
+    /// Whether it is never evicted.
+    pub hard_pin: bool,
+    /// Until when others are evicted first.
+    pub soft_pin_until_ms: Option<u64>,
+    /// With which others it is leased and evicted.
+    pub group: Option<GroupId>,
+    /// When it began to be written, or could first be read.
+    pub since_ms: u64,
+}
+
+/// Why an object can be read now, or what changed about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreCause {
+    /// It has been written.
+    Written,
+    /// It has other replicas than before.
+    Replicas,
+    /// It is told again, in a snapshot.
+    Snapshot,
+}
+
+/// Why an object is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoveCause {
+    /// Somebody removed it by its key.
+    Removed,
+    /// Somebody removed it with others: by an expression, or all.
+    Cleared,
+    /// Others needed its space.
+    Evicted,
+    /// Its writer gave it up before it could be read.
+    Revoked,
+    /// Its writer did not end in time.
+    Unended,
+    /// It is being written anew.
+    Replaced,
+    /// The last segment that held it is gone.
+    SegmentLost,
+}
+
+/// Why a segment is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnmountCause {
+    /// Its client took it back.
+    Unmounted,
+    /// Its client was silent for too long.
+    ClientExpired,
+    /// Its client mounted other memory in its place.
+    MemoryLost,
+}
+
+/// Something that has become true.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact<'a> {
+    /// A client lends memory. Mounting a known segment again hands it to this client.
+    SegmentMounted {
+        /// The segment.
+        segment: Segment<Cow<'a, str>>,
+        /// Whose.
+        client: Uuid,
+        /// When.
+        at_ms: u64,
+    },
+    /// A segment is treated differently.
+    SegmentStatus {
+        /// The segment.
+        segment: Uuid,
+        /// How.
+        status: SegmentStatus,
+        /// When it will be unmounted, if that is settled.
+        until_ms: Option<u64>,
+    },
+    /// A segment is gone. What became of its objects follows.
+    SegmentUnmounted {
+        /// The segment.
+        segment: Uuid,
+        /// Why.
+        cause: UnmountCause,
+    },
+    /// A client does not answer: its replicas are not handed out.
+    ClientSilent {
+        /// The client.
+        client: Uuid,
+        /// Since when.
+        at_ms: u64,
+    },
+    /// A client is heard of for the first time, or again: its replicas are handed out.
+    ClientBack {
+        /// The client.
+        client: Uuid,
+        /// When.
+        at_ms: u64,
+    },
+    /// A client is forgotten.
+    ClientGone {
+        /// The client.
+        client: Uuid,
+    },
+    /// An object is being written, so its space is taken. Only for those that rebuild a master.
+    Started(ObjectState<'a>),
+    /// An object can be read.
+    Stored {
+        /// The object as it is now.
+        object: ObjectState<'a>,
+        /// What changed.
+        cause: StoreCause,
+    },
+    /// An object is gone.
+    Removed {
+        /// Whose it was.
+        tenant: Cow<'a, str>,
+        /// Its key.
+        key: Cow<'a, str>,
+        /// Why.
+        cause: RemoveCause,
+    },
+    /// Space belongs to no object, but somebody may still write to it. Only for those that rebuild a master.
+    Held {
+        /// The segment.
+        segment: Uuid,
+        /// Where it begins.
+        offset: u64,
+        /// Bytes.
+        size: u64,
+        /// When it will be free.
+        until_ms: u64,
+    },
+    /// Held space is free, or belongs to the object that is told next.
+    Released {
+        /// The segment.
+        segment: Uuid,
+        /// Where it begins.
+        offset: u64,
+    },
+    /// A tenant may use that many bytes, or has no quota any more.
+    TenantQuota {
+        /// The tenant.
+        tenant: Cow<'a, str>,
+        /// Bytes.
+        requested: Option<u64>,
+    },
+}
+
+fn owned(text: Cow<'_, str>) -> Cow<'static, str> {
+    Cow::Owned(text.into_owned())
+}
+
+impl ObjectState<'_> {
+    /// The same, free of what it was told with.
+    pub fn into_owned(self) -> ObjectState<'static> {
+        ObjectState {
+            tenant: owned(self.tenant),
+            key: owned(self.key),
+            places: Cow::Owned(self.places.into_owned()),
+            ..self
+        }
+    }
+}
+
+impl Fact<'_> {
+    /// The same, free of what it was told with.
+    pub fn into_owned(self) -> Fact<'static> {
+        match self {
+            Self::SegmentMounted { segment, client, at_ms } => {
+                let Segment { id, name, base, size, te_endpoint, protocol, host_id } = segment;
+                let [name, te_endpoint, protocol, host_id] =
+                    [name, te_endpoint, protocol, host_id].map(owned);
+                let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
+                Fact::SegmentMounted { segment, client, at_ms }
+            }
+            Self::SegmentStatus { segment, status, until_ms } => {
+                Fact::SegmentStatus { segment, status, until_ms }
+            }
+            Self::SegmentUnmounted { segment, cause } => Fact::SegmentUnmounted { segment, cause },
+            Self::ClientSilent { client, at_ms } => Fact::ClientSilent { client, at_ms },
+            Self::ClientBack { client, at_ms } => Fact::ClientBack { client, at_ms },
+            Self::ClientGone { client } => Fact::ClientGone { client },
+            Self::Started(object) => Fact::Started(object.into_owned()),
+            Self::Stored { object, cause } => Fact::Stored { object: object.into_owned(), cause },
+            Self::Removed { tenant, key, cause } => {
+                Fact::Removed { tenant: owned(tenant), key: owned(key), cause }
+            }
+            Self::Held { segment, offset, size, until_ms } => Fact::Held { segment, offset, size, until_ms },
+            Self::Released { segment, offset } => Fact::Released { segment, offset },
+            Self::TenantQuota { tenant, requested } => Fact::TenantQuota { tenant: owned(tenant), requested },
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Groups of objects that are leased and evicted together.
+//!
+//! A group only knows its members. Its lease is the longest of theirs, looked up when one of them is to go: reading an
+//! object of a group costs nothing more. Lock order: a shard may be locked when a group is, never the other way round.
+
+use std::collections::BTreeSet;
+
+use parking_lot::Mutex;
+
+use crate::fact::GroupId;
+use crate::slab::{NIL, Slab};
+use crate::table::Table;
+
+const SHARD_BITS: u32 = 6;
+
+/// A member: its shard and its place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Member {
+    pub(crate) shard: u32,
+    pub(crate) place: u32,
+}
+
+const NOBODY: Member = Member { shard: NIL, place: NIL };
+
+#[derive(Debug)]
+struct Group {
+    id: u64,
+    pair: [Member; 2],
+    more: Option<Box<BTreeSet<Member>>>,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        Self { id: 0, pair: [NOBODY; 2], more: None }
+    }
+}
+
+#[derive(Debug, Default)]
+struct GroupShard {
+    groups: Slab<Group>,
+    table: Table,
+}
+
+/// All groups.
+#[derive(Debug)]
+pub(crate) struct Groups(Box<[Mutex<GroupShard>]>);
+
+impl Groups {
+    pub(crate) fn new() -> Self {
+        Self((0..1 << SHARD_BITS).map(|_| Mutex::default()).collect())
+    }
+
+    fn shard(&self, group: u32) -> &Mutex<GroupShard> {
+        &self.0[group as usize & ((1 << SHARD_BITS) - 1)]
+    }
+
+    /// Adds a member; returns where the group is.
+    pub(crate) fn join(&self, id: GroupId, member: Member) -> u32 {
+        let (low, tag) = (id.0 as u32, (id.0 >> 32) as u32);
+        let mut shard = self.shard(low).lock();
+        let GroupShard { groups, table } = &mut *shard;
+        let at = table.find(tag, |at| groups[at].id == id.0).unwrap_or_else(|| {
+            let at = groups.insert(Group { id: id.0, ..Group::default() });
+            table.insert(tag, at);
+            at
+        });
+        let group = &mut groups[at];
+        match group.pair.iter_mut().find(|it| **it == NOBODY) {
+            Some(free) => *free = member,
+            None => _ = group.more.get_or_insert_default().insert(member),
+        }
+        at << SHARD_BITS | low & ((1 << SHARD_BITS) - 1)
+    }
+
+    /// Takes a member out, and the group away with its last one.
+    pub(crate) fn leave(&self, group: u32, member: Member) {
+        let mut shard = self.shard(group).lock();
+        let at = group >> SHARD_BITS;
+        let it = &mut shard.groups[at];
+        if let Some(place) = it.pair.iter_mut().find(|it| **it == member) {
+            *place = NOBODY;
+        } else if let Some(more) = &mut it.more {
+            more.remove(&member);
+            if more.is_empty() {
+                it.more = None;
+            }
+        }
+        if it.pair == [NOBODY; 2] && it.more.is_none() {
+            let tag = (it.id >> 32) as u32;
+            shard.table.remove(tag, at);
+            shard.groups.remove(at);
+        }
+    }
+
+    /// Which group it is.
+    pub(crate) fn id(&self, group: u32) -> Option<GroupId> {
+        (group != NIL).then(|| GroupId(self.shard(group).lock().groups[group >> SHARD_BITS].id))
+    }
+
+    /// All members. They may be gone by the time that one looks.
+    pub(crate) fn members(&self, group: u32) -> Vec<Member> {
+        let shard = self.shard(group).lock();
+        let it = &shard.groups[group >> SHARD_BITS];
+        let pair = it.pair.into_iter().filter(|it| *it != NOBODY);
+        pair.chain(it.more.iter().flat_map(|more| more.iter().copied())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_lives_as_long_as_a_member() {
+        let groups = Groups::new();
+        let member = |place| Member { shard: 1, place };
+        let id = GroupId(0x1234_5678_9abc_def0);
+        let at = groups.join(id, member(0));
+        assert!((1..4).all(|place| groups.join(id, member(place)) == at));
+        assert_ne!(groups.join(GroupId(1), member(9)), at);
+        assert_eq!((groups.members(at).len(), groups.id(at)), (4, Some(id)));
+        groups.leave(at, member(1));
+        groups.leave(at, member(3));
+        assert_eq!(groups.members(at), [member(0), member(2)]);
+        groups.leave(at, member(0));
+        groups.leave(at, member(2));
+        assert_eq!(groups.shard(at).lock().groups.len(), 0);
+    }
+}

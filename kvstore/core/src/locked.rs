@@ -1,0 +1,274 @@
+//! A locked shard, with what its entries refer to.
+//!
+//! Lock order: the registry of clients, then at most one shard, then a group or a segment's space. The list of segments
+//! is loaded after the shard is locked: a segment only leaves the list for good once every shard has been swept, so the
+//! list is never older than the entries.
+
+use std::borrow::Cow;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use arc_swap::Guard;
+use mooncake_wire::types::Replica as WireReplica;
+use parking_lot::MutexGuard;
+
+use crate::fact::{Effects, Fact, GroupId, ObjectState, Place, RemoveCause, StoreCause};
+use crate::group::Member;
+use crate::master::Master;
+use crate::object::{Entry, Extra, Queue, Replica, State};
+use crate::segment::Segments;
+use crate::shard::{Held, Shard};
+use crate::slab::NIL;
+
+/// How a key is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) shard: usize,
+    pub(crate) tag: u32,
+    pub(crate) tenant: u16,
+}
+
+/// A new object.
+pub(crate) struct Fresh<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) client: mooncake_wire::types::Uuid,
+    pub(crate) size: u64,
+    pub(crate) stamp: u64,
+    pub(crate) replicas: &'a [Replica],
+    pub(crate) queue: Queue,
+    pub(crate) hard_pin: bool,
+    pub(crate) soft_pin_until_ms: Option<u64>,
+    pub(crate) checksum: Option<u64>,
+    pub(crate) group: Option<GroupId>,
+}
+
+/// A locked shard.
+pub(crate) struct Locked<'a> {
+    pub(crate) master: &'a Master,
+    pub(crate) at: usize,
+    pub(crate) segments: Guard<Arc<Segments>>,
+    shard: MutexGuard<'a, Shard>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Shard;
+
+    fn deref(&self) -> &Shard {
+        &self.shard
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Shard {
+        &mut self.shard
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if let Some([unprotected, soft]) = self.shard.changed_heads() {
+            self.master.oldest[self.at].store(unprotected, Relaxed);
+            self.master.oldest_soft[self.at].store(soft, Relaxed);
+        }
+    }
+}
+
+impl Master {
+    pub(crate) fn lock(&self, at: usize) -> Locked<'_> {
+        let shard = self.shards[at].lock();
+        Locked { master: self, at, segments: self.segments.load(), shard }
+    }
+}
+
+impl Locked<'_> {
+    pub(crate) fn lookup(&self, spot: Spot, key: &str) -> Option<u32> {
+        self.shard.find(spot.tag, spot.tenant, key)
+    }
+
+    /// Whether a reader can be sent to a replica.
+    pub(crate) fn can_be_read(&self, replica: &Replica) -> bool {
+        replica.ready && self.segments.get(replica.segment).is_some_and(|it| it.is_readable())
+    }
+
+    /// Whether a reader can be sent to any replica.
+    pub(crate) fn is_readable(&self, entry: &Entry) -> bool {
+        entry.is_complete() && entry.replicas().any(|it| self.can_be_read(it))
+    }
+
+    /// Protects an object from eviction and removal.
+    pub(crate) fn lease(&mut self, at: u32, now_ms: u64) {
+        let until = now_ms.saturating_add(self.master.settings.lease_ttl_ms);
+        let entry = &mut self.shard.entries[at];
+        entry.stamp = entry.stamp.max(until);
+        let (queue, prefix) = (entry.queue(), entry.prefix);
+        let pinned_no_more =
+            queue == Queue::Soft && entry.soft_pin_until_ms().is_none_or(|pin| pin <= now_ms);
+        self.shard.tally(prefix).hits += 1;
+        match queue {
+            Queue::Unread | Queue::Leased => self.shard.enqueue(at, Queue::Leased),
+            Queue::Soft if pinned_no_more => self.shard.enqueue(at, Queue::Leased),
+            Queue::Soft => self.shard.enqueue(at, Queue::Soft),
+            Queue::Vacant | Queue::Apart | Queue::Writing => {}
+        }
+    }
+
+    /// The replicas that readers can be sent to.
+    pub(crate) fn readable_replicas(&self, at: u32) -> Vec<WireReplica<Arc<str>>> {
+        let entry = &self.shard.entries[at];
+        let readable = entry.replicas().filter(|it| self.can_be_read(it));
+        readable.filter_map(|it| self.describe(it, entry.size)).collect()
+    }
+
+    pub(crate) fn describe(&self, replica: &Replica, size: u64) -> Option<WireReplica<Arc<str>>> {
+        self.segments.get(replica.segment).map(|segment| segment.describe(replica, size))
+    }
+
+    pub(crate) fn places(&self, replicas: impl Iterator<Item = Replica>) -> Vec<Place> {
+        let place = |it: Replica| {
+            let segment = self.segments.get(it.segment)?.info.id;
+            Some(Place { replica: it.id, segment, offset: it.offset })
+        };
+        replicas.filter_map(place).collect()
+    }
+
+    /// Calls with the object as facts tell it.
+    pub(crate) fn with_state(&self, at: u32, tell: impl FnOnce(ObjectState<'_>)) {
+        let entry = &self.shard.entries[at];
+        let is_complete = entry.is_complete();
+        let places = self.places(entry.replicas().copied().filter(|it| it.ready || !is_complete));
+        let tenant = self.master.tenants.get(entry.tenant);
+        tell(ObjectState {
+            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |it| &*it.name)),
+            key: Cow::Borrowed(&entry.key),
+            size: entry.size,
+            client: entry.client,
+            places: Cow::Owned(places),
+            checksum: entry.checksum(),
+            hard_pin: entry.hard_pin(),
+            soft_pin_until_ms: entry.soft_pin_until_ms(),
+            group: self.master.groups.id(entry.group),
+            since_ms: entry.stamp,
+        });
+    }
+
+    /// Tells what an object is now.
+    pub(crate) fn tell_state(&self, at: u32, cause: StoreCause, fx: &mut dyn Effects) {
+        let is_complete = self.shard.entries[at].is_complete();
+        self.with_state(at, |object| {
+            fx.fact(if is_complete { Fact::Stored { object, cause } } else { Fact::Started(object) });
+        });
+    }
+
+    /// Adds an object whose key is not there. Its space and its quota have been taken already.
+    pub(crate) fn add(&mut self, spot: Spot, fresh: &Fresh<'_>) -> u32 {
+        let prefix = self.master.prefixes.place(fresh.key);
+        let mut entry = Entry {
+            key: fresh.key.into(),
+            client: fresh.client,
+            size: fresh.size,
+            stamp: fresh.stamp,
+            group: NIL,
+            tenant: spot.tenant,
+            prefix,
+            state: State::new(fresh.queue, fresh.hard_pin),
+            ..Entry::default()
+        };
+        entry.set_replicas(fresh.replicas);
+        if fresh.soft_pin_until_ms.is_some() || fresh.checksum.is_some() {
+            let Extra { soft_pin_until_ms, checksum, .. } = entry.extra_mut();
+            (*soft_pin_until_ms, *checksum) = (fresh.soft_pin_until_ms, fresh.checksum);
+        }
+        let at = self.shard.insert(spot.tag, entry);
+        if let Some(group) = fresh.group {
+            let member = Member { shard: self.at as u32, place: at };
+            self.shard.entries[at].group = self.master.groups.join(group, member);
+        }
+        let tally = self.shard.tally(prefix);
+        (tally.keys, tally.bytes) = (tally.keys + 1, tally.bytes + fresh.size);
+        at
+    }
+
+    /// Removes an object, tells so and gives its space back. Returns its bytes, all replicas counted.
+    pub(crate) fn drop_object(&mut self, at: u32, cause: RemoveCause, fx: &mut dyn Effects) -> u64 {
+        let entry = self.take(at, cause, fx);
+        entry.replicas().for_each(|it| self.free(it));
+        entry.size * entry.replicas().count() as u64
+    }
+
+    /// Removes an object and tells so, but keeps its space until a time.
+    pub(crate) fn hold_object(&mut self, at: u32, until_ms: u64, cause: RemoveCause, fx: &mut dyn Effects) {
+        let entry = self.take(at, cause, fx);
+        for replica in entry.replicas() {
+            self.hold(replica, entry.size, until_ms, fx);
+        }
+    }
+
+    pub(crate) fn take(&mut self, at: u32, cause: RemoveCause, fx: &mut dyn Effects) -> Entry {
+        let entry = &self.shard.entries[at];
+        let spot = self.master.spot(entry.tenant, &entry.key);
+        let tenant = self.master.tenants.get(entry.tenant);
+        fx.fact(Fact::Removed {
+            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |it| &*it.name)),
+            key: Cow::Borrowed(&entry.key),
+            cause,
+        });
+        if entry.group != NIL {
+            self.master.groups.leave(entry.group, Member { shard: self.at as u32, place: at });
+        }
+        if entry.transfer().is_some() {
+            for place in self.places(entry.replicas().copied().filter(|it| !it.ready)) {
+                fx.fact(Fact::Released { segment: place.segment, offset: place.offset });
+            }
+            self.shard.transfers.retain(|it| *it != at);
+        }
+        let entry = self.shard.remove(spot.tag, at);
+        let bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
+        self.master.tenants.discharge(entry.tenant, bytes);
+        let tally = self.shard.tally(entry.prefix);
+        (tally.keys, tally.bytes) = (tally.keys - 1, tally.bytes - entry.size);
+        entry
+    }
+
+    /// Gives a replica's space back.
+    pub(crate) fn free(&self, replica: &Replica) {
+        if let Some(segment) = self.segments.get(replica.segment) {
+            segment.space(|space| space.free(replica.block));
+        }
+    }
+
+    /// Keeps a replica's space from being given to others until a time.
+    pub(crate) fn hold(&mut self, replica: &Replica, size: u64, until_ms: u64, fx: &mut dyn Effects) {
+        let Replica { offset, block, segment, .. } = *replica;
+        self.shard.held.push(Held { until_ms, segment, block, offset, size });
+        if let Some(id) = self.segments.get(segment).map(|it| it.info.id) {
+            fx.fact(Fact::Held { segment: id, offset, size, until_ms });
+        }
+    }
+
+    /// Gives held space back whose time has come.
+    pub(crate) fn release_held(&mut self, now_ms: u64, fx: &mut dyn Effects) {
+        if self.shard.held.iter().all(|it| it.until_ms > now_ms) {
+            return;
+        }
+        let (over, still): (Vec<Held>, Vec<Held>) =
+            self.shard.held.iter().partition(|it| it.until_ms <= now_ms);
+        self.shard.held = still;
+        for held in over {
+            let Some(segment) = self.segments.get(held.segment) else { continue };
+            fx.fact(Fact::Released { segment: segment.info.id, offset: held.offset });
+            segment.space(|space| space.free(held.block));
+        }
+    }
+
+    /// Ends the writing of an object: readers may have it.
+    pub(crate) fn complete(&mut self, at: u32, now_ms: u64) {
+        let entry = &mut self.shard.entries[at];
+        entry.replicas_mut().for_each(|it| it.ready = true);
+        entry.stamp = now_ms;
+        // Out of the list of what is being written before it is looked at as something that can be read.
+        entry.tidy();
+        let queue = entry.fitting_queue(now_ms);
+        self.shard.enqueue(at, queue);
+    }
+}

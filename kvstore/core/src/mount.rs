@@ -1,0 +1,223 @@
+//! Lending memory and taking it back.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+
+use crate::count::Counters;
+use crate::fact::{Effects, Fact, RemoveCause, StoreCause, UnmountCause};
+use crate::locked::Locked;
+use crate::master::Master;
+use crate::object::Replica;
+use crate::segment::{Mounted, Segments};
+use crate::slab::NIL;
+
+fn shared<S: AsRef<str>>(it: &Segment<S>) -> Segment<Arc<str>> {
+    let [name, te_endpoint, protocol, host_id] =
+        [&it.name, &it.te_endpoint, &it.protocol, &it.host_id].map(|text| Arc::from(text.as_ref()));
+    Segment { id: it.id, name, base: it.base, size: it.size, te_endpoint, protocol, host_id }
+}
+
+pub(crate) fn told(it: &Segment<Arc<str>>) -> Segment<Cow<'_, str>> {
+    let [name, te_endpoint, protocol, host_id] =
+        [&it.name, &it.te_endpoint, &it.protocol, &it.host_id].map(|text| Cow::Borrowed(&**text));
+    Segment { id: it.id, name, base: it.base, size: it.size, te_endpoint, protocol, host_id }
+}
+
+fn is_same_memory(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
+    (a.id, &a.name, a.base, a.size) == (b.id, &b.name, b.base, b.size)
+}
+
+fn overlap(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
+    a.base < b.base.saturating_add(b.size) && b.base < a.base.saturating_add(a.size)
+}
+
+impl Master {
+    /// A client lends memory. Doing so again changes nothing, except that it brings back what was silent. If the
+    /// memory is not the same as before (by its id, name, address and size), what it held is lost.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`.
+    pub fn mount<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        segment: &Segment<S>,
+        client: Uuid,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
+        let mut registry = self.registry.lock();
+        self.mount_one(now_ms, shared(segment), client, fx)?;
+        match registry.clients.get_mut(&client) {
+            // Its other segments are not back yet: it will be told to mount them too.
+            Some(known) if known.silent => known.last_seen_ms = now_ms,
+            _ => self.welcome(&mut registry, now_ms, client, fx),
+        }
+        self.tenants.scale(self.capacity());
+        Ok(())
+    }
+
+    /// A client lends memory again, after it was told to: these segments are all that it has.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`. Segments before the wrong one are mounted.
+    pub fn remount<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        segments: &[Segment<S>],
+        client: Uuid,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
+        let mut registry = self.registry.lock();
+        for segment in segments {
+            self.mount_one(now_ms, shared(segment), client, fx)?;
+        }
+        let before = Arc::clone(&self.segments.load());
+        for (_, old) in before.iter().filter(|(_, it)| it.client == client) {
+            if segments.iter().all(|it| it.id != old.info.id) {
+                self.lose(old.info.id, UnmountCause::MemoryLost, now_ms, fx);
+            }
+        }
+        self.welcome(&mut registry, now_ms, client, fx);
+        self.tenants.scale(self.capacity());
+        Ok(())
+    }
+
+    /// With the registry locked.
+    pub(crate) fn mount_one(
+        &self,
+        now_ms: u64,
+        info: Segment<Arc<str>>,
+        client: Uuid,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
+        if info.size == 0 || info.name.is_empty() || info.base.checked_add(info.size).is_none() {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        let segments = Arc::clone(&self.segments.load());
+        let known = segments.place_of(info.id).and_then(|at| Some((at, segments.get(at)?)));
+        if let Some((at, old)) = known
+            && is_same_memory(&old.info, &info)
+        {
+            if old.client == client && old.info == info && old.is_readable() {
+                return Ok(());
+            }
+            fx.fact(Fact::SegmentMounted { segment: told(&info), client, at_ms: now_ms });
+            self.segments.store(Arc::new(segments.with(at, Some(Arc::new(old.again(info, client))))));
+            return Ok(());
+        }
+        let is_in_the_way = |old: &Mounted| {
+            old.info.id == info.id
+                || old.info.name == info.name && (old.client != client || overlap(&old.info, &info))
+        };
+        for (_, old) in segments.iter().filter(|(_, old)| is_in_the_way(old)) {
+            self.lose(old.info.id, UnmountCause::MemoryLost, now_ms, fx);
+        }
+        let segments = self.segments.load();
+        let at = segments.vacancy().ok_or(ErrorCode::INVALID_PARAMS)?;
+        fx.fact(Fact::SegmentMounted { segment: told(&info), client, at_ms: now_ms });
+        let mounted = Arc::new(Mounted::new(info, client, now_ms));
+        self.segments.store(Arc::new(segments.with(at, Some(mounted))));
+        Ok(())
+    }
+
+    /// A client takes a segment back. An unknown segment has been taken back already.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT` if it is another's.
+    pub fn unmount(
+        &self,
+        now_ms: u64,
+        segment: Uuid,
+        client: Uuid,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
+        let _registry = self.registry.lock();
+        let Some(mounted) = self.own_segment(segment, client)? else { return Ok(()) };
+        self.lose(mounted.info.id, UnmountCause::Unmounted, now_ms, fx);
+        self.tenants.scale(self.capacity());
+        Ok(())
+    }
+
+    /// A client takes a segment back in a while: until then it can be read, but gets nothing new.
+    ///
+    /// # Errors
+    /// As [`Self::unmount`], and `SEGMENT_NOT_FOUND`.
+    pub fn graceful_unmount(
+        &self,
+        now_ms: u64,
+        segment: Uuid,
+        client: Uuid,
+        grace_ms: u64,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
+        let _registry = self.registry.lock();
+        let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let until_ms = Some(now_ms.saturating_add(grace_ms).max(1));
+        self.set_status(&mounted, SegmentStatus::GRACEFULLY_UNMOUNTING, until_ms, fx);
+        Ok(())
+    }
+
+    fn own_segment(&self, segment: Uuid, client: Uuid) -> Result<Option<Arc<Mounted>>, ErrorCode> {
+        let segments = self.segments.load();
+        let Some(mounted) = segments.place_of(segment).and_then(|at| segments.get(at)) else {
+            return Ok(None);
+        };
+        if mounted.client == client { Ok(Some(Arc::clone(mounted))) } else { Err(ErrorCode::ILLEGAL_CLIENT) }
+    }
+
+    pub(crate) fn set_status(
+        &self,
+        mounted: &Mounted,
+        status: SegmentStatus,
+        until_ms: Option<u64>,
+        fx: &mut dyn Effects,
+    ) {
+        mounted.set_status(status, until_ms);
+        fx.fact(Fact::SegmentStatus { segment: mounted.info.id, status, until_ms });
+    }
+
+    /// Drops a segment with all that is only there. With the registry locked, so that only one does it.
+    pub(crate) fn lose(&self, id: Uuid, cause: UnmountCause, now_ms: u64, fx: &mut dyn Effects) {
+        let segments = Arc::clone(&self.segments.load());
+        let Some((at, mounted)) = segments.place_of(id).and_then(|at| Some((at, segments.get(at)?))) else {
+            return;
+        };
+        fx.fact(Fact::SegmentUnmounted { segment: id, cause });
+        // From here on no space is given away and no reader sent there. Whoever took space before holds the lock of
+        // the shard where the object will be, so that the sweep sees the object.
+        mounted.set_status(SegmentStatus::UNMOUNTING, None);
+        mounted.set_silent(true);
+        mounted.space(crate::allocator::Allocator::close);
+        for shard in 0..self.shards.len() {
+            self.lock(shard).sweep(at, now_ms, fx);
+        }
+        let segments: &Segments = &self.segments.load();
+        self.segments.store(Arc::new(segments.with(at, None)));
+    }
+}
+
+impl Locked<'_> {
+    /// Takes a segment out of all objects of this shard.
+    fn sweep(&mut self, segment: u16, now_ms: u64, fx: &mut dyn Effects) {
+        self.held.retain(|it| it.segment != segment);
+        let (places, _) = self.occupied(0, NIL);
+        let is_there = |at: &u32| self.entries[*at].replicas().any(|it| it.segment == segment);
+        let affected: Vec<u32> = places.filter(is_there).collect();
+        for at in affected {
+            self.end_transfer(at, now_ms, fx);
+            let entry = &self.entries[at];
+            let left: Vec<Replica> = entry.replicas().filter(|it| it.segment != segment).copied().collect();
+            if left.is_empty() {
+                Counters::add(&self.master.counters.lost_keys, 1);
+                self.drop_object(at, RemoveCause::SegmentLost, fx);
+                continue;
+            }
+            let gone = (entry.replicas().count() - left.len()) as u64;
+            self.master.tenants.discharge(entry.tenant, gone * entry.size);
+            self.entries[at].set_replicas(&left);
+            self.tell_state(at, StoreCause::Replicas, fx);
+        }
+    }
+}

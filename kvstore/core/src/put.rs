@@ -1,0 +1,460 @@
+//! Writing objects.
+
+use std::sync::Arc;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, SoftPin, SoftPinAction, Uuid};
+
+use crate::count::Counters;
+use crate::fact::{Effects, Fact, GroupId, RemoveCause, StoreCause};
+use crate::locked::{Fresh, Locked, Spot};
+use crate::master::Master;
+use crate::object::{Queue, Replica};
+use crate::placement::{Search, Wish};
+use crate::read::Replicas;
+
+/// The most replicas of one object.
+const MAX_REPLICAS: u64 = 64;
+/// Rounds of eviction for a tenant whose quota is used up.
+const QUOTA_RETRIES: u32 = 2;
+
+/// One object that somebody wants to write.
+struct Put<'a> {
+    client: Uuid,
+    tenant: &'a str,
+    key: &'a str,
+    size: u64,
+    wish: Wish<'a>,
+    pin: SoftPin,
+    hard_pin: bool,
+    group: Option<&'a str>,
+    upsert: bool,
+}
+
+/// What all objects of a batch have in common.
+struct Plan<'a> {
+    client: Uuid,
+    tenant: &'a str,
+    preferred: Vec<&'a str>,
+    host: &'a str,
+    replicas: u64,
+    pin: SoftPin,
+    hard_pin: bool,
+    groups: Option<Vec<&'a str>>,
+    /// Makes all objects of the batch start their search for space at the same place.
+    together: Option<u64>,
+    upsert: bool,
+}
+
+impl<'a> Plan<'a> {
+    fn new<S: AsRef<str>>(
+        client: Uuid,
+        tenant: &'a str,
+        config: &'a ReplicateConfig<S>,
+        upsert: bool,
+    ) -> Self {
+        let one = Some(config.preferred_segment.as_ref()).filter(|name| !name.is_empty());
+        let preferred = config.preferred_segments.iter().map(AsRef::as_ref).chain(one).collect();
+        Self {
+            client,
+            tenant,
+            preferred,
+            host: config.host_id.as_ref(),
+            replicas: config.replica_num,
+            pin: config.soft_pin,
+            hard_pin: config.with_hard_pin,
+            groups: config.group_ids.as_ref().map(|groups| groups.iter().map(AsRef::as_ref).collect()),
+            together: None,
+            upsert,
+        }
+    }
+
+    fn put(&'a self, master: &Master, now_ms: u64, index: usize, key: &'a str, size: u64) -> Put<'a> {
+        let entropy = self.together.unwrap_or_else(|| master.hash(0, key)) ^ now_ms.rotate_left(32);
+        let group = self.groups.as_ref().and_then(|groups| groups.get(index).copied());
+        Put {
+            client: self.client,
+            tenant: self.tenant,
+            key,
+            size,
+            wish: Wish {
+                size,
+                replicas: self.replicas.min(MAX_REPLICAS) as usize,
+                preferred: &self.preferred,
+                host: self.host,
+                entropy,
+            },
+            pin: self.pin,
+            hard_pin: self.hard_pin,
+            group: group.filter(|name| !name.is_empty()),
+            upsert: self.upsert,
+        }
+    }
+}
+
+/// What stands in the way of a new object.
+enum Way {
+    Free,
+    /// Nobody may be writing this, but its writer may be slow: its space must be kept for a while.
+    Abandoned(u32),
+    /// Its nodes are silent, so nobody can read it.
+    Unreadable(u32),
+    /// It is to be written anew.
+    Upsert(u32),
+}
+
+impl Master {
+    /// Takes space for a new object.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, `OBJECT_ALREADY_EXISTS`, `NO_AVAILABLE_HANDLE` if there is no room although all that can be
+    /// evicted has been, `TENANT_NOT_REGISTERED`, `TENANT_QUOTA_EXCEEDED`.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
+    pub fn put_start<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        tenant: &str,
+        key: &str,
+        size: u64,
+        config: &ReplicateConfig<S>,
+        fx: &mut dyn Effects,
+    ) -> Result<Replicas, ErrorCode> {
+        let plan = Plan::new(client, tenant, config, false);
+        self.start(now_ms, &plan.put(self, now_ms, 0, key, size), fx)
+    }
+
+    /// [`Self::put_start`] for several objects, in the keys' order.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
+    pub fn batch_put_start<S: AsRef<str>, K: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        tenant: &str,
+        keys: &[K],
+        sizes: &[u64],
+        config: &ReplicateConfig<S>,
+        fx: &mut dyn Effects,
+    ) -> Vec<Result<Replicas, ErrorCode>> {
+        self.batch_start(now_ms, Plan::new(client, tenant, config, false), keys, sizes, config, fx)
+    }
+
+    /// Takes space for an object, or lets an object's space be written anew. An object that somebody may be reading
+    /// gets new space.
+    ///
+    /// # Errors
+    /// As [`Self::put_start`], but an object that can be read is no error; `OBJECT_REPLICA_BUSY` while it is being
+    /// copied; `INVALID_WRITE` if it is hard-pinned.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
+    pub fn upsert_start<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        tenant: &str,
+        key: &str,
+        size: u64,
+        config: &ReplicateConfig<S>,
+        fx: &mut dyn Effects,
+    ) -> Result<Replicas, ErrorCode> {
+        let plan = Plan::new(client, tenant, config, true);
+        self.start(now_ms, &plan.put(self, now_ms, 0, key, size), fx)
+    }
+
+    /// [`Self::upsert_start`] for several objects, in the keys' order.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
+    pub fn batch_upsert_start<S: AsRef<str>, K: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        tenant: &str,
+        keys: &[K],
+        sizes: &[u64],
+        config: &ReplicateConfig<S>,
+        fx: &mut dyn Effects,
+    ) -> Vec<Result<Replicas, ErrorCode>> {
+        self.batch_start(now_ms, Plan::new(client, tenant, config, true), keys, sizes, config, fx)
+    }
+
+    fn batch_start<S: AsRef<str>, K: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        mut plan: Plan<'_>,
+        keys: &[K],
+        sizes: &[u64],
+        config: &ReplicateConfig<S>,
+        fx: &mut dyn Effects,
+    ) -> Vec<Result<Replicas, ErrorCode>> {
+        let groups_fit = plan.groups.as_ref().is_none_or(|groups| groups.len() == keys.len());
+        if keys.len() != sizes.len() || !groups_fit {
+            return keys.iter().map(|_| Err(ErrorCode::INVALID_PARAMS)).collect();
+        }
+        if config.prefer_alloc_in_same_node {
+            plan.together = keys.first().map(|key| self.hash(0, key.as_ref()));
+        }
+        let objects = keys.iter().zip(sizes).enumerate();
+        objects
+            .map(|(index, (key, size))| {
+                self.start(now_ms, &plan.put(self, now_ms, index, key.as_ref(), *size), fx)
+            })
+            .collect()
+    }
+
+    fn start(&self, now_ms: u64, put: &Put<'_>, fx: &mut dyn Effects) -> Result<Replicas, ErrorCode> {
+        if put.key.is_empty() || put.size == 0 || put.wish.replicas == 0 {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        let tenant = self.tenants.admit(put.tenant)?;
+        let spot = self.spot(tenant, put.key);
+        let group = put.group.map(|name| self.group(put.tenant, name));
+        let mut quota_tries = 0;
+        loop {
+            let mut shard = self.lock(spot.shard);
+            let way = shard.way(spot, put, now_ms)?;
+            if let Way::Upsert(at) = way
+                && let Some(replicas) = shard.rewrite(at, put, now_ms, fx)
+            {
+                return Ok(replicas);
+            }
+            let segments = Arc::clone(&shard.segments);
+            let mut found = Search::new(&segments, &self.settings, &put.wish, now_ms).run();
+            let bytes = put.size.saturating_mul(found.len() as u64);
+            let charged = !found.is_empty() && self.tenants.charge(tenant, bytes);
+            if charged {
+                let present = shard.present_pin(&way);
+                shard.clear(&way, now_ms, fx);
+                found.iter_mut().for_each(|it| it.id = self.new_replica_id());
+                let pin = shard.pin_until(put, present, now_ms);
+                return Ok(shard.begin(spot, put, (group, pin), &found, now_ms, fx));
+            }
+            found.iter().for_each(|it| shard.free(it));
+            drop(shard);
+            if found.is_empty() {
+                if !self.make_room(now_ms, put.size, fx) {
+                    Counters::add(&self.counters.allocation_failures, 1);
+                    return Err(ErrorCode::NO_AVAILABLE_HANDLE);
+                }
+                continue;
+            }
+            quota_tries += 1;
+            if quota_tries > QUOTA_RETRIES || !self.make_room_for_tenant(now_ms, tenant, bytes, fx) {
+                return Err(ErrorCode::TENANT_QUOTA_EXCEEDED);
+            }
+        }
+    }
+
+    /// Ends the writing of an object. Doing so again is no error.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client writes it, `INVALID_PARAMS` for replicas of a kind that
+    /// the object cannot have.
+    pub fn put_end<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        tenant: &str,
+        object: &ObjectMeta<S>,
+        replica_type: ReplicaType,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
+        let key = object.key.as_ref();
+        let spot = self.spot_of(tenant, key)?;
+        let mut shard = self.lock(spot.shard);
+        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let entry = &mut shard.entries[at];
+        if entry.client != client {
+            return Err(ErrorCode::ILLEGAL_CLIENT);
+        }
+        if !is_in_memory(replica_type) {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        if entry.is_complete() {
+            return Ok(());
+        }
+        if object.object_checksum.is_some() {
+            entry.extra_mut().checksum = object.object_checksum;
+        }
+        shard.complete(at, now_ms);
+        shard.tell_state(at, StoreCause::Written, fx);
+        Ok(())
+    }
+
+    /// [`Self::put_end`] for several objects, in their order. Upserts end in the same way.
+    pub fn batch_put_end<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        tenant: &str,
+        objects: &[ObjectMeta<S>],
+        replica_type: ReplicaType,
+        fx: &mut dyn Effects,
+    ) -> Vec<Result<(), ErrorCode>> {
+        objects.iter().map(|it| self.put_end(now_ms, client, tenant, it, replica_type, fx)).collect()
+    }
+
+    /// Gives up the writing of an object and its space. Upserts are given up in the same way.
+    ///
+    /// # Errors
+    /// As [`Self::put_end`], and `INVALID_WRITE` if it can be read already.
+    pub fn put_revoke(
+        &self,
+        client: Uuid,
+        tenant: &str,
+        key: &str,
+        replica_type: ReplicaType,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
+        let spot = self.spot_of(tenant, key)?;
+        let mut shard = self.lock(spot.shard);
+        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let entry = &shard.entries[at];
+        if entry.client != client {
+            return Err(ErrorCode::ILLEGAL_CLIENT);
+        }
+        if !is_in_memory(replica_type) {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        if entry.is_complete() {
+            return Err(ErrorCode::INVALID_WRITE);
+        }
+        shard.drop_object(at, RemoveCause::Revoked, fx);
+        Ok(())
+    }
+
+    /// [`Self::put_revoke`] for several objects, in the keys' order.
+    pub fn batch_put_revoke<K: AsRef<str>>(
+        &self,
+        client: Uuid,
+        tenant: &str,
+        keys: &[K],
+        replica_type: ReplicaType,
+        fx: &mut dyn Effects,
+    ) -> Vec<Result<(), ErrorCode>> {
+        keys.iter().map(|key| self.put_revoke(client, tenant, key.as_ref(), replica_type, fx)).collect()
+    }
+}
+
+fn is_in_memory(replica_type: ReplicaType) -> bool {
+    matches!(replica_type, ReplicaType::ALL | ReplicaType::MEMORY)
+}
+
+impl Locked<'_> {
+    fn way(&self, spot: Spot, put: &Put<'_>, now_ms: u64) -> Result<Way, ErrorCode> {
+        let Some(at) = self.lookup(spot, put.key) else { return Ok(Way::Free) };
+        let entry = &self.entries[at];
+        if !entry.is_complete() {
+            let discard_at = entry.stamp.saturating_add(self.master.settings.put_discard_ms);
+            return if discard_at <= now_ms {
+                Ok(Way::Abandoned(at))
+            } else {
+                Err(ErrorCode::OBJECT_ALREADY_EXISTS)
+            };
+        }
+        if !self.is_readable(entry) {
+            return Ok(Way::Unreadable(at));
+        }
+        match put.upsert {
+            false => Err(ErrorCode::OBJECT_ALREADY_EXISTS),
+            true if entry.hard_pin() => Err(ErrorCode::INVALID_WRITE),
+            true if entry.transfer().is_some() => Err(ErrorCode::OBJECT_REPLICA_BUSY),
+            true => Ok(Way::Upsert(at)),
+        }
+    }
+
+    /// Takes out of the way what is there.
+    fn clear(&mut self, way: &Way, now_ms: u64, fx: &mut dyn Effects) {
+        match *way {
+            Way::Free => {}
+            Way::Abandoned(at) => {
+                let until = self.entries[at].stamp.saturating_add(self.master.settings.put_release_ms);
+                Counters::add(&self.master.counters.discarded_puts, 1);
+                self.hold_object(at, until, RemoveCause::Unended, fx);
+            }
+            Way::Unreadable(at) => _ = self.drop_object(at, RemoveCause::Replaced, fx),
+            Way::Upsert(at) if self.entries[at].is_leased(now_ms) => {
+                let until = self.entries[at].stamp;
+                self.hold_object(at, until, RemoveCause::Replaced, fx);
+            }
+            Way::Upsert(at) => _ = self.drop_object(at, RemoveCause::Replaced, fx),
+        }
+    }
+
+    /// Lets an object's own space be written again, if it fits and nobody may be reading it.
+    fn rewrite(&mut self, at: u32, put: &Put<'_>, now_ms: u64, fx: &mut dyn Effects) -> Option<Replicas> {
+        let entry = &self.entries[at];
+        let fits = entry.size == put.size && entry.replicas().count() == put.wish.replicas;
+        if !fits || entry.is_leased(now_ms) || !entry.replicas().all(|it| self.can_be_read(it)) {
+            return None;
+        }
+        let tenant = self.master.tenants.get(entry.tenant);
+        fx.fact(Fact::Removed {
+            tenant: tenant.as_ref().map_or("", |it| &*it.name).into(),
+            key: put.key.into(),
+            cause: RemoveCause::Replaced,
+        });
+        let pin = self.pin_until(put, entry.soft_pin_until_ms(), now_ms);
+        let entry = &mut self.entries[at];
+        (entry.client, entry.stamp) = (put.client, now_ms);
+        if pin.is_some() || entry.extra.is_some() {
+            let extra = entry.extra_mut();
+            (extra.soft_pin_until_ms, extra.checksum) = (pin, None);
+        }
+        entry.tidy();
+        entry.replicas_mut().for_each(|it| it.ready = false);
+        self.enqueue(at, Queue::Writing);
+        if put.hard_pin {
+            self.entries[at].state = crate::object::State::new(Queue::Writing, true);
+        }
+        Some(self.tell_started(at, fx))
+    }
+
+    fn begin(
+        &mut self,
+        spot: Spot,
+        put: &Put<'_>,
+        (group, soft_pin_until_ms): (Option<GroupId>, Option<u64>),
+        replicas: &[Replica],
+        now_ms: u64,
+        fx: &mut dyn Effects,
+    ) -> Replicas {
+        let fresh = Fresh {
+            key: put.key,
+            client: put.client,
+            size: put.size,
+            stamp: now_ms,
+            replicas,
+            queue: Queue::Writing,
+            hard_pin: put.hard_pin,
+            soft_pin_until_ms,
+            checksum: None,
+            group,
+        };
+        let at = self.add(spot, &fresh);
+        self.tell_started(at, fx)
+    }
+
+    fn tell_started(&self, at: u32, fx: &mut dyn Effects) -> Replicas {
+        self.tell_state(at, StoreCause::Written, fx);
+        let entry = &self.entries[at];
+        entry.replicas().filter_map(|it| self.describe(it, entry.size)).collect()
+    }
+
+    /// The soft pin of what is written anew.
+    fn present_pin(&self, way: &Way) -> Option<u64> {
+        match *way {
+            Way::Upsert(at) => self.entries[at].soft_pin_until_ms(),
+            _ => None,
+        }
+    }
+
+    fn pin_until(&self, put: &Put<'_>, present: Option<u64>, now_ms: u64) -> Option<u64> {
+        let settings = &self.master.settings;
+        match put.pin.action {
+            SoftPinAction::ENABLE => {
+                let ttl = put.pin.ttl_ms.unwrap_or(settings.soft_pin_ttl_ms);
+                Some(now_ms.saturating_add(ttl.min(settings.max_soft_pin_ttl_ms)))
+            }
+            SoftPinAction::DISABLE => None,
+            _ => present,
+        }
+    }
+}

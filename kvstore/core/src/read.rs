@@ -1,0 +1,223 @@
+//! Whether objects exist and where they are.
+
+use std::sync::Arc;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{Replica, ReplicaList};
+use regex::Regex;
+
+use crate::locked::{Locked, Spot};
+use crate::master::Master;
+use crate::slab::NIL;
+
+/// A replica as clients are told of it.
+pub type WireReplica = Replica<Arc<str>>;
+/// Replicas as clients are told of them.
+pub type Replicas = Vec<WireReplica>;
+
+/// Keys of one batch that are looked up in one lock.
+const STRIDE: usize = 64;
+
+/// A key of a batch.
+#[derive(Clone, Copy)]
+struct Asked {
+    spot: Spot,
+    index: usize,
+}
+
+impl Locked<'_> {
+    /// Where an object is that readers can have.
+    fn readable(&self, spot: Spot, key: &str) -> Result<u32, ErrorCode> {
+        let at = self.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let entry = &self.entries[at];
+        if !entry.is_complete() {
+            return Err(ErrorCode::REPLICA_IS_NOT_READY);
+        }
+        if self.is_readable(entry) { Ok(at) } else { Err(ErrorCode::OBJECT_NOT_FOUND) }
+    }
+
+    fn leased_list(&mut self, at: u32, now_ms: u64) -> ReplicaList<Arc<str>> {
+        self.lease(at, now_ms);
+        ReplicaList {
+            replicas: self.readable_replicas(at),
+            lease_ttl_ms: self.master.settings.lease_ttl_ms,
+            object_checksum: self.entries[at].checksum(),
+        }
+    }
+}
+
+impl Master {
+    /// Whether an object can be read. If so it is leased.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for an empty key.
+    pub fn exist(&self, now_ms: u64, tenant: &str, key: &str) -> Result<bool, ErrorCode> {
+        if key.is_empty() {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        let Ok(spot) = self.spot_of(tenant, key) else { return Ok(false) };
+        let mut shard = self.lock(spot.shard);
+        let Ok(at) = shard.readable(spot, key) else { return Ok(false) };
+        shard.lease(at, now_ms);
+        Ok(true)
+    }
+
+    /// [`Self::exist`] for many keys, for much less than the same number of calls. `found` is filled in their order.
+    pub fn batch_exist<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        tenant: &str,
+        keys: &[S],
+        found: &mut Vec<Result<bool, ErrorCode>>,
+    ) {
+        found.clear();
+        let answer =
+            |key: &S| if key.as_ref().is_empty() { Err(ErrorCode::INVALID_PARAMS) } else { Ok(false) };
+        found.extend(keys.iter().map(answer));
+        self.by_shard(tenant, keys, |shard, asked| {
+            // First all slots of the table, then all entries: memory is slow, but it serves many loads at a time.
+            let mut places = [NIL; STRIDE];
+            for (place, asked) in places.iter_mut().zip(asked) {
+                *place = shard.candidate(asked.spot.tag);
+            }
+            for (place, asked) in places.iter_mut().zip(asked) {
+                *place = shard.confirmed(*place, asked.spot, keys[asked.index].as_ref());
+            }
+            for (place, asked) in places.iter().zip(asked) {
+                if *place != NIL && shard.is_readable(&shard.entries[*place]) {
+                    shard.lease(*place, now_ms);
+                    found[asked.index] = Ok(true);
+                }
+            }
+        });
+    }
+
+    /// Sorts keys by shard and hands each shard's keys over in pieces, each under one lock. Empty keys are left out.
+    fn by_shard<S: AsRef<str>>(
+        &self,
+        tenant: &str,
+        keys: &[S],
+        mut work: impl FnMut(&mut Locked<'_>, &[Asked]),
+    ) {
+        let Some(tenant) = self.tenants.place(tenant) else { return };
+        let spots = keys.iter().enumerate().filter(|(_, key)| !key.as_ref().is_empty());
+        let mut asked: Vec<Asked> =
+            spots.map(|(index, key)| Asked { spot: self.spot(tenant, key.as_ref()), index }).collect();
+        asked.sort_by_key(|it| it.spot.shard);
+        for same in asked.chunk_by(|a, b| a.spot.shard == b.spot.shard) {
+            for piece in same.chunks(STRIDE) {
+                let Some(first) = piece.first() else { continue };
+                work(&mut self.lock(first.spot.shard), piece);
+            }
+        }
+    }
+
+    /// Where an object is. It is leased.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, `INVALID_PARAMS` for an empty key.
+    pub fn replicas(&self, now_ms: u64, tenant: &str, key: &str) -> Result<ReplicaList<Arc<str>>, ErrorCode> {
+        if key.is_empty() {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        let spot = self.spot_of(tenant, key)?;
+        let mut shard = self.lock(spot.shard);
+        let at = shard.readable(spot, key)?;
+        let list = shard.leased_list(at, now_ms);
+        drop(shard);
+        self.note_read(now_ms, spot, tenant, key, &list);
+        Ok(list)
+    }
+
+    /// [`Self::replicas`] for many keys, in their order.
+    pub fn batch_replicas<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        tenant: &str,
+        keys: &[S],
+    ) -> Vec<Result<ReplicaList<Arc<str>>, ErrorCode>> {
+        let missing = |key: &S| {
+            if key.as_ref().is_empty() { ErrorCode::INVALID_PARAMS } else { ErrorCode::OBJECT_NOT_FOUND }
+        };
+        let mut found: Vec<_> = keys.iter().map(|key| Err(missing(key))).collect();
+        self.by_shard(tenant, keys, |shard, asked| {
+            for asked in asked {
+                let at = shard.readable(asked.spot, keys[asked.index].as_ref());
+                found[asked.index] = at.map(|at| shard.leased_list(at, now_ms));
+            }
+        });
+        if self.counts_reads() {
+            for (key, list) in keys.iter().zip(&found) {
+                if let (Ok(list), Ok(spot)) = (list, self.spot_of(tenant, key.as_ref())) {
+                    self.note_read(now_ms, spot, tenant, key.as_ref(), list);
+                }
+            }
+        }
+        found
+    }
+
+    /// Where the objects are whose keys match an expression. They are leased.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for an expression that is none.
+    pub fn replicas_by_regex(
+        &self,
+        now_ms: u64,
+        tenant: &str,
+        expression: &str,
+    ) -> Result<Vec<(Box<str>, Replicas)>, ErrorCode> {
+        let expression = Regex::new(expression).map_err(|_| ErrorCode::INVALID_PARAMS)?;
+        let mut found = Vec::new();
+        let Some(tenant) = self.tenants.place(tenant) else { return Ok(found) };
+        for shard in 0..self.shards.len() {
+            let mut shard = self.lock(shard);
+            let matching: Vec<u32> = shard.matching(tenant, &expression).collect();
+            for at in matching {
+                if shard.is_readable(&shard.entries[at]) {
+                    shard.lease(at, now_ms);
+                    found.push((shard.entries[at].key.clone(), shard.readable_replicas(at)));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Where objects are, without leasing them and without counting as use, in the keys' order.
+    pub fn peek<S: AsRef<str>>(&self, tenant: &str, keys: &[S]) -> Vec<Result<Replicas, ErrorCode>> {
+        let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
+        self.by_shard(tenant, keys, |shard, asked| {
+            for asked in asked {
+                let at = shard.readable(asked.spot, keys[asked.index].as_ref());
+                found[asked.index] = at.map(|at| shard.readable_replicas(at));
+            }
+        });
+        found
+    }
+}
+
+impl Locked<'_> {
+    /// A place if the key is there, or where the key is instead.
+    fn confirmed(&self, place: u32, spot: Spot, key: &str) -> u32 {
+        if place == NIL {
+            return NIL;
+        }
+        let entry = &self.entries[place];
+        if *entry.key == *key && entry.tenant == spot.tenant {
+            return place;
+        }
+        self.lookup(spot, key).unwrap_or(NIL)
+    }
+
+    /// The places of a tenant's keys that match an expression.
+    pub(crate) fn matching<'a>(
+        &'a self,
+        tenant: u16,
+        expression: &'a Regex,
+    ) -> impl Iterator<Item = u32> + 'a {
+        let (places, _) = self.occupied(0, NIL);
+        places.filter(move |at| {
+            let entry = &self.entries[*at];
+            entry.tenant == tenant && expression.is_match(&entry.key)
+        })
+    }
+}

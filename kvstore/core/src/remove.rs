@@ -1,0 +1,204 @@
+//! Removing objects.
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::Uuid;
+use regex::Regex;
+
+use crate::fact::{Effects, RemoveCause, StoreCause};
+use crate::locked::Locked;
+use crate::master::Master;
+use crate::object::Replica;
+use crate::slab::NIL;
+
+/// Entries that are removed under one lock when everything is.
+const STEP: u32 = 1024;
+
+impl Locked<'_> {
+    /// Whether an object may be removed: not while it is written, copied or read, and with its group.
+    fn may_remove(&self, at: u32, now_ms: u64, force: bool) -> Result<(), ErrorCode> {
+        let entry = &self.entries[at];
+        if !entry.is_complete() {
+            return Err(ErrorCode::REPLICA_IS_NOT_READY);
+        }
+        if entry.transfer().is_some() {
+            return Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK);
+        }
+        // Nobody can be reading what has only silent replicas.
+        if !force && entry.is_leased(now_ms) && self.is_readable(entry) {
+            return Err(ErrorCode::OBJECT_HAS_LEASE);
+        }
+        Ok(())
+    }
+}
+
+impl Master {
+    /// Removes an object; with `force`, although somebody may be reading it.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it is written,
+    /// `OBJECT_HAS_REPLICATION_TASK` while it is copied, `INVALID_PARAMS` for an empty key.
+    pub fn remove(
+        &self,
+        now_ms: u64,
+        tenant: &str,
+        key: &str,
+        force: bool,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
+        if key.is_empty() {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        let spot = self.spot_of(tenant, key)?;
+        if !force && self.group_is_leased(now_ms, tenant, key) {
+            return Err(ErrorCode::OBJECT_HAS_LEASE);
+        }
+        let mut shard = self.lock(spot.shard);
+        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        shard.may_remove(at, now_ms, force)?;
+        shard.drop_object(at, RemoveCause::Removed, fx);
+        Ok(())
+    }
+
+    /// Whether another object of a key's group is leased.
+    fn group_is_leased(&self, now_ms: u64, tenant: &str, key: &str) -> bool {
+        let Ok(spot) = self.spot_of(tenant, key) else { return false };
+        let (group, members) = {
+            let shard = self.lock(spot.shard);
+            let group = shard.lookup(spot, key).map_or(NIL, |at| shard.entries[at].group);
+            if group == NIL {
+                return false;
+            }
+            (group, self.groups.members(group))
+        };
+        members.iter().any(|member| {
+            let shard = self.lock(member.shard as usize);
+            shard.is_member(*member, group) && shard.entries[member.place].is_leased(now_ms)
+        })
+    }
+
+    /// [`Self::remove`] for several objects, in the keys' order.
+    pub fn batch_remove<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        tenant: &str,
+        keys: &[S],
+        force: bool,
+        fx: &mut dyn Effects,
+    ) -> Vec<Result<(), ErrorCode>> {
+        keys.iter().map(|key| self.remove(now_ms, tenant, key.as_ref(), force, fx)).collect()
+    }
+
+    /// Removes the objects whose keys match an expression and returns how many. Those that cannot be removed stay.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for an expression that is none.
+    pub fn remove_by_regex(
+        &self,
+        now_ms: u64,
+        tenant: &str,
+        expression: &str,
+        force: bool,
+        fx: &mut dyn Effects,
+    ) -> Result<i64, ErrorCode> {
+        let expression = Regex::new(expression).map_err(|_| ErrorCode::INVALID_PARAMS)?;
+        let Some(tenant) = self.tenants.place(tenant) else { return Ok(0) };
+        Ok(self.clear(
+            now_ms,
+            force,
+            |it, at| it.entries[at].tenant == tenant && it.fits(at, &expression),
+            fx,
+        ))
+    }
+
+    /// Removes all objects of a tenant, or of all tenants, and returns how many. Those that cannot be removed stay.
+    pub fn remove_all(&self, now_ms: u64, tenant: Option<&str>, force: bool, fx: &mut dyn Effects) -> i64 {
+        match tenant.map(|name| self.tenants.place(name)) {
+            None => self.clear(now_ms, force, |_, _| true, fx),
+            Some(None) => 0,
+            Some(Some(tenant)) => self.clear(now_ms, force, |it, at| it.entries[at].tenant == tenant, fx),
+        }
+    }
+
+    fn clear(
+        &self,
+        now_ms: u64,
+        force: bool,
+        is_meant: impl Fn(&Locked<'_>, u32) -> bool,
+        fx: &mut dyn Effects,
+    ) -> i64 {
+        let mut count = 0;
+        for shard in 0..self.shards.len() {
+            let mut from = Some(0);
+            while let Some(start) = from {
+                let mut shard = self.lock(shard);
+                let (places, next) = shard.occupied(start, STEP);
+                let places: Vec<u32> = places.collect();
+                from = next;
+                for at in places {
+                    if is_meant(&shard, at) && shard.may_remove(at, now_ms, force).is_ok() {
+                        shard.drop_object(at, RemoveCause::Cleared, fx);
+                        count += 1;
+                    }
+                }
+            }
+        }
+        count
+    }
+
+    /// Removes the replicas of objects that a client has on a segment, or all of them if no segment is named. Returns
+    /// the keys for which that was done: not those that are leased, written or copied, or that another client wrote.
+    pub fn replica_clear<S: AsRef<str>>(
+        &self,
+        now_ms: u64,
+        tenant: &str,
+        keys: &[S],
+        client: Uuid,
+        segment: &str,
+        fx: &mut dyn Effects,
+    ) -> Vec<String> {
+        let is_cleared =
+            |key: &&S| self.clear_replicas(now_ms, tenant, key.as_ref(), client, segment, fx).is_some();
+        let mut is_cleared = is_cleared;
+        keys.iter().filter(|key| is_cleared(key)).map(|key| key.as_ref().to_owned()).collect()
+    }
+
+    fn clear_replicas(
+        &self,
+        now_ms: u64,
+        tenant: &str,
+        key: &str,
+        client: Uuid,
+        segment: &str,
+        fx: &mut dyn Effects,
+    ) -> Option<()> {
+        let spot = self.spot_of(tenant, key).ok()?;
+        let mut shard = self.lock(spot.shard);
+        let at = shard.lookup(spot, key)?;
+        let entry = &shard.entries[at];
+        if entry.client != client || shard.may_remove(at, now_ms, false).is_err() {
+            return None;
+        }
+        let is_there =
+            |it: &Replica| shard.segments.get(it.segment).is_some_and(|it| *it.info.name == *segment);
+        let (gone, left): (Vec<Replica>, Vec<Replica>) =
+            entry.replicas().partition(|it| segment.is_empty() || is_there(it));
+        if left.is_empty() {
+            shard.drop_object(at, RemoveCause::Removed, fx);
+            return Some(());
+        }
+        if gone.is_empty() {
+            return None;
+        }
+        self.tenants.discharge(entry.tenant, entry.size * gone.len() as u64);
+        shard.entries[at].set_replicas(&left);
+        shard.tell_state(at, StoreCause::Replicas, fx);
+        gone.iter().for_each(|it| shard.free(it));
+        Some(())
+    }
+}
+
+impl Locked<'_> {
+    fn fits(&self, at: u32, expression: &Regex) -> bool {
+        expression.is_match(&self.entries[at].key)
+    }
+}

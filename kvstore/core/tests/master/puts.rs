@@ -1,0 +1,214 @@
+//! The life of an object from its first byte to its removal.
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{ObjectMeta, ReplicaType};
+use moongate_kvcore::{Fact, RemoveCause, Settings};
+
+use crate::world::{Config, MIB, TENANT, WRITER, World, endpoints, grouped, hard_pinned, id, soft_pinned};
+
+#[test]
+fn the_codes_are_mooncakes() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    let config = Config::default();
+    assert_eq!(world.start("", 1, &config), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(world.start("k", 0, &config), Err(ErrorCode::INVALID_PARAMS));
+    let none = Config { replica_num: 0, ..Config::default() };
+    assert_eq!(world.start("k", 1, &none), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(world.start("k", 2 * MIB, &config), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    assert_eq!(world.end("k"), Err(ErrorCode::OBJECT_NOT_FOUND));
+    assert_eq!(world.revoke("k"), Err(ErrorCode::OBJECT_NOT_FOUND));
+    assert_eq!(world.remove("k"), Err(ErrorCode::OBJECT_NOT_FOUND));
+    assert_eq!(world.master.exist(0, TENANT, ""), Err(ErrorCode::INVALID_PARAMS));
+
+    assert_eq!(world.start("k", 1000, &config).unwrap().len(), 1);
+    assert_eq!(world.start("k", 1000, &config), Err(ErrorCode::OBJECT_ALREADY_EXISTS));
+    assert_eq!(world.master.replicas(world.now, TENANT, "k"), Err(ErrorCode::REPLICA_IS_NOT_READY));
+    assert!(!world.exists("k"));
+    let meta = ObjectMeta { key: "k", object_checksum: Some(42) };
+    let end = |client, meta: &ObjectMeta<&str>| {
+        world.master.put_end(world.now, client, TENANT, meta, ReplicaType::ALL, &mut ())
+    };
+    assert_eq!(end(id(9), &meta), Err(ErrorCode::ILLEGAL_CLIENT));
+    assert_eq!((end(WRITER, &meta), end(WRITER, &meta)), (Ok(()), Ok(())));
+    assert_eq!(world.start("k", 1000, &config), Err(ErrorCode::OBJECT_ALREADY_EXISTS));
+    assert_eq!(world.revoke("k"), Err(ErrorCode::INVALID_WRITE));
+    // PutEnd grants no lease.
+    assert_eq!(world.remove("k"), Ok(()));
+    assert_eq!(world.used(), 0);
+
+    world.put("k", 1000, &config).unwrap();
+    assert_eq!(world.used(), 1024);
+    let list = world.master.replicas(world.now, TENANT, "k").unwrap();
+    assert_eq!((list.replicas.len(), list.lease_ttl_ms, list.object_checksum), (1, 10_000, None));
+    assert_eq!(world.remove("k"), Err(ErrorCode::OBJECT_HAS_LEASE));
+    world.now += 10_000;
+    assert_eq!(world.remove("k"), Ok(()));
+}
+
+#[test]
+fn checksums_are_kept() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    world.start("k", 10, &Config::default()).unwrap();
+    let meta = ObjectMeta { key: "k", object_checksum: Some(42) };
+    world.master.put_end(world.now, WRITER, TENANT, &meta, ReplicaType::ALL, &mut world.facts).unwrap();
+    assert_eq!(world.master.replicas(world.now, TENANT, "k").unwrap().object_checksum, Some(42));
+}
+
+#[test]
+fn a_put_that_is_not_ended_can_be_taken_over_but_its_space_stays_for_its_slow_writer() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    let config = Config::default();
+    let first = world.start("k", 1000, &config).unwrap();
+    world.live(29_000, &[1]);
+    assert_eq!(world.start("k", 1000, &config), Err(ErrorCode::OBJECT_ALREADY_EXISTS));
+    world.live(1000, &[1]);
+    let second = world.start("k", 1000, &config).unwrap();
+    assert_ne!(first[0].medium, second[0].medium);
+    assert_eq!(world.used(), 2048);
+    world.end("k").unwrap();
+    world.live(569_000, &[1]);
+    assert_eq!(world.used(), 2048);
+    world.live(1000, &[1]);
+    assert_eq!(world.used(), 1024);
+}
+
+#[test]
+fn a_put_that_nobody_ends_is_forgotten() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    world.start("k", 1000, &Config::default()).unwrap();
+    world.live(600_000, &[1]);
+    assert_eq!((world.used(), world.end("k")), (0, Err(ErrorCode::OBJECT_NOT_FOUND)));
+    assert!(world.facts.iter().any(|it| matches!(it, Fact::Removed { cause: RemoveCause::Unended, .. })));
+}
+
+#[test]
+fn an_upsert_of_the_same_size_keeps_its_place_unless_somebody_reads() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    let config = Config::default();
+    let upsert = |world: &mut World, size| {
+        let World { master, now, facts } = world;
+        master.upsert_start(*now, WRITER, TENANT, "k", size, &config, facts)
+    };
+    let first = upsert(&mut world, 1000).unwrap();
+    world.end("k").unwrap();
+    let again = upsert(&mut world, 1000).unwrap();
+    assert_eq!((&again, world.has("k"), world.used()), (&first, false, 1024));
+    world.end("k").unwrap();
+    assert!(world.exists("k"));
+    let elsewhere = upsert(&mut world, 1000).unwrap();
+    assert_ne!(elsewhere[0].medium, first[0].medium);
+    assert_eq!(world.used(), 2048);
+    world.end("k").unwrap();
+    world.live(10_000, &[1]);
+    assert_eq!(world.used(), 1024);
+    assert_eq!(upsert(&mut world, 5000).unwrap().len(), 1);
+    assert_eq!(world.used(), 5120);
+    world.revoke("k").unwrap();
+    assert_eq!((world.used(), world.has("k")), (0, false));
+
+    world.put("pinned", 10, &hard_pinned()).unwrap();
+    let World { master, now, facts } = &mut world;
+    let refused = master.upsert_start(*now, WRITER, TENANT, "pinned", 10, &config, facts);
+    assert_eq!(refused, Err(ErrorCode::INVALID_WRITE));
+}
+
+#[test]
+fn replicas_are_on_distinct_nodes_as_far_as_there_are_nodes() {
+    let mut world = World::with_segments(Settings::default(), &[MIB, MIB, MIB]);
+    let three = Config { replica_num: 3, ..Config::default() };
+    let mut nodes = endpoints(&world.start("k", 1000, &three).unwrap());
+    nodes.sort();
+    nodes.dedup();
+    assert_eq!(nodes.len(), 3);
+    let five = Config { replica_num: 5, ..Config::default() };
+    assert_eq!(world.start("l", 1000, &five).unwrap().len(), 3);
+    let preferred = Config { preferred_segment: "10.0.0.2:12000", ..Config::default() };
+    for key in ["a", "b", "c", "d"] {
+        assert_eq!(endpoints(&world.start(key, 1000, &preferred).unwrap()), ["10.0.0.2:12000"]);
+    }
+}
+
+#[test]
+fn batches_are_sequences_of_single_calls() {
+    let settings = Settings::default();
+    let mut single = World::with_segments(settings.clone(), &[MIB, MIB]);
+    let mut batch = World::with_segments(settings, &[MIB, MIB]);
+    let keys: Vec<String> = (0..300).map(|number| format!("key{}", number % 250)).collect();
+    let sizes: Vec<u64> = (0..300).map(|number| number % 7 * 1000).collect();
+    let config = Config::default();
+    let mut started = batch.master.batch_put_start(batch.now, WRITER, TENANT, &keys, &sizes, &config, &mut ());
+    let metas: Vec<_> = keys.iter().map(|key| ObjectMeta { key: key.as_str(), object_checksum: None }).collect();
+    let ended =
+        batch.master.batch_put_end(batch.now, WRITER, TENANT, &metas[..200], ReplicaType::ALL, &mut ());
+    for (key, size) in keys.iter().zip(&sizes) {
+        assert_eq!(single.start(key, *size, &config), started.remove(0));
+    }
+    for (key, ended) in keys.iter().zip(&ended) {
+        assert_eq!(single.end(key), *ended);
+    }
+    let asked: Vec<&str> =
+        keys.iter().map(String::as_str).chain(["missing", ""]).chain(keys.iter().map(String::as_str)).collect();
+    let mut found = Vec::new();
+    batch.master.batch_exist(batch.now, TENANT, &asked, &mut found);
+    for (key, found) in asked.iter().zip(&found) {
+        assert_eq!(single.master.exist(single.now, TENANT, key), *found, "{key}");
+    }
+    let lists = batch.master.batch_replicas(batch.now, TENANT, &asked);
+    for (key, list) in asked.iter().zip(lists) {
+        assert_eq!(single.master.replicas(single.now, TENANT, key), list, "{key}");
+    }
+    let removed = batch.master.batch_remove(batch.now, TENANT, &keys, false, &mut ());
+    for (key, removed) in keys.iter().zip(removed) {
+        assert_eq!(single.remove(key), removed, "{key}");
+    }
+    let wrong = batch.master.batch_put_start(0, WRITER, TENANT, &keys, &sizes[1..], &config, &mut ());
+    assert!(wrong.iter().all(|it| *it == Err(ErrorCode::INVALID_PARAMS)));
+}
+
+#[test]
+fn groups_are_leased_together() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    world.put("k", 10, &grouped("page")).unwrap();
+    world.put("v", 10, &grouped("page")).unwrap();
+    world.put("other", 10, &grouped("another")).unwrap();
+    assert!(world.exists("k"));
+    assert_eq!(world.remove("v"), Err(ErrorCode::OBJECT_HAS_LEASE));
+    assert_eq!(world.remove("other"), Ok(()));
+    world.now += 10_000;
+    assert_eq!(world.remove("v"), Ok(()));
+}
+
+#[test]
+fn removing_by_expression_and_all() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    for key in ["model_1", "model_2", "other_1"] {
+        world.put(key, 10, &Config::default()).unwrap();
+    }
+    let World { master, now, facts } = &mut world;
+    assert_eq!(master.remove_by_regex(*now, TENANT, "(", false, facts), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(master.replicas_by_regex(*now, TENANT, "^model_1$").unwrap().len(), 1);
+    assert_eq!(master.remove_by_regex(*now, TENANT, "^model", false, facts), Ok(1));
+    assert_eq!(master.remove_all(*now, None, false, facts), 1);
+    assert_eq!(master.remove_all(*now, None, true, facts), 1);
+    assert_eq!((world.keys().len(), world.used()), (0, 0));
+    let cleared = |it: &&Fact<'_>| matches!(it, Fact::Removed { cause: RemoveCause::Cleared, .. });
+    assert_eq!(world.facts.iter().filter(cleared).count(), 3);
+}
+
+#[test]
+fn statistics_are_per_prefix() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    world.put("model_1", 10, &Config::default()).unwrap();
+    world.put("model_2", 20, &soft_pinned(1000)).unwrap();
+    world.put("plain", 30, &Config::default()).unwrap();
+    assert!(world.exists("model_1") && world.exists("model_1"));
+    let mut figures: Vec<_> = world
+        .master
+        .prefix_statistics()
+        .into_iter()
+        .map(|it| (it.prefix.unwrap().to_string(), it.keys, it.bytes, it.hits))
+        .collect();
+    figures.sort();
+    assert_eq!(figures, [(String::new(), 1, 30, 0), ("model".to_owned(), 2, 30, 2)]);
+    assert_eq!(world.master.soft_pinned_count(), 1);
+}

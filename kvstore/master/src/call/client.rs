@@ -1,0 +1,26 @@
+//! Who calls.
+
+use mooncake_wire::rpc::{Method, Request};
+use mooncake_wire::types::Uuid;
+
+/// The client that a request names as its sender, for requests that clients make all the time.
+pub(super) fn of(request: &Request<&str>) -> Option<Uuid> {
+    match request {
+        Request::MountSegment(it) => Some(it.client_id),
+        Request::ReMountSegment(it) => Some(it.client_id),
+        Request::Ping(it) => Some(it.client_id),
+        Request::FetchTasks(it) => Some(it.client_id),
+        Request::PutStart(it) | Request::UpsertStart(it) => Some(it.client_id),
+        Request::PutEnd(it) | Request::UpsertEnd(it) => Some(it.client_id),
+        Request::PutRevoke(it) | Request::UpsertRevoke(it) => Some(it.client_id),
+        Request::BatchPutStart(it) | Request::BatchUpsertStart(it) => Some(it.client_id),
+        Request::BatchPutEnd(it) => Some(it.client_id),
+        Request::BatchPutRevoke(it) => Some(it.client_id),
+        _ => None,
+    }
+}
+
+/// Whether only clients make this call that lend memory.
+pub(super) fn is_node(method: Method) -> bool {
+    matches!(method, Method::Ping | Method::MountSegment | Method::ReMountSegment)
+}

@@ -1,0 +1,239 @@
+//! From a request's frame to the state machine and back to a frame.
+
+mod client;
+mod disk;
+mod object;
+mod segment;
+mod transfer;
+mod write;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use mooncake_wire::frame::{self, Fault, Frame, FrameError, Parsed, RequestHeader};
+use mooncake_wire::pack::{EncodeError, Pack, type_hash};
+use mooncake_wire::rpc::{self, Method, Request, Rpc, encode_reply};
+use mooncake_wire::types::Uuid;
+use mooncake_wire::{Dialect, DialectSet};
+use moongate_kvcore::Master;
+
+use crate::count::{Tally, Told};
+use crate::dialects::Speaker;
+use crate::journal::Recorder;
+use crate::server::Server;
+
+/// Bytes of replies after which they are sent before more requests are looked at.
+const REPLIES: usize = 256 * 1024;
+
+/// One connection's calls, whatever carries them.
+pub struct Caller {
+    server: Arc<Server>,
+    /// Which thread serves it; see [`crate::Counters`].
+    lane: usize,
+    speaker: Speaker,
+    recorder: Recorder,
+    /// The node that beats its heart on this connection.
+    node: Option<Uuid>,
+}
+
+/// How far [`Caller::run`] has come.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that were dealt with.
+    pub used: usize,
+    /// What the rest is.
+    pub rest: Rest,
+}
+
+/// What comes after the requests that were dealt with.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// A part of a request, perhaps nothing. At least so many more bytes are needed.
+    Incomplete(usize),
+    /// More requests: the replies so far are to be sent first.
+    More,
+    /// Nothing that can be understood: the connection is of no more use.
+    Broken(FrameError),
+}
+
+/// What a call has at hand.
+struct Call<'c> {
+    server: &'c Server,
+    core: &'c Master,
+    now_ms: u64,
+    fx: &'c mut Recorder,
+    dialect: Dialect,
+    sequence: u32,
+    out: &'c mut BytesMut,
+}
+
+/// What this master does for an RPC.
+trait Serve: Rpc {
+    /// The strings in its reply.
+    type Text;
+
+    fn serve(call: &mut Call<'_>, arguments: Self::Arguments<&str>) -> Self::Reply<Self::Text>;
+}
+
+/// `serve! { Method(call, arguments) => reply, Method[Text](call, arguments) => reply, … }`. Strings in replies are
+/// `Arc<str>` unless `Text` is told.
+macro_rules! serve {
+    (@text) => { std::sync::Arc<str> };
+    (@text $text:ty) => { $text };
+    ($($method:ident $([$text:ty])? ($call:pat, $arguments:pat) => $reply:expr,)+) => {$(
+        impl $crate::call::Serve for mooncake_wire::rpc::$method {
+            type Text = $crate::call::serve!(@text $($text)?);
+
+            fn serve(
+                $call: &mut $crate::call::Call<'_>,
+                $arguments: <Self as mooncake_wire::rpc::Rpc>::Arguments<&str>,
+            ) -> <Self as mooncake_wire::rpc::Rpc>::Reply<Self::Text> {
+                $reply
+            }
+        }
+    )+};
+}
+
+use serve;
+
+/// Calls what the request asks for; every RPC is listed.
+macro_rules! dispatch {
+    ($call:ident, $request:ident: $($method:ident)+) => {
+        match $request {
+            $(Request::$method(arguments) => {
+                let reply = <rpc::$method as Serve>::serve(&mut $call, arguments);
+                $call.reply::<rpc::$method>(&reply)
+            })+
+        }
+    };
+}
+
+impl Call<'_> {
+    fn reply<M: Serve>(&mut self, reply: &M::Reply<M::Text>) -> (Tally, Result<(), EncodeError>)
+    where
+        M::Reply<M::Text>: Pack + Told,
+    {
+        (reply.tally(), encode_reply::<M, M::Text>(self.sequence, self.dialect, reply, self.out))
+    }
+}
+
+impl Caller {
+    /// A caller who has not said anything yet. `lane` is the number of the thread that serves it.
+    pub fn new(server: Arc<Server>, host: std::net::IpAddr, lane: usize) -> Self {
+        let recorder = server.recorder();
+        Self { server, lane, speaker: Speaker::new(host), recorder, node: None }
+    }
+
+    /// Runs the requests at the start of `input` and appends their replies to `output`. Before the replies are sent,
+    /// [`Caller::commit`] has to succeed.
+    pub fn run(&mut self, input: &[u8], output: &mut BytesMut) -> Progress {
+        let mut began = Instant::now();
+        let now_ms = self.server.clock.at_ms(began);
+        let (mut used, limit) = (0, self.server.limits.frame_bytes);
+        loop {
+            let rest = input.get(used..).unwrap_or_default();
+            let frame = match frame::parse::<RequestHeader>(rest, limit) {
+                Ok(Parsed::Frame(frame)) => frame,
+                Ok(Parsed::Incomplete(missing)) => return Progress { used, rest: Rest::Incomplete(missing) },
+                Err(error) => return Progress { used, rest: Rest::Broken(error) },
+            };
+            used += frame.size();
+            if let Some((method, tally)) = self.answer(now_ms, frame, output) {
+                let ended = Instant::now();
+                self.server.counters.add(self.lane, method, tally, ended - began);
+                began = ended;
+            }
+            if output.len() >= REPLIES {
+                return Progress { used, rest: Rest::More };
+            }
+        }
+    }
+
+    /// Waits until the changes that the replies tell of are where they have to be.
+    ///
+    /// # Errors
+    /// When they cannot be brought there. Then the replies must not be sent.
+    pub fn commit(&mut self) -> std::io::Result<()> {
+        self.recorder.commit()
+    }
+
+    fn answer(
+        &mut self,
+        now_ms: u64,
+        Frame { header, body, .. }: Frame<RequestHeader, &[u8]>,
+        out: &mut BytesMut,
+    ) -> Option<(Method, Tally)> {
+        let server = &*self.server;
+        let Some(method) = Method::from_function_id(header.function_id) else {
+            server.counters.add_unknown_function();
+            refuse(&Fault::not_registered(), header.sequence, out);
+            return None;
+        };
+        let possible = method.request_dialects(body);
+        let Some(request) = decode(method, possible, body) else {
+            server.counters.add_unknown_arguments();
+            if possible.is_empty() {
+                server.releases.unknown(method, type_hash(body));
+            }
+            refuse(&Fault::invalid_argument(), header.sequence, out);
+            return None;
+        };
+        let client = client::of(&request);
+        self.speaker.heard(possible, client, &server.dialects);
+        if client.is_some() && client != self.node && client::is_node(method) {
+            server.presence.moved(self.node, client);
+            self.node = client;
+        }
+        let dialect = self.speaker.reply_in(method, possible, &server.dialects);
+        let (core, fx, sequence) = (&server.master, &mut self.recorder, header.sequence);
+        let call = Call { server, core, now_ms, fx, dialect, sequence, out };
+        Some((method, execute(call, request)))
+    }
+}
+
+/// Reads a request. Dialects in which it can be meant have the same form of arguments: any of them will do.
+fn decode(method: Method, possible: DialectSet, body: &[u8]) -> Option<Request<&str>> {
+    let decoded = Request::decode(method, possible.newest()?, body);
+    decoded.inspect_err(|error| tracing::debug!(method = method.name(), %error, "refused a request")).ok()
+}
+
+fn execute(mut call: Call<'_>, request: Request<&str>) -> Tally {
+    let method = request.method();
+    let (tally, written) = dispatch!(call, request:
+        ExistKey BatchExistKey BatchQueryIp BatchReplicaClear GetReplicaListByRegex GetReplicaList BatchGetReplicaList
+        PutStart PutEnd PutRevoke BatchPutStart BatchPutEnd BatchPutRevoke
+        UpsertStart UpsertEnd UpsertRevoke BatchUpsertStart BatchUpsertEnd BatchUpsertRevoke
+        Remove RemoveByRegex RemoveAll BatchRemove
+        MountSegment MountNoFSegment ReMountSegment ReMountNoFSegment UnmountSegment GracefulUnmountSegment
+        UnmountNoFSegment GetAllNoFSegments GetNoFSegmentsByName
+        Ping GetFsdir QuerySegmentStatus QuerySegmentStatusById GetStorageConfig ServiceReady
+        MountLocalDiskSegment UnmountLocalDiskSegment OffloadObjectHeartbeat ReportSsdCapacity NotifyOffloadSuccess
+        PromotionObjectHeartbeat PromotionAllocStart NotifyPromotionSuccess NotifyPromotionFailure
+        CopyStart DynamicReplicaCopyStart CopyEnd DynamicReplicaCopyEnd CopyRevoke DynamicReplicaCopyRevoke
+        MoveStart MoveEnd MoveRevoke
+        EvictDiskReplica BatchEvictDiskReplica PollRemoveAll
+        CreateCopyTask CreateMoveTask QueryTask FetchTasks MarkTaskToComplete
+    );
+    if let Err(error) = written {
+        // The state has changed all the same; the client will ask again in another way.
+        tracing::warn!(method = method.name(), %error, "a reply cannot be expressed");
+        refuse(&Fault::invalid_argument(), call.sequence, call.out);
+    }
+    tally
+}
+
+fn refuse(fault: &Fault, sequence: u32, out: &mut BytesMut) {
+    if let Err(error) = fault.write(sequence, out) {
+        tracing::warn!(%error, "a fault cannot be expressed");
+    }
+}
+
+impl Drop for Caller {
+    /// A node whose last connection is gone is not read from until it is heard of again.
+    fn drop(&mut self) {
+        if self.server.presence.moved(self.node, None) {
+            self.server.node_lost(self.node);
+        }
+    }
+}

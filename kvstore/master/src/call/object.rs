@@ -1,0 +1,24 @@
+//! Reading and removing.
+
+use std::sync::Arc;
+
+use super::serve;
+
+serve! {
+    ExistKey(call, it) => call.core.exist(call.now_ms, it.tenant, it.key),
+    BatchExistKey(call, it) => {
+        let mut found = Vec::new();
+        call.core.batch_exist(call.now_ms, it.tenant, &it.keys, &mut found);
+        found
+    },
+    GetReplicaList(call, it) => call.core.replicas(call.now_ms, it.tenant, it.key),
+    BatchGetReplicaList(call, it) => call.core.batch_replicas(call.now_ms, it.tenant, &it.keys),
+    GetReplicaListByRegex(call, it) => {
+        let found = call.core.replicas_by_regex(call.now_ms, it.tenant, it.key)?;
+        Ok(found.into_iter().map(|(key, replicas)| (Arc::from(key), replicas)).collect())
+    },
+    Remove(call, it) => call.core.remove(call.now_ms, it.tenant, it.key, it.force, call.fx),
+    BatchRemove(call, it) => call.core.batch_remove(call.now_ms, it.tenant, &it.keys, it.force, call.fx),
+    RemoveByRegex(call, it) => call.core.remove_by_regex(call.now_ms, it.tenant, it.key, it.force, call.fx),
+    RemoveAll(call, it) => call.core.remove_all(call.now_ms, Some(it.tenant), it.force, call.fx),
+}

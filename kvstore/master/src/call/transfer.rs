@@ -1,0 +1,46 @@
+//! Copies and moves of replicas, and the tasks to make them.
+
+use mooncake_wire::types::Uuid;
+use moongate_kvcore::Work;
+
+use super::serve;
+
+fn work<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> Work<'a> {
+    Work { client, tenant, key }
+}
+
+serve! {
+    CopyStart(call, it) => {
+        let work = work(it.client_id, it.tenant, it.key);
+        call.core.copy_start(call.now_ms, work, it.source, &it.targets, None, call.fx)
+    },
+    DynamicReplicaCopyStart(call, it) => {
+        let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
+        call.core.copy_start(call.now_ms, work, it.source, &it.targets, Some(plan), call.fx)
+    },
+    CopyEnd(call, it) => call.core.copy_end(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.fx),
+    DynamicReplicaCopyEnd(call, it) => {
+        let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
+        call.core.copy_end(call.now_ms, work, Some(plan), call.fx)
+    },
+    CopyRevoke(call, it) => {
+        call.core.copy_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.fx)
+    },
+    DynamicReplicaCopyRevoke(call, it) => {
+        let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
+        call.core.copy_revoke(call.now_ms, work, Some(plan), call.fx)
+    },
+    MoveStart(call, it) => {
+        let work = work(it.client_id, it.tenant, it.key);
+        call.core.move_start(call.now_ms, work, it.source, it.target, call.fx)
+    },
+    MoveEnd(call, it) => call.core.move_end(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx),
+    MoveRevoke(call, it) => call.core.move_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx),
+    CreateCopyTask(call, it) => call.core.create_copy_task(call.now_ms, it.tenant, it.key, &it.targets),
+    CreateMoveTask(call, it) => {
+        call.core.create_move_task(call.now_ms, it.tenant, it.key, it.source, it.target)
+    },
+    QueryTask[String](call, it) => call.core.query_task(it.task_id),
+    FetchTasks[String](call, it) => Ok(call.core.fetch_tasks(call.now_ms, it.client_id, it.limit)),
+    MarkTaskToComplete(call, it) => call.core.complete_task(call.now_ms, it.client_id, &it.completion),
+}

@@ -1,0 +1,171 @@
+//! Where facts go: every change of the state, numbered in the order in which it became true.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use moongate_kvcore::{Effects, Fact};
+use parking_lot::Mutex;
+
+/// Takes encoded facts. One is appended while the part of the state that it is about is locked, so appending must be
+/// quick; waiting belongs into [`Journal::commit`].
+pub trait Journal: Send + Sync + 'static {
+    /// Takes a fact and returns its number. Numbers begin at 1 and have no gaps.
+    fn append(&self, fact: &[u8]) -> u64;
+
+    /// Returns when the fact with this number, and all before it, will survive whatever the journal promises to
+    /// survive.
+    ///
+    /// # Errors
+    /// When that cannot be had. Then nobody may be told that the change was made.
+    fn commit(&self, number: u64) -> io::Result<()>;
+}
+
+/// Bytes of facts that are kept together.
+const CHUNK: usize = 64 * 1024;
+
+/// Keeps the newest facts in memory. They survive nothing, so a commit has nothing to wait for.
+#[derive(Debug)]
+pub struct MemoryJournal {
+    kept: Mutex<Kept>,
+    capacity: usize,
+}
+
+#[derive(Debug)]
+struct Kept {
+    next: u64,
+    chunks: VecDeque<Chunk>,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    first: u64,
+    bytes: Vec<u8>,
+    /// Where each fact ends.
+    ends: Vec<usize>,
+}
+
+impl MemoryJournal {
+    /// A journal that keeps about the newest `capacity` bytes of facts.
+    pub fn new(capacity: usize) -> Self {
+        Self { kept: Mutex::new(Kept { next: 1, chunks: VecDeque::new() }), capacity }
+    }
+
+    /// The number that the next fact will get.
+    pub fn next(&self) -> u64 {
+        self.kept.lock().next
+    }
+
+    /// Hands the facts from `number` on to `each`, in order, about 64 KiB at most. Returns the number to go on with, or
+    /// nothing if `number` is not kept any more.
+    pub fn read(&self, number: u64, mut each: impl FnMut(u64, &[u8])) -> Option<u64> {
+        let kept = self.kept.lock();
+        if number >= kept.next {
+            return Some(kept.next);
+        }
+        let at = kept.chunks.partition_point(|chunk| chunk.first <= number).checked_sub(1)?;
+        let chunk = kept.chunks.get(at)?;
+        let mut start = 0;
+        for (fact, end) in (chunk.first..).zip(&chunk.ends) {
+            if fact >= number {
+                each(fact, chunk.bytes.get(start..*end).unwrap_or_default());
+            }
+            start = *end;
+        }
+        Some(chunk.first + chunk.ends.len() as u64)
+    }
+}
+
+impl Kept {
+    /// A chunk with room, made out of the oldest one if there are enough.
+    fn chunk(&mut self, capacity: usize) -> Option<&mut Chunk> {
+        let full = self.chunks.back().is_none_or(|last| last.bytes.len() >= CHUNK);
+        if full {
+            let mut new = Chunk { first: self.next, bytes: Vec::with_capacity(CHUNK), ends: Vec::new() };
+            if self.chunks.len() * CHUNK >= capacity
+                && let Some(Chunk { bytes, ends, .. }) = self.chunks.pop_front()
+            {
+                (new.bytes, new.ends) = (bytes, ends);
+                new.bytes.clear();
+                new.ends.clear();
+            }
+            self.chunks.push_back(new);
+        }
+        self.chunks.back_mut()
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn append(&self, fact: &[u8]) -> u64 {
+        let mut kept = self.kept.lock();
+        if let Some(chunk) = kept.chunk(self.capacity) {
+            chunk.bytes.extend_from_slice(fact);
+            chunk.ends.push(chunk.bytes.len());
+        }
+        kept.next += 1;
+        kept.next - 1
+    }
+
+    fn commit(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Encodes facts into a journal, and remembers what has to be committed before anybody is told.
+pub struct Recorder {
+    journal: Arc<dyn Journal>,
+    encoded: Vec<u8>,
+    last: Option<u64>,
+}
+
+impl Recorder {
+    /// A recorder that has nothing to commit.
+    pub fn new(journal: Arc<dyn Journal>) -> Self {
+        Self { journal, encoded: Vec::new(), last: None }
+    }
+
+    /// Waits until what was recorded since the last time is committed.
+    ///
+    /// # Errors
+    /// As [`Journal::commit`].
+    pub fn commit(&mut self) -> io::Result<()> {
+        self.last.take().map_or(Ok(()), |last| self.journal.commit(last))
+    }
+}
+
+impl Effects for Recorder {
+    fn fact(&mut self, fact: Fact<'_>) {
+        self.encoded.clear();
+        moongate_kvcore::encode(&fact, &mut self.encoded);
+        self.last = Some(self.journal.append(&self.encoded));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_come_back_in_order_and_the_oldest_are_forgotten() {
+        let journal = MemoryJournal::new(3 * CHUNK);
+        let fact = |number: u64| vec![number as u8; 1000];
+        for number in 1..=1000 {
+            assert_eq!(journal.append(&fact(number)), number);
+        }
+        assert_eq!(journal.next(), 1001);
+        assert_eq!(journal.read(1, |_, _| panic!("forgotten")), None);
+        let mut next = journal.kept.lock().chunks.front().unwrap().first;
+        assert!((700..=900).contains(&next), "{next}");
+        while next < 1001 {
+            let mut expected = next;
+            let after = journal.read(next, |number, bytes| {
+                assert_eq!((number, bytes), (expected, &fact(number)[..]));
+                expected += 1;
+            });
+            assert_eq!(after, Some(expected));
+            next = expected;
+        }
+        assert_eq!(journal.read(next, |_, _| panic!("there is nothing yet")), Some(1001));
+        assert_eq!(journal.read(999, |number, _| assert!(number >= 999)), Some(1001));
+    }
+}

@@ -1,0 +1,23 @@
+//! A Mooncake-compatible master: what clients of every release of Mooncake talk to.
+//!
+//! The state machine is [`moongate_kvcore`]; here are its clock, its callers and its journal.
+//!
+//! - [`Server`]: the state machine with all that belongs to it.
+//! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
+//! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
+
+pub mod call;
+mod clock;
+mod count;
+mod dialects;
+pub mod durable;
+pub mod journal;
+mod presence;
+mod releases;
+pub mod rpc;
+mod server;
+pub mod ticker;
+
+pub use clock::Clock;
+pub use count::{CallCounts, Counters, LATENCY_BUCKETS, SHORTEST, Tally, latency_bound};
+pub use server::{HaState, Limits, Role, Server, ServerOptions, Standing};

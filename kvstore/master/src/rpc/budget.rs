@@ -1,0 +1,73 @@
+//! A bound for the memory of all connections together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Bytes that a connection may hold without asking.
+pub(super) const ALLOWANCE: usize = 64 * 1024;
+
+/// Bytes that connections may hold beyond their allowances.
+#[derive(Debug)]
+pub(super) struct Budget {
+    used: AtomicUsize,
+    limit: usize,
+}
+
+impl Budget {
+    pub(super) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { used: AtomicUsize::new(0), limit })
+    }
+}
+
+/// What one connection holds. Given back when dropped.
+#[derive(Debug)]
+pub(super) struct Held {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+impl Held {
+    pub(super) fn new(budget: &Arc<Budget>) -> Self {
+        Self { budget: Arc::clone(budget), bytes: 0 }
+    }
+
+    /// The connection's buffers have `capacity` bytes in all. Returns whether that is within the bound.
+    pub(super) fn set(&mut self, capacity: usize) -> bool {
+        let bytes = capacity.saturating_sub(ALLOWANCE);
+        if bytes == self.bytes {
+            return true;
+        }
+        let before = if bytes > self.bytes {
+            self.budget.used.fetch_add(bytes - self.bytes, Relaxed) + (bytes - self.bytes)
+        } else {
+            self.budget.used.fetch_sub(self.bytes - bytes, Relaxed);
+            0
+        };
+        self.bytes = bytes;
+        before <= self.budget.limit
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_share_what_is_beyond_their_allowances() {
+        let budget = Budget::new(1000);
+        let (mut one, mut other) = (Held::new(&budget), Held::new(&budget));
+        assert!(one.set(ALLOWANCE) && one.set(ALLOWANCE + 600));
+        assert!(other.set(ALLOWANCE + 400));
+        assert!(!other.set(ALLOWANCE + 401));
+        drop(one);
+        assert!(other.set(ALLOWANCE + 1000));
+        assert!(other.set(10));
+        assert_eq!(budget.used.load(Relaxed), 0);
+    }
+}

@@ -1,0 +1,158 @@
+//! Accepting connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use moongate_runtime::{BindError, Supervisor, bind};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::budget::Budget;
+use super::worker::{Accepted, Worker};
+use crate::server::Server;
+
+/// Pause after an accept that failed for want of something.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How often a full house is told.
+const FULL_EVERY: Duration = Duration::from_secs(10);
+
+/// The RPC port cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum RpcError {
+    /// The port cannot be had.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A thread cannot be had.
+    #[error("cannot start a thread for RPCs: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// A served RPC port.
+#[derive(Debug)]
+pub struct Rpc {
+    address: SocketAddr,
+    stop: CancellationToken,
+}
+
+impl Rpc {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts nothing more and closes every connection after the replies that are due. The supervisor's shutdown waits
+    /// for that.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+}
+
+/// Serves RPCs on `address` with so many threads, until the supervisor's shutdown.
+///
+/// # Errors
+/// [`RpcError`].
+pub fn serve(
+    server: &Arc<Server>,
+    address: SocketAddr,
+    threads: usize,
+    supervisor: &Supervisor,
+) -> Result<Rpc, RpcError> {
+    let listener = bind(address)?;
+    let address = listener.local_addr()?;
+    let stop = supervisor.token().child_token();
+    let budget = Budget::new(server.limits.buffer_bytes);
+    let workers: io::Result<Vec<_>> = (0..threads.max(1))
+        .map(|lane| {
+            Worker {
+                server: Arc::clone(server),
+                budget: Arc::clone(&budget),
+                supervisor: supervisor.clone(),
+                stop: stop.child_token(),
+                lane,
+            }
+            .start()
+        })
+        .collect();
+    let accepting = Accepting {
+        listener,
+        slots: Arc::new(Semaphore::new(server.limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
+        connections: server.limits.connections,
+        no_delay: server.limits.no_delay,
+        workers: workers?,
+        told_full: None,
+    };
+    let until = stop.clone();
+    supervisor.spawn("rpc listener", async move {
+        tokio::select! {
+            () = accepting.run() => {}
+            () = until.cancelled() => {}
+        }
+    });
+    Ok(Rpc { address, stop })
+}
+
+struct Accepting {
+    listener: TcpListener,
+    slots: Arc<Semaphore>,
+    connections: usize,
+    no_delay: bool,
+    workers: Vec<mpsc::Sender<Accepted>>,
+    told_full: Option<Instant>,
+}
+
+impl Accepting {
+    async fn run(mut self) {
+        for turn in 0.. {
+            let Some(slot) = self.slot().await else { return };
+            let (stream, peer) = accept(&self.listener).await;
+            let accepted = match self.prepare(stream) {
+                Ok(stream) => Accepted { stream, host: peer.ip().to_canonical(), slot },
+                Err(error) => {
+                    tracing::debug!(%peer, %error, "a connection was gone before it was set up");
+                    continue;
+                }
+            };
+            let Some(worker) = self.workers.get(turn % self.workers.len()) else { return };
+            if worker.send(accepted).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// A place for one more connection.
+    async fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+            return Some(slot);
+        }
+        if self.told_full.is_none_or(|told| told.elapsed() >= FULL_EVERY) {
+            self.told_full = Some(Instant::now());
+            tracing::warn!(
+                connections = self.connections,
+                "as many RPC connections as allowed are open: others wait until one ends. Raise --rpc_max_connections"
+            );
+        }
+        Arc::clone(&self.slots).acquire_owned().await.ok()
+    }
+
+    fn prepare(&self, stream: TcpStream) -> io::Result<std::net::TcpStream> {
+        stream.set_nodelay(self.no_delay)?;
+        // The thread that serves it registers it with its own runtime.
+        stream.into_std()
+    }
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept RPC connections; trying again after a pause");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
