@@ -5,19 +5,24 @@
 //! - [`Server`]: the state machine with all that belongs to it.
 //! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
 //! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
+//! - [`flags`]: the command line of Mooncake's master. [`start`]: all of it together.
 
 pub mod call;
 mod clock;
+mod command;
 mod count;
 mod dialects;
 pub mod durable;
+pub mod flags;
 pub mod journal;
 mod presence;
 mod releases;
 pub mod rpc;
 mod server;
+pub mod summary;
 pub mod ticker;
 
 pub use clock::Clock;
+pub use command::{RunningMaster, start};
 pub use count::{CallCounts, Counters, LATENCY_BUCKETS, SHORTEST, Tally, latency_bound};
 pub use server::{HaState, Limits, Role, Server, ServerOptions, Standing};
