@@ -23,6 +23,6 @@ pub mod summary;
 pub mod ticker;
 
 pub use clock::Clock;
-pub use command::{RunningMaster, start};
+pub use command::{RunningMaster, StartError, start};
 pub use count::{CallCounts, Counters, LATENCY_BUCKETS, SHORTEST, Tally, latency_bound};
 pub use server::{HaState, Limits, Role, Server, ServerOptions, Standing};
