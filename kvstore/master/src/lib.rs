@@ -6,6 +6,8 @@
 //! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
 //! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
 //! - [`flags`]: the command line of Mooncake's master. [`start`]: all of it together.
+//! - [`http`]: the admin server. [`metadata`]: where clients find each other. [`events`]: what is published over ZeroMQ.
+//! - [`journal`]: where every change goes before anybody is told of it.
 
 pub mod call;
 mod clock;
@@ -13,8 +15,13 @@ mod command;
 mod count;
 mod dialects;
 pub mod durable;
+pub mod events;
 pub mod flags;
+pub mod http;
 pub mod journal;
+pub mod metadata;
+mod metrics;
+pub mod observe;
 mod presence;
 mod releases;
 pub mod rpc;
