@@ -43,7 +43,7 @@ impl MasterCommand {
 /// Serves until asked to stop, then answers what is in progress.
 pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let grace = options.shutdown_grace;
-    let master = moongate_master::start(options, &supervisor)?;
+    let master = moongate_master::start(options, &supervisor).await?;
     terminated().await;
     master.stop();
     tokio::select! {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_wire::events::mooncake::SegmentChange;
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{Fact, RemoveCause, StoreCause, UnmountCause};
+use moongate_kvcore::{Fact, Master, RemoveCause, StoreCause, UnmountCause};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -70,6 +70,14 @@ impl Observer {
         let (sender, receiver) = mpsc::channel(EXPIRED);
         self.expired = Some(sender);
         receiver
+    }
+
+    /// Learns which segments there are, where no fact told it.
+    pub(crate) fn learn(&self, master: &Master) {
+        let mut segments = self.segments.lock();
+        for it in master.segments_detail().segments {
+            segments.insert(it.segment_id, Known { name: it.segment_name.into(), client: it.client_id });
+        }
     }
 
     /// Takes note of a fact. Quick: the part of the state that it is about is locked.

@@ -189,7 +189,8 @@ async fn every_way_in_which_an_object_can_vanish_is_told() {
     assert!(follower.keys.is_empty());
 
     use SegmentChange::{Lost, Mounted, Silent};
-    let told: Vec<(&str, SegmentChange)> = follower.segments.iter().map(|(name, it)| (&**name, *it)).collect();
+    let told: Vec<(&str, SegmentChange)> =
+        follower.segments.iter().map(|(name, it)| (&**name, *it)).collect();
     let (one, two) = ("10.0.0.1:1", "10.0.0.2:1");
     assert_eq!(told, [(one, Mounted), (one, Lost), (two, Mounted), (two, Silent), (two, Lost)]);
     let status = events.status();

@@ -42,6 +42,8 @@ pub(super) const FLAGS: &[Flag] = &[
     ours("data_dir", Text, "", "Folder that keeps the state, so that it outlives the process"),
     ours("data_flush_always", Bool, "false", "Answer writers when the disk has their change, so that it outlives the machine too"),
     ours("journal_memory_bytes", Number(0, i64::MAX), "67108864", "Bytes of the newest changes that are kept for those who follow them"),
+    ours("http_metadata_server_dir", Text, "", "Folder in which transfer metadata outlives the master; none for in memory only"),
+    ours("kv_events_replay_endpoint", Text, "", "Where events that were missed can be had again, such as tcp://0.0.0.0:5558"),
     ours("shutdown_grace_seconds", Number(0, MOST), "10", "Seconds for calls in progress when asked to stop"),
     ours("log_format", Choice(FORMATS), "text", "Form of a log line"),
     ours("log_filter", Text, "info", "Least severe level to log, for all or by module, such as warn,moongate_master=debug"),

@@ -108,7 +108,6 @@ pub(crate) fn not_found() -> Response {
     response(StatusCode::NOT_FOUND, None, "404 Not Found")
 }
 
-#[expect(clippy::unused_async, reason = "a handler is asynchronous")]
 pub(super) async fn no_such_path(_: Parts) -> Response {
     not_found()
 }

@@ -45,16 +45,16 @@ pub(super) async fn create(State(admin): Shared, body: Bytes) -> Response {
     }
 }
 
-fn job_id(query: &Query) -> Result<Uuid, Response> {
-    let id = query.decoded("job_id").and_then(|id| id.parse().ok());
-    id.ok_or_else(|| answer::invalid("Missing or invalid job_id"))
+fn job_id(query: &Query) -> Option<Uuid> {
+    query.decoded("job_id").and_then(|id| id.parse().ok())
+}
+
+fn no_job_id() -> Response {
+    answer::invalid("Missing or invalid job_id")
 }
 
 pub(super) async fn query(State(admin): Shared, query: Query) -> Response {
-    let id = match job_id(&query) {
-        Ok(id) => id,
-        Err(refusal) => return refusal,
-    };
+    let Some(id) = job_id(&query) else { return no_job_id() };
     match admin.server.master.drain_job(id) {
         Ok(job) => answer::done(&job),
         Err(code) => answer::failed(code),
@@ -62,10 +62,7 @@ pub(super) async fn query(State(admin): Shared, query: Query) -> Response {
 }
 
 pub(super) async fn cancel(State(admin): Shared, query: Query) -> Response {
-    let id = match job_id(&query) {
-        Ok(id) => id,
-        Err(refusal) => return refusal,
-    };
+    let Some(id) = job_id(&query) else { return no_job_id() };
     let canceled = change(&admin.server, move |server, now_ms, recorder| {
         server.master.cancel_drain_job(now_ms, id, recorder)
     });

@@ -10,7 +10,7 @@ use mooncake_wire::events::mooncake::DEFAULT_TENANT;
 use serde::Serialize;
 
 use super::objects::in_memory;
-use super::{Query, Shared, answer};
+use super::{Admin, Query, Shared, answer};
 
 #[derive(Serialize)]
 struct Peeked<'a> {
@@ -32,10 +32,18 @@ pub(super) async fn peek(State(admin): Shared, query: Query) -> Response {
     let Some(keys) = query.decoded("keys") else {
         return answer::invalid("No keys provided. Use ?keys=key1,key2,...");
     };
+    look(&admin, &query, &keys.split(',').collect::<Vec<_>>())
+}
+
+/// The same for more keys than fit into a path: a line of the body each, as they are.
+pub(super) async fn peek_lines(State(admin): Shared, query: Query, keys: String) -> Response {
+    look(&admin, &query, &keys.lines().collect::<Vec<_>>())
+}
+
+fn look(admin: &Admin, query: &Query, keys: &[&str]) -> Response {
     let tenant = query.decoded("tenant_id").unwrap_or(Cow::Borrowed(DEFAULT_TENANT));
-    let keys: Vec<&str> = keys.split(',').collect();
     let master = &admin.server.master;
-    let found = master.peek(&tenant, &keys);
+    let found = master.peek(&tenant, keys);
     let mut data = BTreeMap::new();
     for (key, found) in keys.iter().zip(&found) {
         let peeked = match found {

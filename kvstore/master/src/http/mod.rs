@@ -79,7 +79,7 @@ pub fn admin_router(admin: Arc<Admin>) -> Router {
         .route("/api/v1/drain_jobs/cancel", only(post(drain::cancel)))
         .route("/api/v1/tenant_quotas", only(quotas))
         .route("/api/v1/remove_all", only(post(objects::remove_all)))
-        .route("/api/v1/peek", only(get(inspect::peek)))
+        .route("/api/v1/peek", only(get(inspect::peek).post(inspect::peek_lines)))
         .route("/api/v1/prefixes", only(get(inspect::prefixes)))
         .route("/api/v1/snapshot", only(get(snapshot::get)))
         .route_layer(from_fn_with_state(Arc::clone(&admin), while_serving));

@@ -20,7 +20,8 @@ pub(super) fn body(pieces: impl Pieces) -> Body {
         let mut out = Vec::with_capacity(CHUNK + CHUNK / 4);
         while out.len() < CHUNK {
             if !pieces.next(&mut out) {
-                return (!out.is_empty()).then(|| (Ok::<_, std::convert::Infallible>(Bytes::from(out)), None));
+                return (!out.is_empty())
+                    .then(|| (Ok::<_, std::convert::Infallible>(Bytes::from(out)), None));
             }
             // A piece is some microseconds of work: between two others have their turn.
             tokio::task::yield_now().await;

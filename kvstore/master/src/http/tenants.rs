@@ -1,5 +1,7 @@
 //! Tenants' quotas.
 
+use std::borrow::Cow;
+
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
@@ -10,9 +12,12 @@ use super::{Query, Shared, answer, change};
 /// The most bytes that a tenant can have.
 const MAX_QUOTA: u64 = i64::MAX as u64;
 
-fn tenant(query: &Query) -> Result<String, Response> {
-    let tenant = query.decoded("tenant_id").map(std::borrow::Cow::into_owned);
-    tenant.ok_or_else(|| answer::invalid("Missing or invalid tenant_id"))
+fn tenant(query: &Query) -> Option<String> {
+    query.decoded("tenant_id").map(Cow::into_owned)
+}
+
+fn no_tenant() -> Response {
+    answer::invalid("Missing or invalid tenant_id")
 }
 
 pub(super) async fn get(State(admin): Shared, query: Query) -> Response {
@@ -25,14 +30,7 @@ pub(super) async fn get(State(admin): Shared, query: Query) -> Response {
 }
 
 pub(super) async fn put(State(admin): Shared, query: Query, body: Bytes) -> Response {
-    let tenant = match tenant(&query) {
-        Ok(tenant) => tenant,
-        Err(refusal) => return refusal,
-    };
-    // Whether there are tenants at all counts more than what is asked for.
-    if let Err(code) = admin.server.master.quotas() {
-        return answer::failed(code);
-    }
+    let Some(tenant) = tenant(&query) else { return no_tenant() };
     let requested = match serde_json::from_slice(&body) {
         Ok(RequestedQuota { requested_quota_bytes }) => requested_quota_bytes,
         Err(error) => return answer::invalid(format!("Invalid JSON body: {error}")),
@@ -47,10 +45,7 @@ pub(super) async fn put(State(admin): Shared, query: Query, body: Bytes) -> Resp
 }
 
 pub(super) async fn delete(State(admin): Shared, query: Query) -> Response {
-    let tenant = match tenant(&query) {
-        Ok(tenant) => tenant,
-        Err(refusal) => return refusal,
-    };
+    let Some(tenant) = tenant(&query) else { return no_tenant() };
     let removed =
         change(&admin.server, move |server, _, recorder| server.master.remove_quota(&tenant, recorder));
     removed.await.flatten().map_or_else(answer::failed, answer::data)

@@ -62,7 +62,11 @@ fn mount(server: &Server) {
 
 fn put(server: &Server, key: &str, size: u64, replicas: u64) {
     let (now, client, mut recorder) = (server.clock.now_ms(), id(1), server.recorder());
-    let config = ReplicateConfig { replica_num: replicas, preferred_segment: SEGMENTS[0], ..ReplicateConfig::default() };
+    let config = ReplicateConfig {
+        replica_num: replicas,
+        preferred_segment: SEGMENTS[0],
+        ..ReplicateConfig::default()
+    };
     server.master.put_start(now, client, "default", key, size, &config, &mut recorder).unwrap();
     let object = ObjectMeta { key, object_checksum: None };
     server.master.put_end(now, client, "default", &object, ReplicaType::ALL, &mut recorder).unwrap();
@@ -79,7 +83,11 @@ async fn ask(router: &Router, request: Request<Body>) -> Answer {
     let status = answer.status().to_string();
     let content_type = answer.headers().get("content-type").map(|it| it.to_str().unwrap().to_owned());
     let body = answer.into_body().collect().await.unwrap().to_bytes();
-    Answer { status, content_type: content_type.unwrap_or_default(), body: String::from_utf8(body.into()).unwrap() }
+    Answer {
+        status,
+        content_type: content_type.unwrap_or_default(),
+        body: String::from_utf8(body.into()).unwrap(),
+    }
 }
 
 async fn get_path(router: &Router, path: &str) -> Answer {
@@ -103,10 +111,8 @@ fn sample(text: &'static str) -> Sample<'static> {
     let (request, answer) = text.split_once('\n').unwrap();
     let word_after = |flag: &str| request.split_once(flag).map(|(_, rest)| rest.split(' ').next().unwrap());
     let (port, path) = request.split_once("127.0.0.1:").unwrap().1.split_at(4);
-    let (head, body) = answer
-        .split_once("GMT\n")
-        .or_else(|| answer.split_once("\n\n"))
-        .unwrap_or((answer, ""));
+    let (head, body) =
+        answer.split_once("GMT\n").or_else(|| answer.split_once("\n\n")).unwrap_or((answer, ""));
     let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     let status = head.lines().next().unwrap().strip_prefix("HTTP/1.1 ").unwrap();
     Sample {
@@ -124,12 +130,17 @@ fn sample(text: &'static str) -> Sample<'static> {
 
 /// Replaces what differs from run to run, and what differs for a reason: space in use is counted as it was rounded.
 fn shape(body: &str) -> String {
-    let replace = |text: String, pattern: &str, by: &str| Regex::new(pattern).unwrap().replace_all(&text, by).into_owned();
+    let replace = |text: String, pattern: &str, by: &str| {
+        Regex::new(pattern).unwrap().replace_all(&text, by).into_owned()
+    };
     let mut text = body.trim_end().to_owned();
     for (pattern, by) in [
         (r"\d{5,}-\d{5,}", "ID"),
         ("0x[0-9a-f]+", "ADDRESS"),
-        (r#"("(?:buffer_address_|allocator_used_bytes|\w+_units|migrated_bytes|\w+_ms_epoch)":)\d+"#, "${1}N"),
+        (
+            r#"("(?:buffer_address_|allocator_used_bytes|\w+_units|migrated_bytes|\w+_ms_epoch)":)\d+"#,
+            "${1}N",
+        ),
         (r"Used\(bytes\): \d+", "Used(bytes): N"),
         (r"\d\.\d+E-1", "SHARE"),
         ("(Invalid JSON body: ).*\"}", "${1}…\"}"),
@@ -150,7 +161,8 @@ fn shape(body: &str) -> String {
 }
 
 async fn compare(admin: &Arc<Admin>, admin_port: &str, samples: Vec<Sample<'_>>) {
-    let (router, metadata) = (admin_router(Arc::clone(admin)), metadata_router(Arc::new(Metadata::in_memory())));
+    let (router, metadata) =
+        (admin_router(Arc::clone(admin)), metadata_router(Arc::new(Metadata::in_memory())));
     let mut job = String::new();
     for sample in samples {
         let path = sample.path.replace("6433642746086771731-17100531213125438380", &job);
@@ -210,7 +222,8 @@ fn families(text: &str) -> std::collections::BTreeMap<String, (String, Vec<Strin
         } else if !line.starts_with('#') {
             assert!(line.starts_with(&last), "{line} is not of {last}");
             let labels = line.split_once('{').map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
-            let names = labels.split(',').filter_map(|label| label.split_once('=')).map(|(name, _)| name.to_owned());
+            let names =
+                labels.split(',').filter_map(|label| label.split_once('=')).map(|(name, _)| name.to_owned());
             families.get_mut(&last).unwrap().1 = names.collect();
         }
     }
@@ -258,9 +271,12 @@ async fn only_a_look_by_one_key_leases() {
         put(&admin.server, key, 100, 1);
     }
     let router = admin_router(Arc::clone(&admin));
-    for path in
-        ["/query_key?key=one", "/batch_query_keys?keys=two", "/api/v1/peek?keys=two,three", "/api/v1/snapshot"]
-    {
+    for path in [
+        "/query_key?key=one",
+        "/batch_query_keys?keys=two",
+        "/api/v1/peek?keys=two,three",
+        "/api/v1/snapshot",
+    ] {
         assert_eq!(get_path(&router, path).await.status, "200 OK");
     }
     let now = admin.server.clock.now_ms();
@@ -282,6 +298,13 @@ async fn a_peek_tells_which_nodes_are_silent() {
     assert_eq!(answer["data"]["both"]["replicas"].as_array().unwrap().len(), 1);
     assert_eq!(answer["data"]["both"]["replicas"][0]["transport_endpoint_"], SEGMENTS[1]);
     assert_eq!(answer["data"]["first"]["error"], "OBJECT_NOT_FOUND");
+    let many: String =
+        (0..20_000).map(|number| format!("{number:064x}\n")).chain(["both".to_owned()]).collect();
+    let request = Request::post("/api/v1/peek").body(Body::from(many)).unwrap();
+    let answer = ask(&admin_router(Arc::clone(&admin)), request).await;
+    let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    let data = answer["data"].as_object().unwrap();
+    assert_eq!((data.len(), data["both"]["ok"].as_bool()), (20_001, Some(true)));
 }
 
 #[tokio::test]
@@ -311,10 +334,48 @@ async fn all_keys_come_though_the_answer_has_many_pieces() {
     keys.sort_unstable();
     assert_eq!(lines, keys);
     let snapshot = get_path(&router, "/api/v1/snapshot").await.body;
-    let lines: Vec<serde_json::Value> = snapshot.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<serde_json::Value> =
+        snapshot.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.iter().filter(|line| line["key"].is_string()).count(), 5000);
     assert_eq!(lines.last().unwrap()["objects"], 5000);
     assert!(lines.iter().filter(|line| line["segment_name"].is_string()).all(|line| line["live"] == true));
+}
+
+/// docs/master.md describes every family that Mooncake has not, and every path.
+#[tokio::test]
+async fn the_page_says_what_there_is() {
+    let page = include_str!("../../../../docs/master.md");
+    let supervisor = moongate_runtime::Supervisor::new();
+    let bind = "tcp://127.0.0.1:*".parse().unwrap();
+    let options = crate::events::EventsOptions { bind, replay: None, backend: String::new(), kept_bytes: 0 };
+    let events = Events::start(Arc::new(Queue::new(1)), options, &supervisor).await.unwrap();
+    let admin = Arc::into_inner(admin(settings())).unwrap();
+    mount(&admin.server);
+    put(&admin.server, "model_x", 70_000, 1);
+    let router = admin_router(Arc::new(Admin { events: Some(events), ..admin }));
+    get_path(&router, "/query_key?key=model_x").await;
+    let metrics = families(&get_path(&router, "/metrics").await.body);
+    let ours: Vec<String> = metrics
+        .iter()
+        .filter(|(name, _)| name.starts_with("moongate_"))
+        .map(|(name, (kind, labels))| {
+            let labels: Vec<&String> = labels.iter().filter(|label| *label != "le").collect();
+            let label = labels.first().map_or("–".to_owned(), |label| format!("`{label}`"));
+            format!("| `{name}` | {kind} | {label} |")
+        })
+        .collect();
+    let mut described: Vec<&str> = page.lines().filter(|line| line.starts_with("| `moongate_")).collect();
+    described.sort_unstable();
+    assert_eq!(ours.len(), described.len());
+    for (ours, described) in ours.iter().zip(described) {
+        assert!(described.starts_with(ours.as_str()), "{ours}\n{described}");
+    }
+    for path in ["/api/v1/peek?keys=model_x", "/api/v1/prefixes", "/api/v1/snapshot"] {
+        let name = path.split('?').next().unwrap();
+        assert!(page.contains(name), "{name}");
+        assert_eq!(get_path(&router, path).await.status, "200 OK", "{path}");
+    }
+    supervisor.shutdown(std::time::Duration::from_secs(60)).await.unwrap();
 }
 
 /// Whatever happens between two pieces of a snapshot: with the events after the number that it begins with, it is the truth.
@@ -349,7 +410,11 @@ fn a_snapshot_and_the_events_after_it_are_the_truth() {
     }
     let told = keys.clone();
     queue.replay_after(begun, |stored, key| {
-        if stored { keys.insert(key.to_owned()) } else { keys.remove(key) };
+        if stored {
+            keys.insert(key.to_owned())
+        } else {
+            keys.remove(key)
+        };
     });
     let (mut truth, mut from) = (std::collections::BTreeSet::new(), Some(moongate_kvcore::Cursor::default()));
     while let Some(cursor) = from {

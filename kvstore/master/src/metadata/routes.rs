@@ -1,5 +1,6 @@
 //! The paths.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::Router;
@@ -46,16 +47,16 @@ async fn health() -> Response {
 }
 
 /// The key, decoded: so it is the same key however a client has written it.
-fn key(query: &Query) -> Result<String, Response> {
-    let key = query.decoded("key").map(std::borrow::Cow::into_owned);
-    key.ok_or_else(|| say(StatusCode::BAD_REQUEST, "Missing key parameter"))
+fn key(query: &Query) -> Option<String> {
+    query.decoded("key").map(Cow::into_owned)
+}
+
+fn no_key() -> Response {
+    say(StatusCode::BAD_REQUEST, "Missing key parameter")
 }
 
 async fn read(State(metadata): Shared, query: Query) -> Response {
-    let key = match key(&query) {
-        Ok(key) => key,
-        Err(refusal) => return refusal,
-    };
+    let Some(key) = key(&query) else { return no_key() };
     let Some(value) = metadata.get(&key) else { return say(StatusCode::NOT_FOUND, "metadata not found") };
     let mut response = Response::new(Body::from(value));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -63,10 +64,7 @@ async fn read(State(metadata): Shared, query: Query) -> Response {
 }
 
 async fn write(State(metadata): Shared, query: Query, value: Bytes) -> Response {
-    let key = match key(&query) {
-        Ok(key) => key,
-        Err(refusal) => return refusal,
-    };
+    let Some(key) = key(&query) else { return no_key() };
     match metadata.put(&key, &value) {
         Put::Updated => kept(metadata, "metadata updated").await,
         Put::Unchanged => say(StatusCode::OK, "metadata unchanged"),
@@ -76,10 +74,7 @@ async fn write(State(metadata): Shared, query: Query, value: Bytes) -> Response 
 }
 
 async fn remove(State(metadata): Shared, query: Query) -> Response {
-    let key = match key(&query) {
-        Ok(key) => key,
-        Err(refusal) => return refusal,
-    };
+    let Some(key) = key(&query) else { return no_key() };
     if metadata.delete(&key) {
         kept(metadata, "metadata deleted").await
     } else {

@@ -30,7 +30,9 @@ pub enum MetadataError {
     #[error("the metadata's folder: {0}")]
     Log(#[from] moongate_oplog::Error),
     /// The log begins after what the newest snapshot contains.
-    #[error("the metadata's folder has a gap: the snapshot ends with change {snapshot}, the log begins with {log}; move it away to begin anew")]
+    #[error(
+        "the metadata's folder has a gap: the snapshot ends with change {snapshot}, the log begins with {log}; move it away to begin anew"
+    )]
     Gap {
         /// The last change that the snapshot contains.
         snapshot: u64,
@@ -184,7 +186,9 @@ impl Metadata {
     /// Removes all entries of a node whose client is gone, and returns how many. As [`Self::delete`].
     pub fn forget_node(&self, name: &str) -> usize {
         let is_of = |key: &&String| {
-            ["/ram/", "/rpc_meta/"].iter().any(|kind| key.strip_suffix(name).is_some_and(|key| key.ends_with(kind)))
+            ["/ram/", "/rpc_meta/"]
+                .iter()
+                .any(|kind| key.strip_suffix(name).is_some_and(|key| key.ends_with(kind)))
         };
         let keys: Vec<String> = self.entries.lock().by_key.keys().filter(is_of).cloned().collect();
         keys.iter().filter(|key| self.delete(key)).count()

@@ -67,7 +67,10 @@ fn what_is_kept_is_bounded() {
     let metadata = Metadata::in_memory();
     assert_eq!(put(&metadata, &"k".repeat(5000), ""), Put::Full);
     let value = Bytes::from(vec![0; 100 << 20]);
-    assert_eq!([1, 2, 3].map(|number| metadata.put(&number.to_string(), &value)), [Put::Updated, Put::Updated, Put::Full]);
+    assert_eq!(
+        [1, 2, 3].map(|number| metadata.put(&number.to_string(), &value)),
+        [Put::Updated, Put::Updated, Put::Full]
+    );
     assert!(metadata.delete("1"));
     assert_eq!(metadata.put("3", &value), Put::Updated);
 }

@@ -73,17 +73,17 @@ pub(super) fn evictions(text: &mut Text, admin: &Admin) {
         let successful = format!("master_successful_evictions{suffix}");
         text.counter(&successful, "Rounds of eviction that made room.", counts.eviction_rounds);
         let attempted = format!("master_attempted_evictions{suffix}");
-        text.counter(&attempted, "Rounds of eviction; those that found nothing to evict are not counted.", counts.eviction_rounds);
+        text.counter(
+            &attempted,
+            "Rounds of eviction; those that found nothing to evict are not counted.",
+            counts.eviction_rounds,
+        );
         let keys = format!("master_evicted_key_count{round}");
         text.counter(&keys, "Objects that were evicted.", counts.evicted_keys);
         let bytes = format!("master_evicted_size_bytes{round}");
         text.counter(&bytes, "Bytes of objects that were evicted.", counts.evicted_bytes);
     }
-    text.counter(
-        "master_put_start_discard_cnt",
-        "Puts that were not ended in time.",
-        counts.discarded_puts,
-    );
+    text.counter("master_put_start_discard_cnt", "Puts that were not ended in time.", counts.discarded_puts);
     text.counter(
         "master_put_start_release_cnt",
         "Puts that were not ended in time, and whose space is free.",

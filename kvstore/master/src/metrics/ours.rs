@@ -79,8 +79,8 @@ fn prefixes(text: &mut Text, admin: &Admin) {
         let mut family = text.gauges(name, help);
         statistics.iter().for_each(|it| family.value(&[("prefix", &label(it))], figure(it)));
     }
-    let mut hits =
-        text.counters("moongate_master_prefix_hits_total", "Reads of objects, by the beginnings of their keys.");
+    let mut hits = text
+        .counters("moongate_master_prefix_hits_total", "Reads of objects, by the beginnings of their keys.");
     statistics.iter().for_each(|it| hits.value(&[("prefix", &label(it))], it.hits));
 }
 
@@ -92,7 +92,11 @@ fn events(text: &mut Text, admin: &Admin) {
         "Numbers of messages of KV events that have been given out.",
         status.published_batches,
     );
-    text.counter("moongate_master_kv_events_total", "KV events that were published.", status.published_events);
+    text.counter(
+        "moongate_master_kv_events_total",
+        "KV events that were published.",
+        status.published_events,
+    );
     text.counter(
         "moongate_master_kv_events_dropped_total",
         "KV events that were dropped before they were published.",
