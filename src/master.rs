@@ -52,5 +52,6 @@ pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyho
         },
         () = terminated() => tracing::warn!("asked again: stopping without waiting for calls in progress"),
     }
+    master.finish();
     Ok(ExitCode::SUCCESS)
 }

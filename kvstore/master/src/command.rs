@@ -7,6 +7,7 @@ use moongate_runtime::Supervisor;
 use crate::faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
 use crate::flags::{EventOptions, MasterOptions, MetadataOptions};
 use crate::journal::MemoryJournal;
+use crate::kept::{KeepError, Kept};
 use crate::rpc::{self, Rpc, RpcError};
 use crate::server::{HaState, Server, Standing};
 use crate::{summary, ticker};
@@ -20,6 +21,7 @@ pub struct RunningMaster {
     server: Arc<Server>,
     rpc: Rpc,
     faces: FaceAddresses,
+    kept: Option<Kept>,
 }
 
 /// A master cannot be started.
@@ -31,6 +33,9 @@ pub enum StartError {
     /// Something else cannot be served.
     #[error(transparent)]
     Face(#[from] FaceError),
+    /// Its state cannot be kept.
+    #[error(transparent)]
+    Keep(#[from] KeepError),
 }
 
 /// Where the rest is served.
@@ -57,12 +62,12 @@ fn faces(
     FacesOptions { admin, metadata, events, quotas: None }
 }
 
-/// Starts a master. It stops with the supervisor.
+/// Starts a master. It stops with the supervisor; after that, [`RunningMaster::finish`].
 ///
 /// # Errors
 /// [`StartError`].
 pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, StartError> {
-    let MasterOptions { server, rpc, report, journal_bytes, unused, missing, .. } = options;
+    let MasterOptions { server, rpc, report, data, journal_bytes, unused, missing, .. } = options;
     let quotas = options.quotas.filter(|_| server.core.multi_tenant).map(Into::into);
     let faces = faces(options.metrics, options.metadata, options.events);
     let faces = Faces::new(FacesOptions { quotas, ..faces });
@@ -73,7 +78,14 @@ pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<Ru
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
     let threads = server.threads;
-    let server = Arc::new(Server::new(server, faces.observe(Arc::new(MemoryJournal::new(journal_bytes)))));
+    let (server, kept) = if let Some(data) = data {
+        let (server, kept) = Kept::open(&data, server, |journal| faces.observe(journal))?;
+        (server, Some(kept))
+    } else {
+        tracing::info!("the state is kept in memory only; --data_dir lets it outlive this process");
+        let journal = faces.observe(Arc::new(MemoryJournal::new(journal_bytes)));
+        (Arc::new(Server::new(server, journal)), None)
+    };
     let rpc = rpc::serve(&server, rpc, threads, supervisor)?;
     let faces = faces.start(&server, supervisor).await?;
     server.standing.store(Arc::new(Standing::alone()));
@@ -82,7 +94,7 @@ pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<Ru
         summary::start(&server, supervisor);
     }
     tracing::info!(rpc = %rpc.address(), threads, "serving Mooncake clients");
-    Ok(RunningMaster { server, rpc, faces })
+    Ok(RunningMaster { server, rpc, faces, kept })
 }
 
 impl RunningMaster {
@@ -106,5 +118,12 @@ impl RunningMaster {
         let standing = Standing { state: HaState::Stopping, ..Standing::clone(&self.server.standing.load()) };
         self.server.standing.store(Arc::new(standing));
         self.rpc.stop();
+    }
+
+    /// Saves what is left to be saved. To be called when nothing is served any more.
+    pub fn finish(self) {
+        if let Some(kept) = self.kept {
+            kept.close();
+        }
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! - [`Server`]: the state machine with all that belongs to it.
 //! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
+//! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
 //! - [`flags`]: the command line of Mooncake's master. [`start`]: all of it together.
 //! - [`http`]: the admin server. [`metadata`]: where clients find each other. [`events`]: what is published over ZeroMQ.
 //! - [`journal`]: where every change goes before anybody is told of it.
@@ -13,11 +14,13 @@ mod clock;
 mod command;
 mod count;
 mod dialects;
+pub mod durable;
 pub mod events;
 mod faces;
 pub mod flags;
 pub mod http;
 pub mod journal;
+mod kept;
 pub mod metadata;
 mod metrics;
 pub mod observe;
@@ -30,7 +33,8 @@ pub mod summary;
 pub mod ticker;
 
 pub use clock::Clock;
-pub use command::{RunningMaster, start};
+pub use command::{RunningMaster, StartError, start};
 pub use count::{CallCounts, Counters, LATENCY_BUCKETS, SHORTEST, Tally, latency_bound};
 pub use faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
+pub use kept::KeepError;
 pub use server::{HaState, Limits, Role, Server, ServerOptions, Standing};

@@ -17,6 +17,8 @@ use crate::server::{Limits, ServerOptions};
 /// Never, for times that can be off.
 const NEVER_MS: u64 = u64::MAX / 4;
 const NAMED: &str = "settings";
+/// Mooncake's switches for what `--data_dir` does.
+const KEEPING: [&str; 3] = ["enable_oplog", "enable_snapshot", "enable_snapshot_restore"];
 
 /// Where transfer metadata is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +48,17 @@ pub struct EventOptions {
     pub queue: Option<usize>,
 }
 
+/// Where the state is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataOptions {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Whether a change must be on the disk before its writer is answered.
+    pub flush_always: bool,
+    /// Between two snapshots.
+    pub snapshot_every: Duration,
+}
+
 /// Everything that can be set about a master.
 #[derive(Debug)]
 pub struct MasterOptions {
@@ -63,6 +76,8 @@ pub struct MasterOptions {
     pub events: Option<EventOptions>,
     /// The file that tenants' quotas are kept in.
     pub quotas: Option<String>,
+    /// Where the state is kept, if it is to outlive the process.
+    pub data: Option<DataOptions>,
     /// Bytes of facts that are kept in memory.
     pub journal_bytes: usize,
     /// Time for calls in progress when asked to stop.
@@ -136,7 +151,10 @@ impl MasterOptions {
     pub(super) fn new(values: &Values) -> Result<Self, FlagError> {
         let no_use = values.told(Use::Nothing).map(|(flag, value)| format!("--{}={value}", flag.name));
         let is_off = |flag: &Flag, value: &str| value == flag.default || flag::switch(value) == Some(false);
-        let missing = values.told(Use::Missing).filter(|(flag, value)| !is_off(flag, value));
+        let kept = values.optional("data_dir").is_some();
+        let is_done = |flag: &Flag| kept && KEEPING.contains(&flag.name);
+        let missing =
+            values.told(Use::Missing).filter(|(flag, value)| !is_off(flag, value) && !is_done(flag));
         Ok(Self {
             server: server(values)?,
             rpc: rpc(values)?,
@@ -145,6 +163,7 @@ impl MasterOptions {
             metadata: metadata(values)?,
             events: values.is_on("enable_kv_events").then(|| events(values)),
             quotas: values.optional("tenant_quota_connector_uri"),
+            data: data(values),
             journal_bytes: values.size("journal_memory_bytes"),
             shutdown_grace: Duration::from_secs(values.number("shutdown_grace_seconds")),
             logs: logs(values),
@@ -173,9 +192,15 @@ fn metadata(values: &Values) -> Result<Option<MetadataOptions>, FlagError> {
     let address = values.address("http_metadata_server_host", values.port("http_metadata_server_port"))?;
     Ok(Some(MetadataOptions {
         address,
-        folder: values.optional("http_metadata_server_dir").map(PathBuf::from),
+        folder: values.optional("data_dir").map(|folder| PathBuf::from(folder).join("metadata")),
         cleanup: values.is_on("enable_metadata_cleanup_on_timeout"),
     }))
+}
+
+fn data(values: &Values) -> Option<DataOptions> {
+    let folder = values.optional("data_dir")?.into();
+    let snapshot_every = Duration::from_secs(values.number("snapshot_interval_seconds"));
+    Some(DataOptions { folder, flush_always: values.is_on("data_flush_always"), snapshot_every })
 }
 
 fn events(values: &Values) -> EventOptions {
