@@ -5,12 +5,14 @@
 //! - [`Server`]: the state machine with all that belongs to it.
 //! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
 //! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
+//! - [`ha`]: more than one master, of which one leads.
 
 pub mod call;
 mod clock;
 mod count;
 mod dialects;
 pub mod durable;
+pub mod ha;
 pub mod journal;
 mod presence;
 mod releases;
