@@ -1,8 +1,9 @@
-//! The one binary: `moongate gateway | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | master | up | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
 mod gateway;
+mod master;
 mod up;
 
 use std::future::Future;
@@ -30,6 +31,8 @@ struct Cli {
 enum Command {
     /// Serve the OpenAI API in front of SGLang and vLLM engines.
     Gateway(Box<gateway::GatewayCommand>),
+    /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
+    Master(master::MasterCommand),
     /// Start simulated engines and a gateway on this machine, to try things out.
     Up(up::UpCommand),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
@@ -57,6 +60,13 @@ fn main() -> ExitCode {
             let logs = command.logs.clone();
             run(&logs, |supervisor| gateway::run(*command, supervisor))
         }
+        Command::Master(command) => match command.options() {
+            Ok(options) => {
+                let logs = options.logs.clone();
+                run(&logs, |supervisor| master::run(options, supervisor))
+            }
+            Err(code) => code,
+        },
         Command::Up(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| up::run(command, supervisor))

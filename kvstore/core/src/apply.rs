@@ -70,7 +70,7 @@ impl Master {
             Fact::Stored { object, .. } => self.restore(object, true)?,
             Fact::Removed { tenant, key, .. } => self.unstore(tenant, key),
             Fact::Held { segment, offset, size, until_ms } => {
-                self.hold_at(*segment, *offset, *size, *until_ms)?
+                self.hold_at(*segment, *offset, *size, *until_ms)?;
             }
             Fact::Released { segment, offset } => self.release_at(*segment, *offset),
             Fact::TenantQuota { tenant, requested } => self.restore_quota(tenant, *requested)?,

@@ -38,6 +38,8 @@ enum Verdict {
     StaysUntil(u64),
     /// It stays as long as something is pinned softly.
     IsPinned,
+    /// It stays until one of its nodes is heard of again.
+    IsSilent,
     /// There is nothing to evict here.
     Nothing,
 }
@@ -121,6 +123,7 @@ impl Master {
                 }
                 Verdict::StaysUntil(until_ms) => shard.postpone(at, until_ms),
                 Verdict::IsPinned => shard.enqueue(at, Queue::Soft),
+                Verdict::IsSilent => shard.enqueue(at, Queue::Apart),
                 Verdict::GoesWith(group, members) => {
                     let first = Member { shard: shard.at as u32, place: at };
                     drop(shard);
@@ -149,7 +152,8 @@ impl Master {
             match verdict {
                 Verdict::StaysUntil(until) => stays = Some(stays.map_or(until, |it: u64| it.max(until))),
                 Verdict::IsPinned => stays = stays.or(Some(0)),
-                _ => {}
+                Verdict::IsSilent => stays = Some(stays.unwrap_or(0).max(self.retry_at(now_ms))),
+                Verdict::Goes | Verdict::GoesWith(..) | Verdict::Nothing => {}
             }
         }
         if let Some(until_ms) = stays {
@@ -172,6 +176,11 @@ impl Master {
             }
         }
         sum
+    }
+
+    /// When to look again at what could not go although nobody reads it. Until then it counts as leased.
+    fn retry_at(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_add(self.settings.lease_ttl_ms.max(1))
     }
 
     /// Evicts a tenant's own objects, so that it gets below its quota. False if none could go.
@@ -232,6 +241,20 @@ fn oldest(stamps: &[AtomicU64]) -> Option<(usize, u64)> {
 }
 
 impl Locked<'_> {
+    /// Puts back into their lists what was set apart while a segment was silent.
+    pub(crate) fn reconsider(&mut self, segment: u16, now_ms: u64) {
+        let (places, _) = self.occupied(0, NIL);
+        let is_apart = |at: &u32| {
+            let entry = &self.entries[*at];
+            entry.queue() == Queue::Apart && entry.replicas().any(|it| it.segment == segment)
+        };
+        let apart: Vec<u32> = places.filter(is_apart).collect();
+        for at in apart {
+            let queue = self.entries[at].fitting_queue(now_ms);
+            self.enqueue(at, queue);
+        }
+    }
+
     /// The entry of this shard that is first to go, and what is to be done with it.
     fn judge_first(&self, pass: Pass, now_ms: u64) -> Option<(u32, Verdict)> {
         let queues =
@@ -253,13 +276,12 @@ impl Locked<'_> {
 
     fn judge_alone(&self, at: u32, pass: Pass, now_ms: u64) -> Verdict {
         let entry = &self.entries[at];
-        let later = now_ms.saturating_add(self.master.settings.lease_ttl_ms.max(1));
         match entry.queue() {
             Queue::Vacant => Verdict::Nothing,
-            Queue::Apart | Queue::Writing => Verdict::StaysUntil(later),
+            Queue::Apart | Queue::Writing => Verdict::StaysUntil(self.master.retry_at(now_ms)),
             _ if entry.is_leased(now_ms) => Verdict::StaysUntil(entry.stamp),
             // Its client may come back; until then its space helps nobody.
-            _ if !entry.replicas().any(|it| self.can_be_read(it)) => Verdict::StaysUntil(later),
+            _ if !self.is_readable(entry) => Verdict::IsSilent,
             Queue::Soft if pass == Pass::Unpinned && entry.fitting_queue(now_ms) == Queue::Soft => {
                 Verdict::IsPinned
             }

@@ -26,12 +26,12 @@ const NOBODY: Member = Member { shard: NIL, place: NIL };
 struct Group {
     id: u64,
     pair: [Member; 2],
-    more: Option<Box<BTreeSet<Member>>>,
+    more: BTreeSet<Member>,
 }
 
 impl Default for Group {
     fn default() -> Self {
-        Self { id: 0, pair: [NOBODY; 2], more: None }
+        Self { id: 0, pair: [NOBODY; 2], more: BTreeSet::new() }
     }
 }
 
@@ -67,7 +67,7 @@ impl Groups {
         let group = &mut groups[at];
         match group.pair.iter_mut().find(|it| **it == NOBODY) {
             Some(free) => *free = member,
-            None => _ = group.more.get_or_insert_default().insert(member),
+            None => _ = group.more.insert(member),
         }
         at << SHARD_BITS | low & ((1 << SHARD_BITS) - 1)
     }
@@ -79,13 +79,10 @@ impl Groups {
         let it = &mut shard.groups[at];
         if let Some(place) = it.pair.iter_mut().find(|it| **it == member) {
             *place = NOBODY;
-        } else if let Some(more) = &mut it.more {
-            more.remove(&member);
-            if more.is_empty() {
-                it.more = None;
-            }
+        } else {
+            it.more.remove(&member);
         }
-        if it.pair == [NOBODY; 2] && it.more.is_none() {
+        if it.pair == [NOBODY; 2] && it.more.is_empty() {
             let tag = (it.id >> 32) as u32;
             shard.table.remove(tag, at);
             shard.groups.remove(at);
@@ -102,7 +99,7 @@ impl Groups {
         let shard = self.shard(group).lock();
         let it = &shard.groups[group >> SHARD_BITS];
         let pair = it.pair.into_iter().filter(|it| *it != NOBODY);
-        pair.chain(it.more.iter().flat_map(|more| more.iter().copied())).collect()
+        pair.chain(it.more.iter().copied()).collect()
     }
 }
 

@@ -17,7 +17,8 @@
 //!   [`Master::create_drain_job`].
 //! - Time: [`Master::tick`].
 //! - Facts: [`Effects`] gets every change; [`Master::apply`] makes one true in another master;
-//!   [`Master::snapshot`] tells the whole state as facts, in pieces.
+//!   [`Master::snapshot`] tells the whole state as facts, in pieces. [`encode`] and [`decode`] turn them into bytes and
+//!   back.
 //! - Figures: [`Master::segments_detail`], [`Master::fill`], [`Master::counts`], [`Master::prefix_statistics`],
 //!   [`Master::keys`], [`Master::quotas`].
 //!
@@ -27,6 +28,7 @@
 mod allocator;
 mod apply;
 mod client;
+mod codec;
 mod count;
 mod drain;
 mod dynamic;
@@ -40,6 +42,7 @@ mod object;
 mod placement;
 mod prefix;
 mod put;
+mod put_end;
 mod query;
 mod read;
 mod remove;
@@ -55,6 +58,7 @@ mod tick;
 mod transfer;
 
 pub use apply::NotApplied;
+pub use codec::{DecodeError, decode, encode};
 pub use count::Counts;
 pub use fact::{Effects, Fact, GroupId, ObjectState, Place, RemoveCause, StoreCause, UnmountCause};
 pub use master::Master;

@@ -1,7 +1,7 @@
 //! The master's state.
 
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 use foldhash::fast::FixedState;
@@ -39,6 +39,8 @@ pub struct Master {
     pub(crate) tasks: Mutex<Tasks>,
     pub(crate) counters: Counters,
     next_id: AtomicU64,
+    /// The shard whose soft pins are looked at next.
+    pub(crate) next_unpin: AtomicUsize,
     pub(crate) view_version: AtomicI64,
 }
 
@@ -60,6 +62,7 @@ impl Master {
             tasks: Mutex::new(Tasks::new(settings.seed)),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
+            next_unpin: AtomicUsize::new(0),
             view_version: AtomicI64::new(0),
             settings,
         }

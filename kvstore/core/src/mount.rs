@@ -105,6 +105,9 @@ impl Master {
             }
             fx.fact(Fact::SegmentMounted { segment: told(&info), client, at_ms: now_ms });
             self.segments.store(Arc::new(segments.with(at, Some(Arc::new(old.again(info, client))))));
+            if !old.is_readable() {
+                (0..self.shards.len()).for_each(|shard| self.lock(shard).reconsider(at, now_ms));
+            }
             return Ok(());
         }
         let is_in_the_way = |old: &Mounted| {

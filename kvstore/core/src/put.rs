@@ -1,9 +1,9 @@
-//! Writing objects.
+//! The beginning of writing objects.
 
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, SoftPin, SoftPinAction, Uuid};
+use mooncake_wire::types::{ReplicateConfig, SoftPin, SoftPinAction, Uuid};
 
 use crate::count::Counters;
 use crate::fact::{Effects, Fact, GroupId, RemoveCause, StoreCause};
@@ -241,100 +241,6 @@ impl Master {
             }
         }
     }
-
-    /// Ends the writing of an object. Doing so again is no error.
-    ///
-    /// # Errors
-    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client writes it, `INVALID_PARAMS` for replicas of a kind that
-    /// the object cannot have.
-    pub fn put_end<S: AsRef<str>>(
-        &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
-        object: &ObjectMeta<S>,
-        replica_type: ReplicaType,
-        fx: &mut dyn Effects,
-    ) -> Result<(), ErrorCode> {
-        let key = object.key.as_ref();
-        let spot = self.spot_of(tenant, key)?;
-        let mut shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let entry = &mut shard.entries[at];
-        if entry.client != client {
-            return Err(ErrorCode::ILLEGAL_CLIENT);
-        }
-        if !is_in_memory(replica_type) {
-            return Err(ErrorCode::INVALID_PARAMS);
-        }
-        if entry.is_complete() {
-            return Ok(());
-        }
-        if object.object_checksum.is_some() {
-            entry.extra_mut().checksum = object.object_checksum;
-        }
-        shard.complete(at, now_ms);
-        shard.tell_state(at, StoreCause::Written, fx);
-        Ok(())
-    }
-
-    /// [`Self::put_end`] for several objects, in their order. Upserts end in the same way.
-    pub fn batch_put_end<S: AsRef<str>>(
-        &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
-        objects: &[ObjectMeta<S>],
-        replica_type: ReplicaType,
-        fx: &mut dyn Effects,
-    ) -> Vec<Result<(), ErrorCode>> {
-        objects.iter().map(|it| self.put_end(now_ms, client, tenant, it, replica_type, fx)).collect()
-    }
-
-    /// Gives up the writing of an object and its space. Upserts are given up in the same way.
-    ///
-    /// # Errors
-    /// As [`Self::put_end`], and `INVALID_WRITE` if it can be read already.
-    pub fn put_revoke(
-        &self,
-        client: Uuid,
-        tenant: &str,
-        key: &str,
-        replica_type: ReplicaType,
-        fx: &mut dyn Effects,
-    ) -> Result<(), ErrorCode> {
-        let spot = self.spot_of(tenant, key)?;
-        let mut shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let entry = &shard.entries[at];
-        if entry.client != client {
-            return Err(ErrorCode::ILLEGAL_CLIENT);
-        }
-        if !is_in_memory(replica_type) {
-            return Err(ErrorCode::INVALID_PARAMS);
-        }
-        if entry.is_complete() {
-            return Err(ErrorCode::INVALID_WRITE);
-        }
-        shard.drop_object(at, RemoveCause::Revoked, fx);
-        Ok(())
-    }
-
-    /// [`Self::put_revoke`] for several objects, in the keys' order.
-    pub fn batch_put_revoke<K: AsRef<str>>(
-        &self,
-        client: Uuid,
-        tenant: &str,
-        keys: &[K],
-        replica_type: ReplicaType,
-        fx: &mut dyn Effects,
-    ) -> Vec<Result<(), ErrorCode>> {
-        keys.iter().map(|key| self.put_revoke(client, tenant, key.as_ref(), replica_type, fx)).collect()
-    }
-}
-
-fn is_in_memory(replica_type: ReplicaType) -> bool {
-    matches!(replica_type, ReplicaType::ALL | ReplicaType::MEMORY)
 }
 
 impl Locked<'_> {

@@ -1,10 +1,15 @@
 //! What happens because time passes.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use crate::count::Counters;
 use crate::fact::{Effects, RemoveCause};
 use crate::locked::Locked;
 use crate::master::Master;
 use crate::object::Queue;
+
+/// Ticks within which soft pins of all shards are looked at.
+const UNPIN_TICKS: usize = 32;
 
 impl Master {
     /// Does what is due: clients that are not heard of, segments to be unmounted, puts and copies that were not ended,
@@ -21,9 +26,12 @@ impl Master {
         self.evict_above_watermark(now_ms, fx);
     }
 
-    /// One shard per 10 ms: every shard's turn comes about once in a second.
+    /// A part of the shards at a time: at a tick per 10 ms every shard's turn comes several times in a second.
     fn unpin_in_turn(&self, now_ms: u64) {
-        self.unpin(now_ms, (now_ms / 10) as usize % self.shards.len());
+        let shards = self.shards.len();
+        for _ in 0..shards.div_ceil(UNPIN_TICKS) {
+            self.unpin(now_ms, self.next_unpin.fetch_add(1, Relaxed) % shards);
+        }
     }
 }
 

@@ -6,20 +6,25 @@
 //! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
 //! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
 //! - [`ha`]: more than one master, of which one leads.
+//! - [`flags`]: the command line of Mooncake's master. [`start`]: all of it together.
 
 pub mod call;
 mod clock;
+mod command;
 mod count;
 mod dialects;
 pub mod durable;
+pub mod flags;
 pub mod ha;
 pub mod journal;
 mod presence;
 mod releases;
 pub mod rpc;
 mod server;
+pub mod summary;
 pub mod ticker;
 
 pub use clock::Clock;
+pub use command::{RunningMaster, StartError, start};
 pub use count::{CallCounts, Counters, LATENCY_BUCKETS, SHORTEST, Tally, latency_bound};
 pub use server::{HaState, Limits, Role, Server, ServerOptions, Standing};

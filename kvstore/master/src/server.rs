@@ -171,9 +171,20 @@ pub struct Server {
 impl Server {
     /// A server with an empty state, which is not serving yet.
     pub fn new(options: ServerOptions, journal: Arc<dyn Journal>) -> Self {
+        let master = Master::new(options.core.clone());
+        Self::with_state(options, master, Clock::start(), journal)
+    }
+
+    /// A server with a state that was kept, which is not serving yet.
+    pub fn with_state(
+        options: ServerOptions,
+        master: Master,
+        clock: Clock,
+        journal: Arc<dyn Journal>,
+    ) -> Self {
         Self {
-            master: Master::new(options.core),
-            clock: Clock::start(),
+            master,
+            clock,
             journal,
             counters: Counters::new(options.threads),
             standing: ArcSwap::from_pointee(Standing::starting()),

@@ -9,6 +9,7 @@ use crate::world::{Config, MIB, World, grouped, hard_pinned, soft_pinned};
 fn a_full_store_takes_everything_as_long_as_something_can_go() {
     let mut world = World::with_segments(Settings::default(), &[64 * MIB]);
     for number in 0..200 {
+        world.now += 1;
         world.put(&format!("key{number}"), MIB, &Config::default()).unwrap();
     }
     assert_eq!((world.keys().len(), world.used()), (64, 64 * MIB));
@@ -21,6 +22,7 @@ fn a_full_store_takes_everything_as_long_as_something_can_go() {
 fn large_objects_make_room_among_small_ones() {
     let mut world = World::with_segments(Settings::default(), &[4 * MIB]);
     for number in 0..1024 {
+        world.now += 1;
         world.put(&format!("small{number}"), 4096, &Config::default()).unwrap();
     }
     world.put("large", 2 * MIB, &Config::default()).unwrap();
@@ -60,7 +62,7 @@ fn soft_pins_go_last_and_hard_pins_never() {
     assert!(world.has("soft") && !world.has("a") && !world.has("b"));
     world.put("e", MIB, &Config::default()).unwrap();
     assert!(!world.has("soft") && world.has("hard") && world.has("c"));
-    world.live(61_000, &[1]);
+    world.live(100_000, &[1]);
     assert_eq!(world.master.soft_pinned_count(), 0);
 }
 
@@ -70,7 +72,7 @@ fn soft_pins_are_kept_if_so_set() {
     let mut world = World::with_segments(settings, &[MIB]);
     world.put("soft", MIB, &soft_pinned(60_000)).unwrap();
     assert_eq!(world.put("k", MIB, &Config::default()), Err(mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE));
-    world.live(61_000, &[1]);
+    world.live(100_000, &[1]);
     world.put("k", MIB, &Config::default()).unwrap();
 }
 

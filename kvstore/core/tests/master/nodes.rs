@@ -160,7 +160,8 @@ fn share_of_a_new_node(placement: Placement, after_ms: u64) -> usize {
     }
     world.mount(3, 1 << 40).unwrap();
     world.live(after_ms, &[1, 2, 3]);
-    let places = (0..1000).map(|number| world.start(&format!("new{number}"), MIB, &Config::default()).unwrap());
+    let places =
+        (0..1000).map(|number| world.start(&format!("new{number}"), MIB, &Config::default()).unwrap());
     places.filter(|it| endpoints(it) == ["10.0.0.3:12000"]).count()
 }
 

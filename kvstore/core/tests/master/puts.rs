@@ -132,12 +132,14 @@ fn replicas_are_on_distinct_nodes_as_far_as_there_are_nodes() {
 fn batches_are_sequences_of_single_calls() {
     let settings = Settings::default();
     let mut single = World::with_segments(settings.clone(), &[MIB, MIB]);
-    let mut batch = World::with_segments(settings, &[MIB, MIB]);
+    let batch = World::with_segments(settings, &[MIB, MIB]);
     let keys: Vec<String> = (0..300).map(|number| format!("key{}", number % 250)).collect();
     let sizes: Vec<u64> = (0..300).map(|number| number % 7 * 1000).collect();
     let config = Config::default();
-    let mut started = batch.master.batch_put_start(batch.now, WRITER, TENANT, &keys, &sizes, &config, &mut ());
-    let metas: Vec<_> = keys.iter().map(|key| ObjectMeta { key: key.as_str(), object_checksum: None }).collect();
+    let mut started =
+        batch.master.batch_put_start(batch.now, WRITER, TENANT, &keys, &sizes, &config, &mut ());
+    let metas: Vec<_> =
+        keys.iter().map(|key| ObjectMeta { key: key.as_str(), object_checksum: None }).collect();
     let ended =
         batch.master.batch_put_end(batch.now, WRITER, TENANT, &metas[..200], ReplicaType::ALL, &mut ());
     for (key, size) in keys.iter().zip(&sizes) {
@@ -146,8 +148,12 @@ fn batches_are_sequences_of_single_calls() {
     for (key, ended) in keys.iter().zip(&ended) {
         assert_eq!(single.end(key), *ended);
     }
-    let asked: Vec<&str> =
-        keys.iter().map(String::as_str).chain(["missing", ""]).chain(keys.iter().map(String::as_str)).collect();
+    let asked: Vec<&str> = keys
+        .iter()
+        .map(String::as_str)
+        .chain(["missing", ""])
+        .chain(keys.iter().map(String::as_str))
+        .collect();
     let mut found = Vec::new();
     batch.master.batch_exist(batch.now, TENANT, &asked, &mut found);
     for (key, found) in asked.iter().zip(&found) {

@@ -6,9 +6,7 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{
     ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, SoftPin, SoftPinAction, Uuid,
 };
-use moongate_kvcore::{
-    Cursor, Fact, Master, ObjectState, Replicas, Settings, SnapshotCursor, StoreCause,
-};
+use moongate_kvcore::{Cursor, Fact, Master, ObjectState, Replicas, Settings, SnapshotCursor, StoreCause};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const TENANT: &str = "default";
@@ -168,12 +166,10 @@ pub(crate) fn known(master: &Master) -> Known {
         assert!(objects.insert(name, ObjectState { since_ms, ..object }).is_none());
     }
     let details = master.segments_detail().segments.into_iter();
-    let mut used: Vec<_> =
-        details.map(|it| (it.segment_name, it.allocator_used_bytes, it.status)).collect();
+    let mut used: Vec<_> = details.map(|it| (it.segment_name, it.allocator_used_bytes, it.status)).collect();
     used.sort();
-    let quota = |it: mooncake_wire::admin::TenantQuota| {
-        (it.tenant_id, it.effective_quota_bytes, it.charged_bytes)
-    };
+    let quota =
+        |it: mooncake_wire::admin::TenantQuota| (it.tenant_id, it.effective_quota_bytes, it.charged_bytes);
     let quotas = master.quotas().unwrap_or_default().into_iter().map(quota).collect();
     Known { objects, used, quotas }
 }

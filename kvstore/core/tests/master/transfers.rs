@@ -1,0 +1,235 @@
+//! Copies, moves, tasks and drain jobs.
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::{CreateDrainJob, JobStatus};
+use mooncake_wire::types::{SegmentStatus, TaskCompletion, TaskStatus, TaskType};
+use moongate_kvcore::{DynamicReplication, Settings, Work};
+
+use crate::world::{Config, MIB, TENANT, World, id};
+
+const FIRST: &str = "10.0.0.1:12000";
+const SECOND: &str = "10.0.0.2:12000";
+
+fn on_first() -> Config {
+    Config { preferred_segment: FIRST, ..Config::default() }
+}
+
+fn work(key: &str) -> Work<'_> {
+    Work { client: id(101), tenant: TENANT, key }
+}
+
+fn world() -> World {
+    let mut world = World::with_segments(Settings::default(), &[8 * MIB, 8 * MIB]);
+    world.put("k", 1000, &on_first()).unwrap();
+    world
+}
+
+#[test]
+fn a_copy_adds_a_replica() {
+    let mut world = world();
+    let World { master, now, facts } = &mut world;
+    assert_eq!(master.copy_end(*now, work("k"), None, facts), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
+    let start = |key, source, target: &str, facts: &mut Vec<_>| {
+        master.copy_start(*now, work(key), source, &[target], None, facts)
+    };
+    assert_eq!(start("l", FIRST, SECOND, facts), Err(ErrorCode::OBJECT_NOT_FOUND));
+    assert_eq!(start("k", SECOND, FIRST, facts), Err(ErrorCode::REPLICA_NOT_FOUND));
+    assert_eq!(start("k", FIRST, "nowhere", facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    let plan = start("k", FIRST, SECOND, facts).unwrap();
+    assert_eq!(plan.targets.len(), 1);
+    assert_eq!(start("k", FIRST, SECOND, facts), Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
+    assert_eq!(master.remove(*now, TENANT, "k", true, facts), Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
+    assert_eq!(master.move_end(*now, work("k"), facts), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
+    let other = Work { client: id(9), ..work("k") };
+    assert_eq!(master.copy_end(*now, other, None, facts), Err(ErrorCode::ILLEGAL_CLIENT));
+    assert_eq!(master.peek(TENANT, &["k"])[0].as_ref().unwrap().len(), 1);
+    master.copy_end(*now, work("k"), None, facts).unwrap();
+    assert_eq!(world.places("k"), [FIRST, SECOND]);
+    world.remove("k").unwrap();
+    assert_eq!(world.used(), 0);
+}
+
+#[test]
+fn a_copy_that_is_given_up_or_not_ended_leaves_nothing() {
+    let mut world = world();
+    let World { master, now, facts } = &mut world;
+    master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
+    master.copy_revoke(*now, work("k"), None, facts).unwrap();
+    assert_eq!(master.fill().used, 1024);
+    master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
+    assert_eq!(master.fill().used, 2048);
+    world.live(600_000, &[1, 2]);
+    assert_eq!((world.used(), world.places("k")), (1024, vec![FIRST.to_owned()]));
+}
+
+#[test]
+fn a_move_takes_the_old_replica_away_once_nobody_reads_it() {
+    let mut world = world();
+    assert!(world.exists("k"));
+    let World { master, now, facts } = &mut world;
+    assert_eq!(master.move_start(*now, work("k"), FIRST, FIRST, facts), Err(ErrorCode::INVALID_PARAMS));
+    assert!(master.move_start(*now, work("k"), FIRST, SECOND, facts).unwrap().target.is_some());
+    master.move_end(*now, work("k"), facts).unwrap();
+    assert_eq!((world.places("k"), world.used()), (vec![SECOND.to_owned()], 2048));
+    world.live(10_000, &[1, 2]);
+    assert_eq!(world.used(), 1024);
+}
+
+#[test]
+fn a_segment_that_goes_in_the_middle_of_a_copy() {
+    for gone in [1, 2] {
+        let mut world = world();
+        let World { master, now, facts } = &mut world;
+        master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
+        master.unmount(*now, id(gone), id(100 + gone), facts).unwrap();
+        assert_eq!(world.has("k"), gone == 2);
+        assert_eq!(world.used(), if gone == 2 { 1024 } else { 0 });
+    }
+}
+
+#[test]
+fn tasks_are_fetched_done_and_remembered() {
+    let mut world = world();
+    let World { master, now, .. } = &mut world;
+    let missing = master.create_copy_task(*now, TENANT, "l", &[SECOND]);
+    assert_eq!(missing, Err(ErrorCode::OBJECT_NOT_FOUND));
+    assert_eq!(master.create_copy_task(*now, TENANT, "k", &["no"]), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    let copy = master.create_copy_task(*now, TENANT, "k", &[SECOND]).unwrap();
+    let moving = master.create_move_task(*now, TENANT, "k", FIRST, SECOND).unwrap();
+    assert_eq!(master.create_move_task(*now, TENANT, "k", SECOND, FIRST), Err(ErrorCode::REPLICA_NOT_FOUND));
+    assert_eq!(master.fetch_tasks(*now, id(102), 16), []);
+    let fetched = master.fetch_tasks(*now, id(101), 16);
+    assert_eq!(fetched.iter().map(|it| it.id).collect::<Vec<_>>(), [copy, moving]);
+    assert_eq!(
+        fetched[0].payload,
+        r#"{"tenant_id":"default","key":"k","source":"10.0.0.1:12000","targets":["10.0.0.2:12000"],"dynamic_replication_lease_id_high":0,"dynamic_replication_lease_id_low":0,"dynamic_replication_version_epoch":0}"#
+    );
+    assert_eq!(
+        fetched[1].payload,
+        r#"{"tenant_id":"default","key":"k","source":"10.0.0.1:12000","target":"10.0.0.2:12000"}"#
+    );
+    let done = |id, status| TaskCompletion { id, status, message: "ok" };
+    let complete = |client, completion| master.complete_task(*now, client, &completion);
+    assert_eq!(complete(id(102), done(copy, TaskStatus::SUCCESS)), Err(ErrorCode::ILLEGAL_CLIENT));
+    assert_eq!(complete(id(101), done(copy, TaskStatus::PENDING)), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(complete(id(101), done(id(1), TaskStatus::FAILED)), Err(ErrorCode::TASK_NOT_FOUND));
+    assert_eq!(complete(id(101), done(copy, TaskStatus::SUCCESS)), Ok(()));
+    let report = master.query_task(copy).unwrap();
+    assert_eq!((report.status, report.task_type), (TaskStatus::SUCCESS, TaskType::REPLICA_COPY));
+    world.live(300_000, &[1, 2]);
+    let report = world.master.query_task(moving).unwrap();
+    assert_eq!((report.status, report.message.as_str()), (TaskStatus::FAILED, "not done in time"));
+}
+
+#[test]
+fn waiting_tasks_are_bounded() {
+    let settings = Settings { max_tasks: 2, ..Settings::default() };
+    let mut world = World::with_segments(settings, &[MIB, MIB]);
+    world.put("k", 10, &on_first()).unwrap();
+    for _ in 0..2 {
+        world.master.create_copy_task(world.now, TENANT, "k", &[SECOND]).unwrap();
+    }
+    let refused = world.master.create_copy_task(world.now, TENANT, "k", &[SECOND]);
+    assert_eq!(refused, Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED));
+}
+
+/// Does what nodes do with their tasks, or fails to.
+fn work_off(world: &mut World, works: bool) {
+    for node in [1, 2] {
+        let client = id(100 + node);
+        for task in world.master.fetch_tasks(world.now, client, 16) {
+            let field = |name: &str| {
+                let after = task.payload.split_once(&format!("\"{name}\":\"")).unwrap().1;
+                after.split_once('"').unwrap().0.to_owned()
+            };
+            let (key, source) = (field("key"), field("source"));
+            let work = Work { client, tenant: TENANT, key: &key };
+            let World { master, now, facts } = world;
+            if works {
+                master.move_start(*now, work, &source, &field("target"), facts).unwrap();
+                master.move_end(*now, work, facts).unwrap();
+            }
+            let status = if works { TaskStatus::SUCCESS } else { TaskStatus::FAILED };
+            let completion = TaskCompletion { id: task.id, status, message: "" };
+            master.complete_task(*now, client, &completion).unwrap();
+        }
+    }
+}
+
+fn drain(works: bool) -> (World, mooncake_wire::admin::DrainJob) {
+    let mut world = World::with_segments(Settings::default(), &[8 * MIB, 8 * MIB]);
+    for number in 0..10 {
+        world.put(&format!("key{number}"), 1000, &on_first()).unwrap();
+    }
+    let request = CreateDrainJob { segments: vec![FIRST.to_owned()], ..CreateDrainJob::default() };
+    let job = world.master.create_drain_job(world.now, &request, &mut world.facts).unwrap();
+    assert_eq!(world.master.segment_status(FIRST), Ok(SegmentStatus::DRAINING));
+    for _ in 0..20 {
+        world.live(1000, &[1, 2]);
+        let report = world.master.drain_job(job).unwrap();
+        assert!(report.active_units <= 4);
+        work_off(&mut world, works);
+    }
+    let report = world.master.drain_job(job).unwrap();
+    (world, report)
+}
+
+#[test]
+fn draining_moves_everything() {
+    let (world, job) = drain(true);
+    assert_eq!((job.status, job.succeeded_units, job.migrated_bytes), (JobStatus::SUCCEEDED, 10, 10_000));
+    assert_eq!(world.master.segment_status(FIRST), Ok(SegmentStatus::DRAINED));
+    assert!(world.keys().iter().all(|key| world.places(key) == [SECOND]));
+}
+
+#[test]
+fn draining_gives_up_what_cannot_be_moved() {
+    let (world, job) = drain(false);
+    assert_eq!((job.status, job.failed_units, job.succeeded_units), (JobStatus::FAILED, 10, 0));
+    assert_eq!(world.keys().len(), 10);
+}
+
+#[test]
+fn drain_jobs_can_be_called_off() {
+    let mut world = world();
+    let World { master, now, facts } = &mut world;
+    let request = |segment: &str| CreateDrainJob { segments: vec![segment.to_owned()], ..Default::default() };
+    assert_eq!(master.create_drain_job(*now, &request("no"), facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    let job = master.create_drain_job(*now, &request(FIRST), facts).unwrap();
+    master.tick(*now + 1000, facts);
+    assert_eq!(master.drain_job(job).unwrap().active_units, 1);
+    master.cancel_drain_job(*now, job, facts).unwrap();
+    assert_eq!(master.drain_job(job).unwrap().status, JobStatus::CANCELED);
+    assert_eq!(master.segment_status(FIRST), Ok(SegmentStatus::OK));
+    assert_eq!(master.fetch_tasks(*now, id(101), 16), []);
+    assert_eq!(master.drain_job(id(1)), Err(ErrorCode::JOB_NOT_FOUND));
+}
+
+#[test]
+fn hot_objects_are_copied() {
+    let settings = Settings { dynamic_replication: DynamicReplication::Enforce, ..Settings::default() };
+    let mut world = World::with_segments(settings, &[8 * MIB, 8 * MIB]);
+    world.put("k", 1000, &on_first()).unwrap();
+    for _ in 0..20 {
+        world.master.replicas(world.now, TENANT, "k").unwrap();
+    }
+    assert_eq!(world.master.counts().hot_keys, 1);
+    let tasks = world.master.fetch_tasks(world.now, id(101), 16);
+    assert_eq!(tasks.len(), 1);
+    let number = |name: &str| {
+        let after = tasks[0].payload.split_once(&format!("\"{name}\":")).unwrap().1;
+        after.split([',', '}']).next().unwrap().parse::<u64>().unwrap()
+    };
+    let lease = mooncake_wire::types::Uuid {
+        first: number("dynamic_replication_lease_id_high"),
+        second: number("dynamic_replication_lease_id_low"),
+    };
+    let plan = Some((lease, number("dynamic_replication_version_epoch")));
+    let World { master, now, facts } = &mut world;
+    let wrong = master.copy_start(*now, work("k"), FIRST, &[SECOND], Some((id(1), 1)), facts);
+    assert_eq!(wrong, Err(ErrorCode::INVALID_PARAMS));
+    master.copy_start(*now, work("k"), FIRST, &[SECOND], plan, facts).unwrap();
+    assert_eq!(master.copy_end(*now, work("k"), None, facts), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
+    master.copy_end(*now, work("k"), plan, facts).unwrap();
+    assert_eq!(world.places("k").len(), 2);
+}

@@ -1,0 +1,71 @@
+//! The text of `--help`.
+
+use std::fmt::Write as _;
+
+use super::flag::{Flag, Kind, Use};
+use super::table::FLAGS;
+
+/// Where a line ends.
+const WIDTH: usize = 100;
+
+/// Everything that can be set: ours first, then what Mooncake's master has.
+pub(super) fn text() -> String {
+    let mut text = String::from(
+        "A Mooncake-compatible master: clients of every release since 0.3.9 may use it at once.\n\n\
+         Usage: moongate master [--FLAG=VALUE | --FLAG VALUE | --SWITCH | --noSWITCH]...\n\n\
+         Every flag is also an environment variable: MOONGATE_RPC_PORT is --rpc_port.\n",
+    );
+    section(&mut text, "Flags of moongate", Use::Ours);
+    section(&mut text, "Flags of Mooncake's master", Use::Same);
+    section(&mut text, "Flags of Mooncake's master for what this one does not do", Use::Missing);
+    text.push_str("\nFlags of Mooncake's master that are accepted and change nothing here:\n");
+    let mut line = String::from(" ");
+    for flag in FLAGS.iter().filter(|flag| flag.usage == Use::Nothing) {
+        if line.len() + flag.name.len() >= WIDTH {
+            text.push_str(&line);
+            text.push('\n');
+            line.truncate(1);
+        }
+        line.push(' ');
+        line.push_str(flag.name);
+    }
+    text.push_str(&line);
+    text.push('\n');
+    text
+}
+
+fn section(text: &mut String, title: &str, usage: Use) {
+    let _ = writeln!(text, "\n{title}:");
+    for flag in FLAGS.iter().filter(|flag| flag.usage == usage) {
+        let _ = writeln!(text, "  --{}{}\n      {}{}", flag.name, value(flag), flag.help, default(flag));
+    }
+}
+
+fn value(flag: &Flag) -> String {
+    match flag.kind {
+        Kind::Bool => String::new(),
+        Kind::Number(..) | Kind::Float => "=N".to_owned(),
+        Kind::Text => "=TEXT".to_owned(),
+        Kind::Duration => "=TIME".to_owned(),
+        Kind::Choice(words) => format!("={}", words.join("|")),
+    }
+}
+
+fn default(flag: &Flag) -> String {
+    if flag.default.is_empty() { String::new() } else { format!(" [default: {}]", flag.default) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_is_in_the_help() {
+        let text = text();
+        for flag in FLAGS {
+            assert!(text.contains(flag.name), "{}", flag.name);
+        }
+        assert!(text.find("--default_dialect") < text.find("--rpc_port=N"));
+        assert!(text.lines().all(|line| line.len() <= 130));
+    }
+}

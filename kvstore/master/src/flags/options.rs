@@ -1,0 +1,356 @@
+//! Flags as the parts of a master want them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mooncake_wire::Dialect;
+use mooncake_wire::types::StorageConfig;
+use moongate_kvcore::{DynamicReplication, Placement, Settings};
+use moongate_telemetry::{LogFormat, LogOptions};
+
+use super::flag::{self, Flag, Use};
+use super::{FlagError, Values, table};
+use crate::clock;
+use crate::server::{Limits, ServerOptions};
+
+/// Never, for times that can be off.
+const NEVER_MS: u64 = u64::MAX / 4;
+const NAMED: &str = "settings";
+/// Mooncake's switches for what `--data_dir` does.
+const KEEPING: [&str; 3] = ["enable_oplog", "enable_snapshot", "enable_snapshot_restore"];
+
+/// Where transfer metadata is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetadataOptions {
+    /// The address.
+    pub address: SocketAddr,
+    /// Whether the entries of a node are removed when it is gone.
+    pub cleanup: bool,
+}
+
+/// What is published about objects, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventOptions {
+    /// The endpoint, such as `tcp://0.0.0.0:5557`.
+    pub bind: String,
+    /// The name of this store in events.
+    pub backend_id: String,
+    /// Whether to add the fields of engines' events.
+    pub legacy: bool,
+    /// Whether to tell keys.
+    pub keys: bool,
+    /// Events that may wait; none for any number.
+    pub queue: Option<usize>,
+}
+
+/// Where the state is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataOptions {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Whether a change must be on the disk before its writer is answered.
+    pub flush_always: bool,
+    /// Between two snapshots.
+    pub snapshot_every: Duration,
+}
+
+/// Everything that can be set about a master.
+#[derive(Debug)]
+pub struct MasterOptions {
+    /// The server.
+    pub server: ServerOptions,
+    /// Where RPCs are served.
+    pub rpc: SocketAddr,
+    /// Where metrics and administration are served.
+    pub metrics: SocketAddr,
+    /// Whether to log the most important figures every ten seconds.
+    pub report: bool,
+    /// Transfer metadata, if it is to be served.
+    pub metadata: Option<MetadataOptions>,
+    /// Events, if they are to be published.
+    pub events: Option<EventOptions>,
+    /// The file that tenants' quotas are kept in.
+    pub quotas: Option<String>,
+    /// Where the state is kept, if it is to outlive the process.
+    pub data: Option<DataOptions>,
+    /// Bytes of facts that are kept in memory.
+    pub journal_bytes: usize,
+    /// Time for calls in progress when asked to stop.
+    pub shutdown_grace: Duration,
+    /// Logs.
+    pub logs: LogOptions,
+    /// What was given and changes nothing, for people.
+    pub unused: Vec<String>,
+    /// What was asked for and is not done, for people.
+    pub missing: Vec<String>,
+}
+
+impl Values {
+    /// A number that [`flag::Flag::check`] has seen.
+    fn number(&self, name: &str) -> u64 {
+        self.text(name).parse().unwrap_or_default()
+    }
+
+    fn size(&self, name: &str) -> usize {
+        usize::try_from(self.number(name)).unwrap_or(usize::MAX)
+    }
+
+    fn float(&self, name: &str) -> f64 {
+        self.text(name).parse().unwrap_or_default()
+    }
+
+    fn milliseconds(&self, name: &str) -> u64 {
+        flag::milliseconds(self.text(name)).unwrap_or_default()
+    }
+
+    fn seconds_ms(&self, name: &str) -> u64 {
+        self.number(name).saturating_mul(1000)
+    }
+
+    /// The same, with 0 for never.
+    fn limit_ms(&self, name: &str) -> u64 {
+        match self.seconds_ms(name) {
+            0 => NEVER_MS,
+            limit => limit,
+        }
+    }
+
+    fn optional(&self, name: &str) -> Option<String> {
+        Some(self.text(name)).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
+    fn wrong(&self, name: &'static str, expected: impl Into<String>) -> FlagError {
+        let (source_name, value) = (NAMED.to_owned(), self.text(name).to_owned());
+        FlagError::Value { source_name, name, value, expected: expected.into() }
+    }
+
+    fn address(&self, host: &'static str, port: u16) -> Result<SocketAddr, FlagError> {
+        let text = self.text(host);
+        let text = if text == "localhost" { "127.0.0.1" } else { text };
+        let ip: IpAddr =
+            text.parse().map_err(|_| self.wrong(host, "an IP address, such as 0.0.0.0 or ::"))?;
+        Ok(SocketAddr::new(ip, port))
+    }
+
+    fn port(&self, name: &str) -> u16 {
+        u16::try_from(self.number(name)).unwrap_or_default()
+    }
+
+    fn told(&self, usage: Use) -> impl Iterator<Item = (&'static Flag, &str)> {
+        let given = table::FLAGS.iter().filter(move |flag| flag.usage == usage);
+        given.filter_map(|flag| Some((flag, self.given.get(flag.name)?.0.as_str())))
+    }
+}
+
+impl MasterOptions {
+    pub(super) fn new(values: &Values) -> Result<Self, FlagError> {
+        let no_use = values.told(Use::Nothing).map(|(flag, value)| format!("--{}={value}", flag.name));
+        let is_off = |flag: &Flag, value: &str| value == flag.default || flag::switch(value) == Some(false);
+        let kept = values.optional("data_dir").is_some();
+        let is_done = |flag: &Flag| kept && KEEPING.contains(&flag.name);
+        let missing =
+            values.told(Use::Missing).filter(|(flag, value)| !is_off(flag, value) && !is_done(flag));
+        Ok(Self {
+            server: server(values)?,
+            rpc: rpc(values)?,
+            metrics: values.address("metrics_host", values.port("metrics_port"))?,
+            report: values.is_on("enable_metric_reporting"),
+            metadata: metadata(values)?,
+            events: values.is_on("enable_kv_events").then(|| events(values)),
+            quotas: values.optional("tenant_quota_connector_uri"),
+            data: data(values),
+            journal_bytes: values.size("journal_memory_bytes"),
+            shutdown_grace: Duration::from_secs(values.number("shutdown_grace_seconds")),
+            logs: logs(values),
+            unused: no_use.chain(values.stray.iter().cloned()).collect(),
+            missing: missing.map(|(flag, value)| format!("--{}={value}", flag.name)).collect(),
+        })
+    }
+}
+
+fn rpc(values: &Values) -> Result<SocketAddr, FlagError> {
+    let port = match values.port("rpc_port") {
+        0 if values.given.contains_key("rpc_port") && !values.given.contains_key("port") => 0,
+        0 => values.port("port"),
+        port => port,
+    };
+    if values.optional("rpc_interface").is_some() {
+        return Err(values.wrong("rpc_interface", "empty: give the interface's address to --rpc_address"));
+    }
+    values.address("rpc_address", port)
+}
+
+fn metadata(values: &Values) -> Result<Option<MetadataOptions>, FlagError> {
+    if !values.is_on("enable_http_metadata_server") {
+        return Ok(None);
+    }
+    let address = values.address("http_metadata_server_host", values.port("http_metadata_server_port"))?;
+    Ok(Some(MetadataOptions { address, cleanup: values.is_on("enable_metadata_cleanup_on_timeout") }))
+}
+
+fn data(values: &Values) -> Option<DataOptions> {
+    let folder = values.optional("data_dir")?.into();
+    let snapshot_every = Duration::from_secs(values.number("snapshot_interval_seconds"));
+    Some(DataOptions { folder, flush_always: values.is_on("data_flush_always"), snapshot_every })
+}
+
+fn events(values: &Values) -> EventOptions {
+    EventOptions {
+        bind: values.text("kv_events_bind_endpoint").to_owned(),
+        backend_id: values.text("kv_events_backend_id").to_owned(),
+        legacy: values.is_on("kv_events_emit_legacy_compat"),
+        keys: values.is_on("kv_events_emit_object_key"),
+        queue: Some(values.size("kv_events_queue_capacity")).filter(|queue| *queue > 0),
+    }
+}
+
+fn logs(values: &Values) -> LogOptions {
+    let filter = match (values.given.get("log_filter"), values.number("v"), values.number("minloglevel")) {
+        (Some((filter, _)), _, _) => filter,
+        (None, 0, 0) => "info",
+        (None, 0, 1) => "warn",
+        (None, 0, _) => "error",
+        (None, _, _) => "debug",
+    };
+    let format = if values.text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text };
+    LogOptions { format, filter: filter.to_owned() }
+}
+
+fn server(values: &Values) -> Result<ServerOptions, FlagError> {
+    let dialect = values.text("default_dialect");
+    let known = || Dialect::ALL.map(Dialect::release).join(", ");
+    let default_dialect = Dialect::ALL.into_iter().find(|known| known.release() == dialect);
+    let default_dialect =
+        default_dialect.ok_or_else(|| values.wrong("default_dialect", format!("one of {}", known())))?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match values.size("rpc_thread_num") {
+        0 => values.size("max_threads").clamp(1, cores),
+        threads => threads,
+    };
+    Ok(ServerOptions {
+        core: core(values)?,
+        threads,
+        default_dialect,
+        storage: StorageConfig {
+            fsdir: match values.text("root_fs_dir") {
+                "" => String::new(),
+                root => format!("{root}/{}", values.text("cluster_id")),
+            },
+            enable_disk_eviction: values.is_on("enable_disk_eviction"),
+            quota_bytes: values.number("quota_bytes"),
+        },
+        lost_on_disconnect: values.is_on("client_lost_on_disconnect"),
+        limits: Limits {
+            connections: values.size("rpc_max_connections"),
+            frame_bytes: values.size("rpc_max_frame_bytes"),
+            buffer_bytes: values.size("rpc_buffer_bytes"),
+            stall: Duration::from_secs(values.number("rpc_stall_timeout_seconds")),
+            idle: Some(values.number("rpc_conn_timeout_seconds"))
+                .filter(|it| *it > 0)
+                .map(Duration::from_secs),
+            no_delay: values.is_on("rpc_enable_tcp_no_delay"),
+        },
+    })
+}
+
+fn core(values: &Values) -> Result<Settings, FlagError> {
+    let ratio = |name: &'static str| match values.float(name) {
+        ratio if (0.0..=1.0).contains(&ratio) => Ok(ratio),
+        _ => Err(values.wrong(name, "a number from 0 to 1")),
+    };
+    let placement = match values.text("allocation_strategy") {
+        "free_ratio_first" | "ssd_free_ratio_first" => Placement::FreeRatioFirst,
+        "local_first" => Placement::LocalFirst,
+        "cxl" => return Err(values.wrong("allocation_strategy", "another one: there is no CXL memory here")),
+        _ => Placement::Random,
+    };
+    let tasks = ["max_total_pending_tasks", "max_total_processing_tasks", "max_total_finished_tasks"];
+    let timeouts = ["pending_task_timeout_sec", "processing_task_timeout_sec"];
+    Ok(Settings {
+        seed: clock::entropy(),
+        lease_ttl_ms: values.milliseconds("default_kv_lease_ttl"),
+        soft_pin_ttl_ms: values.milliseconds("default_kv_soft_pin_ttl"),
+        max_soft_pin_ttl_ms: values.milliseconds("max_kv_soft_pin_ttl"),
+        evict_soft_pinned: values.is_on("allow_evict_soft_pinned_objects"),
+        high_watermark: ratio("eviction_high_watermark_ratio")?,
+        eviction_ratio: ratio("eviction_ratio")?,
+        put_discard_ms: values.seconds_ms("put_start_discard_timeout_sec"),
+        put_release_ms: values.seconds_ms("put_start_release_timeout_sec"),
+        client_ttl_ms: values.seconds_ms("client_ttl"),
+        client_grace_ms: values.seconds_ms("client_grace"),
+        placement,
+        ramp_ms: values.milliseconds("segment_ramp"),
+        multi_tenant: values.is_on("enable_multi_tenants"),
+        dynamic_replication: match values.text("dynamic_replication_mode") {
+            "observe" => DynamicReplication::Observe,
+            "enforce" => DynamicReplication::Enforce,
+            _ => DynamicReplication::Off,
+        },
+        max_tasks: tasks.into_iter().map(|name| values.size(name)).max().unwrap_or_default(),
+        task_timeout_ms: timeouts.into_iter().map(|name| values.limit_ms(name)).max().unwrap_or(NEVER_MS),
+        task_retries: u32::try_from(values.number("max_retry_attempts")).unwrap_or(u32::MAX),
+        ..Settings::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::{Asked, read};
+
+    fn options(line: &str) -> Result<MasterOptions, FlagError> {
+        let words = line.split(' ').filter(|word| !word.is_empty()).map(Into::into);
+        match read(words, |_| None)? {
+            Asked::Serve(options) => Ok(*options),
+            Asked::Show(text) => panic!("{text}"),
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_mooncakes_master() {
+        let options = options("").unwrap();
+        assert_eq!(options.rpc.to_string(), "0.0.0.0:50051");
+        assert_eq!(options.metrics.to_string(), "0.0.0.0:9003");
+        assert_eq!((options.metadata, options.events, options.report), (None, None, true));
+        let defaults = Settings { seed: options.server.core.seed, ..Settings::default() };
+        assert_eq!(options.server.core, defaults);
+        assert_eq!(options.server.default_dialect, Dialect::NEWEST);
+        assert!(options.server.storage.enable_disk_eviction && options.server.storage.fsdir.is_empty());
+        assert!(options.unused.is_empty() && options.missing.is_empty());
+    }
+
+    #[test]
+    fn values_arrive() {
+        let line = "--rpc_port=0 --metrics_host=:: --default_kv_lease_ttl=5s --rpc_conn_timeout_seconds=3 --v=1 \
+                    --enable_http_metadata_server --root_fs_dir=/mnt --default_dialect=0.3.11 --rpc_thread_num=3 \
+                    --noenable_ha --enable_oplog --logtostderr=true stray";
+        let options = options(line).unwrap();
+        assert_eq!(options.rpc.port(), 0);
+        assert_eq!(options.metrics.to_string(), "[::]:9003");
+        assert_eq!(options.metadata.unwrap().address.to_string(), "0.0.0.0:8080");
+        assert_eq!(options.server.core.lease_ttl_ms, 5000);
+        assert_eq!(options.server.limits.idle, Some(Duration::from_secs(3)));
+        assert_eq!(options.server.storage.fsdir, "/mnt/mooncake_cluster");
+        assert_eq!((options.server.default_dialect, options.server.threads), (Dialect::V0_3_11, 3));
+        assert_eq!(
+            (options.logs.filter.as_str(), options.missing),
+            ("debug", vec!["--enable_oplog=true".to_owned()])
+        );
+        assert_eq!(options.unused, ["--logtostderr=true", "stray"]);
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_refused() {
+        for (line, expected) in [
+            ("--eviction_ratio=2", "--eviction_ratio cannot be `2`; it is a number from 0 to 1"),
+            ("--rpc_address=nowhere", "--rpc_address cannot be `nowhere`; it is an IP address"),
+            ("--default_dialect=0.2", "one of 0.3.9, 0.3.10"),
+            ("--allocation_strategy=cxl", "there is no CXL memory"),
+            ("--rpc_interface=eth0", "--rpc_address"),
+        ] {
+            let error = options(line).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The syntax of gflags: `--flag=value`, `--flag value`, `-flag`, `--noflag`, files of flags, flags from the environment.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::flag::{Kind, Use};
+use super::{FlagError, Origin, Values, find, nearest, table};
+
+/// How deep files of flags may name further ones.
+const DEPTH: usize = 8;
+const COMMAND_LINE: &str = "command line";
+
+pub(super) fn parse(
+    arguments: impl IntoIterator<Item = OsString>,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<Values, FlagError> {
+    let arguments: Result<Vec<String>, _> = arguments.into_iter().map(OsString::into_string).collect();
+    let arguments = arguments.map_err(FlagError::NotUtf8)?;
+    let mut parser = Parser { values: Values::default(), environment, unknown_is_fine: Vec::new() };
+    parser.find_excused(&arguments);
+    parser.line(&arguments, COMMAND_LINE, DEPTH)?;
+    parser.variables()?;
+    parser.config_file()?;
+    Ok(parser.values)
+}
+
+struct Parser<E> {
+    values: Values,
+    environment: E,
+    /// What `--undefok` lists.
+    unknown_is_fine: Vec<String>,
+}
+
+impl<E: Fn(&str) -> Option<String>> Parser<E> {
+    /// `--undefok` counts wherever it stands.
+    fn find_excused(&mut self, arguments: &[String]) {
+        let lists =
+            arguments.iter().filter_map(|argument| argument.trim_start_matches('-').strip_prefix("undefok="));
+        self.unknown_is_fine = lists.flat_map(|list| list.split(',')).map(str::to_owned).collect();
+    }
+
+    fn line(&mut self, arguments: &[String], source_name: &str, depth: usize) -> Result<(), FlagError> {
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            if argument == "--" {
+                self.values.stray.extend(rest.cloned());
+                break;
+            }
+            let Some(text) = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-')) else {
+                self.values.stray.push(argument.clone());
+                continue;
+            };
+            let (name, value) = match text.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (text, None),
+            };
+            let Some((flag, is_negated)) = self.named(name, source_name)? else { continue };
+            let value = match (flag.kind, value) {
+                (_, Some(value)) => value,
+                (Kind::Bool, None) if is_negated => "false",
+                (Kind::Bool, None) => "true",
+                (_, None) => rest.next().ok_or_else(|| FlagError::NoValue {
+                    source_name: source_name.to_owned(),
+                    name: flag.name,
+                })?,
+            };
+            self.values.set(flag, value, Origin::CommandLine, source_name)?;
+            self.follow(flag.name, value, depth)?;
+        }
+        Ok(())
+    }
+
+    /// The flag of that name, and whether `no` stands before it. Nothing for an unknown one that is excused.
+    fn named(
+        &self,
+        name: &str,
+        source_name: &str,
+    ) -> Result<Option<(&'static super::Flag, bool)>, FlagError> {
+        if let Some(flag) = find(name) {
+            return Ok(Some((flag, false)));
+        }
+        let negated = name.strip_prefix("no").and_then(find).filter(|flag| flag.kind == Kind::Bool);
+        if let Some(flag) = negated {
+            return Ok(Some((flag, true)));
+        }
+        if self.unknown_is_fine.iter().any(|fine| fine == name) {
+            return Ok(None);
+        }
+        let (source_name, nearest) = (source_name.to_owned(), nearest(name));
+        Err(FlagError::Unknown { source_name, name: name.to_owned(), nearest })
+    }
+
+    /// Does what flags ask for that name further flags.
+    fn follow(&mut self, name: &str, value: &str, depth: usize) -> Result<(), FlagError> {
+        match name {
+            "flagfile" => value.split(',').filter(|path| !path.is_empty()).try_for_each(|path| {
+                let error = |problem: String| FlagError::File {
+                    flag: "flagfile",
+                    path: PathBuf::from(path),
+                    problem,
+                };
+                let depth = depth
+                    .checked_sub(1)
+                    .ok_or_else(|| error("files name each other without end".to_owned()))?;
+                let text = fs::read_to_string(path).map_err(|problem| error(problem.to_string()))?;
+                // Other lines say for which programs the flags are meant.
+                let lines = text.lines().map(str::trim).filter(|line| line.starts_with('-'));
+                let lines: Vec<String> = lines.map(str::to_owned).collect();
+                lines.iter().try_for_each(|line| self.line(std::slice::from_ref(line), path, depth))
+            }),
+            "fromenv" | "tryfromenv" => {
+                value.split(',').filter(|flag| !flag.is_empty()).try_for_each(|wanted| {
+                    let variable = format!("FLAGS_{wanted}");
+                    match (self.environment)(&variable) {
+                        Some(value) => match self.named(wanted, "--fromenv")? {
+                            Some((flag, _)) => self.values.set(flag, &value, Origin::CommandLine, &variable),
+                            None => Ok(()),
+                        },
+                        None if name == "fromenv" => Err(FlagError::NoVariable(variable)),
+                        None => Ok(()),
+                    }
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn variables(&mut self) -> Result<(), FlagError> {
+        for flag in table::FLAGS.iter().filter(|flag| matches!(flag.usage, Use::Ours | Use::Same)) {
+            let variable = flag.variable();
+            if let Some(value) = (self.environment)(&variable) {
+                self.values.set(flag, &value, Origin::Environment, &variable)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn config_file(&mut self) -> Result<(), FlagError> {
+        let path = self.values.text("config_path").to_owned();
+        if path.is_empty() {
+            return Ok(());
+        }
+        let error =
+            |problem: String| FlagError::File { flag: "config_path", path: PathBuf::from(&path), problem };
+        let text = fs::read_to_string(&path).map_err(|problem| error(problem.to_string()))?;
+        // JSON is YAML.
+        let entries: std::collections::BTreeMap<String, Scalar> =
+            serde_saphyr::from_str(&text).map_err(|problem| error(problem.to_string()))?;
+        for (name, value) in entries {
+            let Some((flag, _)) = self.named(&name, &path)? else { continue };
+            self.values.set(flag, &value.text(), Origin::File, &path)?;
+        }
+        Ok(())
+    }
+}
+
+/// A value of the config file.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Scalar {
+    Bool(bool),
+    Integer(i64),
+    Float(f64),
+    Text(String),
+}
+
+impl Scalar {
+    fn text(&self) -> String {
+        match self {
+            Self::Bool(on) => on.to_string(),
+            Self::Integer(number) => number.to_string(),
+            Self::Float(number) => number.to_string(),
+            Self::Text(text) => text.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str, variables: &[(&str, &str)]) -> Result<Values, FlagError> {
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        parse(line.split(' ').filter(|word| !word.is_empty()).map(OsString::from), variable)
+    }
+
+    fn value(line: &str, name: &str) -> String {
+        parsed(line, &[]).unwrap().text(name).to_owned()
+    }
+
+    #[test]
+    fn all_ways_to_write_a_flag() {
+        for line in [
+            "--rpc_port=1",
+            "-rpc_port=1",
+            "--rpc_port 1",
+            "-rpc_port 1",
+            "--rpc-port=1",
+            "--rpc_port=2 -rpc_port=1",
+        ] {
+            assert_eq!(value(line, "rpc_port"), "1", "{line}");
+        }
+        for (line, expected) in [
+            ("", "true"),
+            ("--noenable_metric_reporting", "false"),
+            ("-noenable_metric_reporting --enable_metric_reporting", "true"),
+            ("--enable_metric_reporting=0", "0"),
+        ] {
+            assert_eq!(value(line, "enable_metric_reporting"), expected, "{line}");
+        }
+        let values = parsed("--enable_http_metadata_server true -- --rpc_port=7", &[]).unwrap();
+        assert!(values.is_on("enable_http_metadata_server"));
+        assert_eq!(values.stray, ["true", "--rpc_port=7"]);
+    }
+
+    #[test]
+    fn all_flags_of_mooncakes_master_are_there() {
+        let known = include_str!("../../tests/vectors/wheel_flags.txt");
+        for name in known.split_whitespace() {
+            assert!(find(name).is_some(), "{name}");
+        }
+        assert_eq!(
+            table::FLAGS.iter().filter(|flag| flag.usage != Use::Ours).count(),
+            known.split_whitespace().count()
+        );
+    }
+
+    #[test]
+    fn mistakes_are_explained() {
+        for (line, expected) in [
+            ("--rpc_prot=1", "command line: there is no flag --rpc_prot; did you mean --rpc_port?"),
+            ("--zzz", "command line: there is no flag --zzz; --help lists them"),
+            ("--norpc_port", "there is no flag --norpc_port; did you mean --rpc_port?"),
+            ("--rpc_port", "command line: --rpc_port needs a value: --rpc_port=VALUE"),
+            ("--rpc_port=70000", "--rpc_port cannot be `70000`; it is a whole number from 0 to 65535"),
+            ("--fromenv=rpc_port", "--fromenv asks for FLAGS_rpc_port, which is not in the environment"),
+            ("--flagfile=/no/such", "cannot read /no/such, which --flagfile names: No such file"),
+        ] {
+            let error = parsed(line, &[]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        assert!(parsed("--later=1 --undefok=later,other", &[]).is_ok());
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_environment_and_that_over_the_file() {
+        let file = std::env::temp_dir().join(format!("moongate-master-{}.yaml", std::process::id()));
+        fs::write(&file, "rpc_port: 1\nmetrics_port: 1\nclient_ttl: 1\nenable_kv_events: true\n").unwrap();
+        let config = format!("--config_path={}", file.display());
+        let variables = [("MOONGATE_RPC_PORT", "2"), ("MOONGATE_METRICS_PORT", "2"), ("FLAGS_port", "4")];
+        let values = parsed(&format!("{config} --rpc_port=3 --fromenv=port"), &variables).unwrap();
+        for (name, expected) in [
+            ("rpc_port", "3"),
+            ("metrics_port", "2"),
+            ("client_ttl", "1"),
+            ("port", "4"),
+            ("enable_kv_events", "true"),
+        ] {
+            assert_eq!(values.text(name), expected, "{name}");
+        }
+        fs::write(&file, "{\"rpc_prot\": 1}").unwrap();
+        let error = parsed(&config, &[]).unwrap_err().to_string();
+        assert!(error.contains("did you mean --rpc_port?"), "{error}");
+        fs::write(&file, "# for all\n--rpc_port=5\nmooncake_master\n-noenable_disk_eviction\n").unwrap();
+        let values = parsed(&format!("--flagfile={}", file.display()), &[]).unwrap();
+        assert_eq!((values.text("rpc_port"), values.is_on("enable_disk_eviction")), ("5", false));
+        fs::write(&file, format!("--flagfile={}", file.display())).unwrap();
+        let error = parsed(&format!("--flagfile={}", file.display()), &[]).unwrap_err().to_string();
+        assert!(error.contains("without end"), "{error}");
+        fs::remove_file(&file).unwrap();
+    }
+}

@@ -1,0 +1,57 @@
+//! `moongate master`
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Args;
+use moongate_master::flags::{self, Asked, MasterOptions};
+use moongate_runtime::{Supervisor, terminated};
+
+/// The command line of `moongate master`. Its flags are written as those of Mooncake's master, which is not how clap
+/// reads them.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
+pub(crate) struct MasterCommand {
+    /// Flags of Mooncake's master, and some more; `moongate master --help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+    flags: Vec<OsString>,
+}
+
+impl MasterCommand {
+    /// What is to be served, or how the command ends at once.
+    pub(crate) fn options(self) -> Result<MasterOptions, ExitCode> {
+        match flags::read(self.flags, |name| std::env::var(name).ok()) {
+            Ok(Asked::Serve(options)) => Ok(*options),
+            Ok(Asked::Show(text)) => {
+                #[expect(clippy::print_stdout, reason = "what a person has asked for")]
+                {
+                    print!("{text}");
+                }
+                Err(ExitCode::SUCCESS)
+            }
+            Err(error) => {
+                #[expect(clippy::print_stderr, reason = "logs are not set up before the settings are known")]
+                {
+                    eprintln!("error: {error}");
+                }
+                Err(ExitCode::from(2))
+            }
+        }
+    }
+}
+
+/// Serves until asked to stop, then answers what is in progress.
+pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let grace = options.shutdown_grace;
+    let master = moongate_master::start(options, &supervisor)?;
+    terminated().await;
+    master.stop();
+    tokio::select! {
+        ended = supervisor.shutdown(grace) => if let Err(still) = ended {
+            tracing::warn!("{still}");
+        },
+        () = terminated() => tracing::warn!("asked again: stopping without waiting for calls in progress"),
+    }
+    master.finish();
+    Ok(ExitCode::SUCCESS)
+}
