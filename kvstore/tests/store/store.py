@@ -2,7 +2,9 @@
 
 store.py MASTER METADATA MEBIBYTES
 put KEY SIZE | fill COPIES SIZE KEY... | get KEY | remove KEY | close
-fill puts many objects, one copy of each into its own memory while there is room.
+exist KEY... | read KEY... | force KEY | clear EXPRESSION | empty
+fill puts many objects, one copy of each into its own memory while there is room. What is put repeats its key, and read counts
+the objects that come back so. clear and empty remove many objects, and answer with their number.
 Its answers begin with "> ", because the client writes to stdout too.
 """
 
@@ -20,21 +22,38 @@ store = MooncakeDistributedStore()
 result = store.setup("127.0.0.1", metadata, int(mebibytes) << 20, 16 << 20, "tcp", "", master)
 if result != 0:
     sys.exit(f"setup: {result}")
+
+
+def content(key, size):
+    return (key.encode() * (size // len(key) + 1))[:size]
+
+
 own = ReplicateConfig()
 own.preferred_segment = store.get_hostname()
 say("ready")
 for line in sys.stdin:
     command, *words = line.split()
     if command == "put":
-        say(store.put(words[0], bytes(int(words[1]))))
+        say(store.put(words[0], content(words[0], int(words[1]))))
     elif command == "fill":
         copies, size, *keys = words
         own.replica_num = int(copies)
-        say(store.put_batch(keys, [bytes(int(size))] * len(keys), own))
+        say(store.put_batch(keys, [content(key, int(size)) for key in keys], own))
     elif command == "remove":
         say(store.remove(words[0]))
     elif command == "get":
         say(len(store.get(words[0])))
+    elif command == "exist":
+        say("".join(str(found) for found in store.batch_is_exist(words)))
+    elif command == "read":
+        found = store.get_batch(words)
+        say(sum(1 for key, it in zip(words, found) if it and bytes(it) == content(key, len(it))))
+    elif command == "force":
+        say(store.remove(words[0], True))
+    elif command == "clear":
+        say(store.remove_by_regex(words[0]))
+    elif command == "empty":
+        say(store.remove_all())
     elif command == "close":
         store.close()
         say("closed")

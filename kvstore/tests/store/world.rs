@@ -119,10 +119,15 @@ pub(crate) struct RealNode {
 impl RealNode {
     /// One that lends `mebibytes` of memory: none, or at least 16.
     pub(crate) async fn start(master: &RealMaster, metadata: &str, mebibytes: u32) -> Self {
+        Self::start_of(master.release, &master.rpc, metadata, mebibytes).await
+    }
+
+    /// One of any release, with whatever master serves at `rpc`.
+    pub(crate) async fn start_of(release: &str, rpc: &str, metadata: &str, mebibytes: u32) -> Self {
         let mooncake = installed().await;
         let mut command = Command::new(mooncake.join("venv/bin/python"));
-        command.arg(folder().join("store.py")).args([&master.rpc, metadata, &mebibytes.to_string()]);
-        command.env("PYTHONPATH", mooncake.join(master.release)).env("NO_PROXY", "*").env("no_proxy", "*");
+        command.arg(folder().join("store.py")).args([rpc, metadata, &mebibytes.to_string()]);
+        command.env("PYTHONPATH", mooncake.join(release)).env("NO_PROXY", "*").env("no_proxy", "*");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -170,7 +175,8 @@ impl RealNode {
         self.child.kill().await.unwrap();
     }
 
-    async fn ask(&mut self, command: &str) -> String {
+    /// Does what `store.py` understands, and returns its answer.
+    pub(crate) async fn ask(&mut self, command: &str) -> String {
         self.stdin.write_all(format!("{command}\n").as_bytes()).await.unwrap();
         self.answer().await
     }

@@ -2,26 +2,28 @@
 //! as Mooncake's own does where there are none.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::OffloadTasks;
 
 use super::serve;
 
 serve! {
-    MountNoFSegment(_, _) => Err(ErrorCode::NOT_SUPPORTED),
-    ReMountNoFSegment(_, _) => Err(ErrorCode::NOT_SUPPORTED),
-    UnmountNoFSegment(_, _) => Err(ErrorCode::NOT_SUPPORTED),
+    MountNoFSegment(_, _) => Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE),
+    ReMountNoFSegment(_, _) => Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE),
+    UnmountNoFSegment(_, _) => Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE),
     GetAllNoFSegments(_, _) => Ok(Vec::new()),
     GetNoFSegmentsByName(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
     MountLocalDiskSegment(_, _) => Err(ErrorCode::UNABLE_OFFLOAD),
     UnmountLocalDiskSegment(_, _) => Err(ErrorCode::UNABLE_OFFLOAD),
     OffloadObjectHeartbeat(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
     ReportSsdCapacity(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
-    NotifyOffloadSuccess(_, _) => Err(ErrorCode::UNABLE_OFFLOAD),
-    PromotionObjectHeartbeat(_, _) => Ok(OffloadTasks(Vec::new())),
+    // There is nothing that could have been asked for.
+    NotifyOffloadSuccess(_, it) => {
+        if it.tasks.is_empty() { Ok(()) } else { Err(ErrorCode::UNABLE_OFFLOAD) }
+    },
+    PromotionObjectHeartbeat(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
     PromotionAllocStart(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
     NotifyPromotionSuccess(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
     NotifyPromotionFailure(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
     EvictDiskReplica(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
     BatchEvictDiskReplica(_, it) => it.keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect(),
-    PollRemoveAll(_, _) => Ok(false),
+    PollRemoveAll(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
 }

@@ -1,0 +1,147 @@
+//! A master in this process, and connections to masters.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use mooncake_wire::frame::{self, Parsed, ResponseHeader};
+use mooncake_wire::pack::{Pack, Unpack};
+use mooncake_wire::rpc::{
+    GetReplicaList, KeyArguments, Method, MountArguments, MountSegment, PutEnd, PutEndArguments, PutStart,
+    PutStartArguments, Request, Rpc, decode_reply, encode_request,
+};
+use mooncake_wire::types::{
+    DEFAULT_TENANT, ObjectMeta, ReplicaList, ReplicaType, ReplicateConfig, Segment, Uuid,
+};
+use mooncake_wire::{Dialect, ErrorCode};
+use moongate_master::journal::MemoryJournal;
+use moongate_master::{Server, ServerOptions, Standing, rpc};
+use moongate_runtime::Supervisor;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// Long, because it only says when a test hangs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+const LARGEST: usize = 256 << 20;
+
+pub(crate) struct Started {
+    pub(crate) server: Arc<Server>,
+    pub(crate) journal: Arc<MemoryJournal>,
+    pub(crate) rpc: rpc::Rpc,
+    pub(crate) supervisor: Supervisor,
+}
+
+pub(crate) async fn started() -> Started {
+    started_with(ServerOptions { threads: 2, ..ServerOptions::default() }).await
+}
+
+#[expect(clippy::unused_async, reason = "it needs a runtime")]
+pub(crate) async fn started_with(options: ServerOptions) -> Started {
+    let (threads, journal) = (options.threads, Arc::new(MemoryJournal::new(1 << 20)));
+    let server = Arc::new(Server::new(options, Arc::clone(&journal) as Arc<_>));
+    server.standing.store(Arc::new(Standing::alone()));
+    let supervisor = Supervisor::new();
+    let rpc = rpc::serve(&server, "127.0.0.1:0".parse().unwrap(), threads, &supervisor).unwrap();
+    Started { server, journal, rpc, supervisor }
+}
+
+pub(crate) fn key(key: &str) -> KeyArguments<&str> {
+    KeyArguments { key, tenant: DEFAULT_TENANT }
+}
+
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) dialect: Dialect,
+    buffer: BytesMut,
+}
+
+impl Connection {
+    pub(crate) async fn to(master: &Started) -> Self {
+        Self::at(&master.rpc.address().to_string()).await
+    }
+
+    pub(crate) async fn at(address: &str) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        Self { stream, dialect: Dialect::NEWEST, buffer: BytesMut::new() }
+    }
+
+    /// The next response, or none at the end of the connection.
+    pub(crate) async fn response(&mut self) -> Option<(ResponseHeader, Bytes)> {
+        let response = async {
+            loop {
+                match frame::take::<ResponseHeader>(&mut self.buffer, LARGEST).unwrap() {
+                    Parsed::Frame(response) => return Some((response.header, response.body)),
+                    Parsed::Incomplete(_) => {}
+                }
+                match self.stream.read_buf(&mut self.buffer).await {
+                    Ok(0) | Err(_) => return None,
+                    Ok(_) => {}
+                }
+            }
+        };
+        tokio::time::timeout(LIMIT, response).await.expect("a response or the end comes in time")
+    }
+
+    /// Calls, and checks that the reply is of the connection's own dialect.
+    pub(crate) async fn call<M: Rpc>(&mut self, arguments: &M::Arguments<&str>) -> M::Reply<String>
+    where
+        for<'a> M::Arguments<&'a str>: Pack,
+        for<'a> M::Reply<String>: Unpack<'a>,
+    {
+        let mut request = BytesMut::new();
+        encode_request::<M, &str>(9, self.dialect, arguments, &mut request).unwrap();
+        self.stream.write_all(&request).await.unwrap();
+        let (header, body) = self.response().await.expect("an answer");
+        assert_eq!((header.sequence, header.error), (9, 0), "{:?}", M::METHOD);
+        let (reply, dialects) = decode_reply::<M, String>(&body).unwrap();
+        assert!(dialects.contains(self.dialect), "{:?}: {dialects:?}", M::METHOD);
+        reply
+    }
+
+    pub(crate) async fn mount(&mut self, client: Uuid, size: u64) {
+        let segment = Segment {
+            id: client,
+            name: "127.0.0.1:12345",
+            base: 1 << 40,
+            size,
+            te_endpoint: "127.0.0.1:12345",
+            protocol: "tcp",
+            host_id: "",
+        };
+        assert_eq!(self.call::<MountSegment>(&MountArguments { segment, client_id: client }).await, Ok(()));
+    }
+
+    pub(crate) async fn put(&mut self, client: Uuid, name: &str, size: u64) {
+        let (config, tenant) = (ReplicateConfig::default(), DEFAULT_TENANT);
+        let start = PutStartArguments { client_id: client, key: name, size, config, tenant };
+        assert!(self.call::<PutStart>(&start).await.is_ok(), "{name}");
+        let object = ObjectMeta { key: name, object_checksum: None };
+        let end = PutEndArguments { client_id: client, object, replica_type: ReplicaType::ALL, tenant };
+        assert_eq!(self.call::<PutEnd>(&end).await, Ok(()), "{name}");
+    }
+
+    pub(crate) async fn replicas(&mut self, name: &str) -> Result<ReplicaList<String>, ErrorCode> {
+        self.call::<GetReplicaList>(&key(name)).await
+    }
+}
+
+/// A request with arguments that are all zero: no keys, no segments, no clients.
+pub(crate) fn simplest(method: Method, dialect: Dialect) -> BytesMut {
+    let signature = method.arguments_signature(dialect);
+    let mut body = Vec::new();
+    if !signature.literal().is_empty() {
+        body.extend_from_slice(&signature.hash().to_le_bytes());
+    }
+    // Zeros are the shortest form of everything, so the right number of them is a value.
+    let request = (0..400).find_map(|_| {
+        let decoded = Request::<&str>::decode(method, dialect, &body).ok().map(|request| {
+            let mut out = BytesMut::new();
+            request.encode(3, dialect, &mut out).unwrap();
+            out
+        });
+        body.push(0);
+        decoded
+    });
+    request.unwrap_or_else(|| panic!("{method:?} has no simplest form"))
+}

@@ -1,0 +1,214 @@
+//! What comes over the RPC port, well-formed and not.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod caller;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use caller::{Connection, LIMIT, key, started, started_with};
+use mooncake_wire::frame::{Fault, RequestHeader, write_request};
+use mooncake_wire::rpc::{ExistKey, Method, NoArguments, Ping, ServiceReady, encode_request};
+use mooncake_wire::types::Uuid;
+use mooncake_wire::{Dialect, ErrorCode};
+use moongate_master::{Limits, ServerOptions};
+use tokio::io::AsyncWriteExt as _;
+
+/// A request of any method with any body.
+fn raw(function_id: u32, sequence: u32, body: &[u8]) -> BytesMut {
+    let mut out = BytesMut::new();
+    let header = RequestHeader { sequence, function_id };
+    write_request(&mut out, header, |out| {
+        out.extend_from_slice(body);
+        Ok(())
+    })
+    .unwrap();
+    out
+}
+
+#[tokio::test]
+async fn requests_may_be_pipelined_and_come_in_pieces() {
+    let master = started().await;
+    let mut connection = Connection::to(&master).await;
+    let mut requests = BytesMut::new();
+    for sequence in 0..1000 {
+        encode_request::<ExistKey, &str>(sequence, Dialect::NEWEST, &key("k"), &mut requests).unwrap();
+    }
+    for piece in requests.chunks(977) {
+        connection.stream.write_all(piece).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    for sequence in 0..1000 {
+        let (header, body) = connection.response().await.unwrap();
+        assert_eq!((header.sequence, header.error), (sequence, 0));
+        assert_eq!(body[..], [0xd2, 0x00, 0xe8, 0x90, 1, 0]);
+    }
+    let counts = master.server.counters.of(Method::ExistKey);
+    assert_eq!((counts.requests, counts.failures, counts.latency.iter().sum()), (1000, 0, 1000));
+}
+
+#[tokio::test]
+async fn faults_leave_the_connection_usable() {
+    let master = started().await;
+    let mut connection = Connection::to(&master).await;
+    let exist = Method::ExistKey.function_id();
+    for (request, expected) in [
+        (raw(0x1234_5678, 7, b""), Fault::not_registered()),
+        (raw(exist, 7, b""), Fault::invalid_argument()),
+        (raw(exist, 7, b"garbage that is long enough"), Fault::invalid_argument()),
+        // The right hash, and then too little.
+        (raw(exist, 7, &[0xd8, 0x1e, 0xf9, 0x7c, 200]), Fault::invalid_argument()),
+        // A length that is larger than memory.
+        (
+            raw(exist, 7, &[0xd9, 0x1e, 0xf9, 0x7c, 0x18, 255, 255, 255, 255, 255, 255, 255, 127]),
+            Fault::invalid_argument(),
+        ),
+    ] {
+        connection.stream.write_all(&request).await.unwrap();
+        let (header, body) = connection.response().await.unwrap();
+        assert_eq!(header.sequence, 7);
+        assert_eq!(Fault::parse(header.error, &body).unwrap(), expected);
+    }
+    assert_eq!(connection.call::<ExistKey>(&key("k")).await, Ok(false));
+    assert_eq!(
+        (master.server.counters.unknown_functions(), master.server.counters.unknown_arguments()),
+        (1, 4)
+    );
+}
+
+#[tokio::test]
+async fn who_speaks_something_else_is_left_without_an_answer() {
+    let master = started().await;
+    for start in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x15, 1, 0, 0], &[0x15, 0, 1, 0]] {
+        let mut connection = Connection::to(&master).await;
+        // What came before is answered.
+        let mut bytes = raw(Method::ServiceReady.function_id(), 1, b"");
+        bytes.extend_from_slice(start);
+        connection.stream.write_all(&bytes).await.unwrap();
+        assert_eq!(connection.response().await.unwrap().0.sequence, 1);
+        assert!(connection.response().await.is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_length_is_not_believed_before_the_bytes_are_there() {
+    let limits = Limits { frame_bytes: 1 << 20, ..Limits::default() };
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let mut connection = Connection::to(&master).await;
+    let mut header = raw(Method::ExistKey.function_id(), 1, b"");
+    header[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+    connection.stream.write_all(&header).await.unwrap();
+    assert!(connection.response().await.is_none());
+}
+
+#[tokio::test]
+async fn memory_of_all_connections_together_is_bounded() {
+    let limits = Limits { buffer_bytes: 1 << 20, ..Limits::default() };
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let mut connection = Connection::to(&master).await;
+    let mut header = raw(Method::ExistKey.function_id(), 1, b"");
+    header[12..16].copy_from_slice(&(100_u32 << 20).to_le_bytes());
+    connection.stream.write_all(&header).await.unwrap();
+    // The rest never comes as a whole: the connection is closed when it holds too much.
+    let piece = vec![0; 1 << 16];
+    let sent = async { while connection.stream.write_all(&piece).await.is_ok() {} };
+    tokio::time::timeout(LIMIT, sent).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_unfinished_request_is_waited_for_only_so_long_and_an_idle_connection_for_ever() {
+    let limits = Limits { stall: Duration::from_millis(50), ..Limits::default() };
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let mut idle = Connection::to(&master).await;
+    let mut half = Connection::to(&master).await;
+    let request = raw(Method::ServiceReady.function_id(), 1, b"");
+    half.stream.write_all(&request[..10]).await.unwrap();
+    assert!(half.response().await.is_none());
+    assert_eq!(idle.call::<ServiceReady>(&NoArguments).await, Ok("2.0.0".into()));
+}
+
+#[tokio::test]
+async fn more_connections_than_allowed_wait() {
+    let limits = Limits { connections: 1, ..Limits::default() };
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let mut first = Connection::to(&master).await;
+    assert!(first.call::<ServiceReady>(&NoArguments).await.is_ok());
+    let mut second = Connection::to(&master).await;
+    let waiting = tokio::spawn(async move { second.call::<ServiceReady>(&NoArguments).await.is_ok() });
+    assert!(first.call::<ServiceReady>(&NoArguments).await.is_ok());
+    assert!(!waiting.is_finished());
+    drop(first);
+    assert!(tokio::time::timeout(LIMIT, waiting).await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn a_reader_who_does_not_read_is_not_read_from() {
+    let limits = Limits { stall: Duration::from_millis(200), ..Limits::default() };
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let mut connection = Connection::to(&master).await;
+    let mut requests = BytesMut::new();
+    for sequence in 0..10_000 {
+        encode_request::<ServiceReady, &str>(sequence, Dialect::NEWEST, &NoArguments, &mut requests).unwrap();
+    }
+    // Replies are never taken: the sockets fill up, the server stops reading, and at last gives the connection up.
+    let sent = async { while connection.stream.write_all(&requests).await.is_ok() {} };
+    tokio::time::timeout(LIMIT, sent).await.unwrap();
+}
+
+#[tokio::test]
+async fn all_methods_are_answered_in_all_dialects() {
+    for dialect in Dialect::ALL {
+        let options = ServerOptions { default_dialect: dialect, ..ServerOptions::default() };
+        let master = started_with(options).await;
+        let mut connection = Connection::to(&master).await;
+        for method in Method::ALL.iter().filter(|method| method.dialects().contains(dialect)) {
+            let request = caller::simplest(*method, dialect);
+            connection.stream.write_all(&request).await.unwrap();
+            let (header, body) =
+                connection.response().await.unwrap_or_else(|| panic!("{method:?} {dialect}"));
+            assert_eq!(header.error, 0, "{method:?} {dialect}");
+            assert!(method.reply_dialects(&body).contains(dialect), "{method:?} {dialect}: {body:?}");
+        }
+        assert_eq!(master.server.counters.unknown_arguments(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_drain_answers_what_was_asked_and_closes() {
+    let master = started().await;
+    let mut connection = Connection::to(&master).await;
+    assert!(connection.call::<ServiceReady>(&NoArguments).await.is_ok());
+    let running = Arc::clone(&master.server);
+    master.rpc.stop();
+    assert!(connection.response().await.is_none());
+    master.supervisor.shutdown(LIMIT).await.unwrap();
+    assert!(tokio::net::TcpStream::connect(master.rpc.address()).await.is_err());
+    drop(running);
+}
+
+#[tokio::test]
+async fn a_node_is_silent_when_its_last_connection_is_gone() {
+    let master = started().await;
+    let node = Uuid { first: 1, second: 2 };
+    let [mut one, mut other] = [Connection::to(&master).await, Connection::to(&master).await];
+    one.mount(node, 1 << 24).await;
+    assert!(other.call::<Ping>(&mooncake_wire::rpc::ClientArguments { client_id: node }).await.is_ok());
+    one.put(node, "k", 1000).await;
+    drop(one);
+    assert_eq!(other.call::<ExistKey>(&key("k")).await, Ok(true));
+    assert_eq!(master.server.master.client_counts(), (1, 0));
+    drop(other);
+    let silent = async {
+        while master.server.master.client_counts() != (0, 1) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, silent).await.unwrap();
+    let mut reader = Connection::to(&master).await;
+    assert_ne!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
+    // It comes back with everything that it had.
+    reader.mount(node, 1 << 24).await;
+    assert_eq!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
+    assert_eq!(reader.replicas("other").await.unwrap_err(), ErrorCode::OBJECT_NOT_FOUND);
+}

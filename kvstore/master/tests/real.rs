@@ -1,0 +1,102 @@
+//! Mooncake's own clients against this master, and this master beside Mooncake's own.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod caller;
+mod same;
+#[path = "../../tests/store/world.rs"]
+mod world;
+
+use std::time::Duration;
+
+use caller::started_with;
+use moongate_kvcore::Settings;
+use moongate_master::ServerOptions;
+use world::{HANDSHAKE, NEWEST, RealNode, has};
+
+/// A short lease, so that what was read can soon be removed.
+const LEASE: Duration = Duration::from_millis(50);
+
+fn options() -> ServerOptions {
+    let core = Settings { lease_ttl_ms: LEASE.as_millis() as u64, ..Settings::default() };
+    ServerOptions { core, threads: 2, ..ServerOptions::default() }
+}
+
+/// What a client does in its life.
+async fn life(rpc: &str, release: &str) {
+    let mut store = RealNode::start_of(release, rpc, HANDSHAKE, 32).await;
+    let mut reader = RealNode::start_of(release, rpc, HANDSHAKE, 0).await;
+    assert_eq!(reader.ask("exist a").await, "0", "{release}");
+    for size in [1, 1000, 70_000, 1 << 20] {
+        store.put(&format!("a{size}"), size).await;
+        assert_eq!(reader.get(&format!("a{size}")).await, size, "{release}");
+    }
+    // Once more is no error, and the content stays.
+    store.put("a1", 1).await;
+    let keys: Vec<_> = (0..300).map(|number| format!("batch-{number}")).collect();
+    assert_eq!(store.fill(&keys, 5000).await, 0, "{release}");
+    let keys = keys.join(" ");
+    assert_eq!(reader.ask(&format!("exist {keys} nope")).await, format!("{}0", "1".repeat(300)), "{release}");
+    assert_eq!(reader.ask(&format!("read {keys}")).await, "300", "{release}");
+    assert_eq!(reader.ask("read a1 a1000 a70000 a1048576").await, "4", "{release}");
+    assert_eq!(reader.get("nope").await, 0, "{release}");
+    if release != "0.3.9" {
+        assert_eq!(reader.ask("exist a1").await, "1");
+    }
+    tokio::time::sleep(2 * LEASE).await;
+    store.remove("a1").await;
+    assert_eq!(store.ask("exist a1").await, "0", "{release}");
+    assert_eq!(store.ask("remove a1").await, "-704", "{release}");
+    tokio::time::sleep(2 * LEASE).await;
+    assert_eq!(store.ask("clear ^batch-1.$").await, "10", "{release}");
+    assert_eq!(store.ask("empty").await, "293", "{release}");
+    store.close().await;
+    reader.close().await;
+}
+
+#[tokio::test]
+async fn clients_of_every_release_live_together() {
+    for release in [NEWEST, "0.3.11.post1", "0.3.9"] {
+        if has(release).await {
+            let master = started_with(options()).await;
+            life(&master.rpc.address().to_string(), release).await;
+            assert_eq!(master.server.counters.unknown_arguments(), 0, "{release}");
+            assert_eq!(master.server.master.key_count(), 0, "{release}");
+            assert_eq!(master.server.master.segments_detail().total_segments, 0, "{release}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_leased_is_removed_only_by_force() {
+    let master = started_with(ServerOptions { threads: 2, ..ServerOptions::default() }).await;
+    let rpc = master.rpc.address().to_string();
+    let mut store = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 16).await;
+    store.put("k", 100).await;
+    assert_eq!(store.get("k").await, 100);
+    assert_eq!(store.ask("remove k").await, "-706");
+    assert_eq!(store.ask("clear ^k$").await, "0");
+    assert_eq!(store.ask("empty").await, "0");
+    assert_eq!(store.ask("force k").await, "0");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_killed_node_is_noticed_at_once_and_writers_are_never_turned_away() {
+    let master = started_with(options()).await;
+    let rpc = master.rpc.address().to_string();
+    let mut store = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 64).await;
+    let mut writer = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 0).await;
+    // Three times as much as there is room for.
+    for number in 0..200 {
+        writer.put(&format!("{number}"), 1 << 20).await;
+    }
+    assert_eq!(writer.ask("exist 199").await, "1");
+    store.kill().await;
+    let silent = async {
+        while master.server.master.client_counts() != (0, 1) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(caller::LIMIT, silent).await.unwrap();
+    assert_eq!(writer.get("199").await, 0);
+}

@@ -1,0 +1,59 @@
+//! The same calls to Mooncake's master and to this one.
+
+use bytes::BytesMut;
+use mooncake_wire::Dialect;
+use mooncake_wire::rpc::Method;
+use tokio::io::AsyncWriteExt as _;
+
+use crate::caller::{self, Connection, started};
+use crate::world::{NEWEST, RealMaster};
+
+/// Methods whose reply has a part that is made up by each master.
+const OWN: &[Method] = &[];
+
+/// What a master answers to the simplest form of every request.
+async fn answers(address: &str) -> Vec<(Method, u8, Vec<u8>)> {
+    let mut connection = Connection::at(address).await;
+    let mut answers = Vec::new();
+    for method in Method::ALL {
+        let request: BytesMut = caller::simplest(*method, Dialect::NEWEST);
+        connection.stream.write_all(&request).await.unwrap();
+        let (header, body) = connection.response().await.unwrap();
+        answers.push((*method, header.error, plain(&body)));
+    }
+    answers
+}
+
+/// The reply's value: builds of Mooncake for debugging send its type along.
+fn plain(body: &[u8]) -> Vec<u8> {
+    let mut plain = body.to_vec();
+    if let [head @ .., meta] = &mut plain[..5]
+        && head[0] & 1 == 1
+        && *meta & 4 != 0
+    {
+        *meta &= !4;
+        let end = 5 + plain[5..].iter().position(|byte| *byte == 0).unwrap();
+        plain.drain(5..=end);
+        if plain[4] == 0 {
+            plain.remove(4);
+            plain[0] &= !1;
+        }
+    }
+    plain
+}
+
+#[tokio::test]
+async fn simple_calls_are_answered_alike() {
+    let real = RealMaster::start(NEWEST).await;
+    let ours = started().await;
+    let expected = answers(&real.rpc).await;
+    let found = answers(&ours.rpc.address().to_string()).await;
+    let differ: Vec<_> = expected
+        .iter()
+        .zip(&found)
+        .filter(|((method, ..), _)| !OWN.contains(method))
+        .filter(|(expected, found)| expected != found)
+        .map(|(expected, found)| format!("{expected:?} {:?}", found.2))
+        .collect();
+    assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));
+}
