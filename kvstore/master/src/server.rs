@@ -119,7 +119,7 @@ impl Default for Limits {
 }
 
 /// What a server is made with.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// The state machine's settings.
     pub core: moongate_kvcore::Settings,

@@ -14,17 +14,27 @@
 
 mod coordinator;
 mod elector;
+mod etcd;
 mod fence;
 pub mod follower;
 pub mod frame;
+mod link;
 mod member;
 mod quorum;
+mod replica;
 mod replicated;
+mod run;
+mod session;
+mod tenure;
 
 pub use coordinator::{Bid, CoordinationError, Coordinator, Leader, Listing, Tenure, View};
 pub use elector::{Answer, Ask, Due, Elector, Times};
+pub use etcd::Etcd;
 pub use fence::{Fence, now};
 pub use follower::Follower;
 pub use member::{InSync, MAX_ADDRESS, MAX_MEMBERS, Member, read_in_sync, write_in_sync};
 pub use quorum::Quorum;
+pub use replica::{Replica, State};
 pub use replicated::Replicated;
+pub use run::{HaOptions, Participant, Shown};
+pub use tenure::TenureOptions;

@@ -65,9 +65,13 @@ impl Replicated {
 
     /// As [`Quorum::join`]. Returns whether this master leads.
     pub fn join(&self, member: &Member, acknowledged: u64) -> bool {
-        let joined = self.with(|quorum| quorum.join(member, acknowledged, now())).is_some();
+        let joined = self.with(|quorum| {
+            // Seen with the quorum locked: whoever commits a later record waits for this follower.
+            let last = self.facts.next() - 1;
+            quorum.join(member, acknowledged, last, now());
+        });
         self.relist.notify_one();
-        joined
+        joined.is_some()
     }
 
     /// As [`Quorum::acknowledge`].

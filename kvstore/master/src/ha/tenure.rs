@@ -1,0 +1,158 @@
+//! All that runs while a master leads.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use moongate_runtime::{Supervisor, bind};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::coordinator::{Coordinator, Listing, Tenure};
+use super::fence::Fence;
+use super::member::Member;
+use super::replica::State;
+use super::replicated::Replicated;
+use super::session::Sessions;
+use crate::clock::Clock;
+use crate::rpc::{self, Rpc, RpcError};
+use crate::server::{Server, ServerOptions};
+use crate::ticker;
+
+/// How often it is looked for followers that are silent.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time for calls in progress when a tenure ends. Nobody is answered by then.
+const END: Duration = Duration::from_secs(2);
+
+/// What a master leads with.
+#[derive(Clone, Debug)]
+pub struct TenureOptions {
+    /// The server.
+    pub server: ServerOptions,
+    /// Where RPCs are served.
+    pub rpc: SocketAddr,
+    /// Where followers are served.
+    pub replication: SocketAddr,
+    /// Bytes of facts that are kept for followers.
+    pub journal_bytes: usize,
+    /// After which silence a follower is given up.
+    pub patience: Duration,
+}
+
+/// A state to lead from, and the journal of its changes.
+pub(super) type Led = (Arc<Server>, Arc<Replicated>);
+
+impl TenureOptions {
+    /// Makes a state ready to be led from.
+    pub(super) fn prepare(&self, state: State, fence: &Arc<Fence>) -> Led {
+        let (server, journal) = match state {
+            State::Led(server, journal) => (server, journal),
+            State::Followed(master, last) => {
+                let journal = Arc::new(Replicated::new(last + 1, self.journal_bytes, Arc::clone(fence)));
+                let server =
+                    Server::with_state(self.server.clone(), *master, Clock::start(), journal.clone());
+                (Arc::new(server), journal)
+            }
+        };
+        server.master.finish_replay(server.clock.now_ms());
+        (server, journal)
+    }
+}
+
+/// A tenure that has begun.
+pub(super) struct Leading {
+    pub(super) rpc: Rpc,
+    pub(super) deposed: CancellationToken,
+    journal: Arc<Replicated>,
+    supervisor: Supervisor,
+}
+
+impl Leading {
+    /// Starts everything. Ticks run on `main`, where they may wait for followers.
+    ///
+    /// # Errors
+    /// When a port cannot be had.
+    pub(super) fn begin(
+        options: &TenureOptions,
+        (server, journal): &Led,
+        me: &Member,
+        (tenure, store): (Tenure, Lists),
+        main: &Handle,
+    ) -> Result<Self, RpcError> {
+        let followers = bind(options.replication)?;
+        let supervisor = Supervisor::new();
+        let rpc = rpc::serve(server, options.rpc, options.server.threads, &supervisor)?;
+        server.master.set_view_version(tenure.term);
+        journal.lead(me);
+        let (term, patience) = (tenure.term, options.patience);
+        let sessions =
+            Sessions { server: Arc::clone(server), journal: Arc::clone(journal), term, patience };
+        supervisor.spawn("followers", sessions.listen(followers, supervisor.clone()));
+        let deposed = CancellationToken::new();
+        let list = list(Arc::clone(journal), tenure, store, patience, deposed.clone());
+        let stop = supervisor.token();
+        supervisor.spawn("in-sync list", async move {
+            tokio::select! {
+                () = list => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        {
+            let _on = main.enter();
+            ticker::start(server, &supervisor);
+        }
+        Ok(Self { rpc, deposed, journal: Arc::clone(journal), supervisor })
+    }
+
+    /// Ends everything. Callers that wait are refused.
+    pub(super) async fn end(self) {
+        self.journal.step_down();
+        self.rpc.stop();
+        if let Err(still) = self.supervisor.shutdown(END).await {
+            tracing::warn!("{still}");
+        }
+    }
+}
+
+/// Where the in-sync list is kept, and how long that is waited for.
+pub(super) struct Lists {
+    pub(super) coordinator: Arc<dyn Coordinator>,
+    pub(super) patience: Duration,
+}
+
+/// Gives silent followers up, and keeps the store's list in step with who is waited for.
+async fn list(
+    journal: Arc<Replicated>,
+    tenure: Tenure,
+    Lists { coordinator, patience: store_patience }: Lists,
+    patience: Duration,
+    deposed: CancellationToken,
+) {
+    // The list's revision; nothing if an attempt may have succeeded or not.
+    let mut revision = Some(tenure.term);
+    loop {
+        let _ = timeout(LOOK, journal.relisted()).await;
+        for member in journal.give_up(patience) {
+            tracing::warn!(%member, "a follower is silent and is given up");
+        }
+        let Some(members) = journal.to_list() else { continue };
+        if revision.is_none() {
+            let seen = timeout(store_patience, coordinator.observe()).await;
+            revision = seen.ok().and_then(Result::ok).map(|view| view.revision());
+        }
+        let Some(before) = revision.take() else { continue };
+        match timeout(store_patience, coordinator.list(tenure, before, &members)).await {
+            Ok(Ok(Listing::Stored(stored))) => {
+                let all: Vec<String> = members.iter().map(|it| it.address.clone()).collect();
+                tracing::info!(in_sync = all.join(" "), "may lead next");
+                revision = Some(stored);
+                journal.listed(members);
+            }
+            Ok(Ok(Listing::Changed)) => {}
+            Ok(Ok(Listing::Deposed)) => return deposed.cancel(),
+            Ok(Err(error)) => tracing::warn!(%error, "who may lead next cannot be stored; trying again"),
+            Err(_) => tracing::warn!("who may lead next cannot be stored in time; trying again"),
+        }
+    }
+}
