@@ -89,7 +89,11 @@ fn failed(why: impl ToString) -> CoordinationError {
 }
 
 fn number(text: &str) -> Result<i64, CoordinationError> {
-    if text.is_empty() { Ok(0) } else { text.parse().map_err(|_| failed(format!("etcd sent the number `{text}`"))) }
+    if text.is_empty() {
+        Ok(0)
+    } else {
+        text.parse().map_err(|_| failed(format!("etcd sent the number `{text}`")))
+    }
 }
 
 fn range(key: &str) -> Value {
@@ -113,7 +117,8 @@ fn modified(key: &str, revision: i64) -> Value {
 
 impl Found {
     fn text(&self) -> Result<String, CoordinationError> {
-        let bytes = STANDARD.decode(&self.value).map_err(|_| failed("etcd sent something else than base64"))?;
+        let bytes =
+            STANDARD.decode(&self.value).map_err(|_| failed("etcd sent something else than base64"))?;
         String::from_utf8(bytes).map_err(|_| failed("a key in etcd has something else than text"))
     }
 }
@@ -183,8 +188,9 @@ impl Etcd {
             match self.ask_at(endpoint, path, question).await {
                 Ok(answer) => {
                     self.current.store(at, Relaxed);
-                    return serde_json::from_slice(&answer)
-                        .map_err(|error| failed(format!("{endpoint} sent what etcd does not send: {error}")));
+                    return serde_json::from_slice(&answer).map_err(|error| {
+                        failed(format!("{endpoint} sent what etcd does not send: {error}"))
+                    });
                 }
                 Err(error) => why = error,
             }
@@ -270,7 +276,8 @@ impl Coordinator for Etcd {
     }
 
     async fn renew(&self, tenure: Tenure) -> Result<bool, CoordinationError> {
-        let kept: KeptAlive = self.ask("/v3/lease/keepalive", &json!({ "ID": tenure.lease.to_string() })).await?;
+        let kept: KeptAlive =
+            self.ask("/v3/lease/keepalive", &json!({ "ID": tenure.lease.to_string() })).await?;
         if number(&kept.result.ttl)? <= 0 {
             return Ok(false);
         }

@@ -19,7 +19,7 @@ const AHEAD: usize = 1 << 20;
 
 /// Why a connection between masters ended.
 #[derive(Debug, thiserror::Error)]
-pub enum LinkError {
+pub(super) enum LinkError {
     /// The network.
     #[error(transparent)]
     Io(#[from] io::Error),

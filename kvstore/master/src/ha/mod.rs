@@ -25,6 +25,7 @@ mod replica;
 mod replicated;
 mod run;
 mod session;
+mod start;
 mod tenure;
 
 pub use coordinator::{Bid, CoordinationError, Coordinator, Leader, Listing, Tenure, View};
@@ -37,4 +38,5 @@ pub use quorum::Quorum;
 pub use replica::{Replica, State};
 pub use replicated::Replicated;
 pub use run::{HaOptions, Participant, Shown};
+pub use start::{HaMaster, HaStartError, start};
 pub use tenure::TenureOptions;

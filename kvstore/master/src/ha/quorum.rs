@@ -44,7 +44,8 @@ impl Quorum {
         before.for_each(|(_, it)| it.leaving = true);
         let waited_for = self.required.get(member).filter(|it| !it.leaving);
         let joined_at = waited_for.map_or(last, |it| it.joined_at);
-        self.required.insert(member.clone(), Follower { acknowledged, heard: now, joined_at, leaving: false });
+        self.required
+            .insert(member.clone(), Follower { acknowledged, heard: now, joined_at, leaving: false });
     }
 
     /// A follower has all records up to this one. Returns whether it is waited for.

@@ -89,7 +89,12 @@ impl Copy for Replica {
 
     fn whole(&mut self, term: i64) {
         if let Some((master, last)) = self.loading.take() {
-            tracing::info!(keys = master.key_count(), last, left_out = self.left_out, "has the leader's state");
+            tracing::info!(
+                keys = master.key_count(),
+                last,
+                left_out = self.left_out,
+                "has the leader's state"
+            );
             self.state = State::Followed(master, last);
             self.term = Some(term);
         }

@@ -154,7 +154,8 @@ impl Participant {
         let begun = now();
         let state = self.replica.lock().take();
         let led = self.options.tenure.prepare(state, &self.fence);
-        let store = Lists { coordinator: Arc::clone(&self.coordinator), patience: self.options.times.patience() };
+        let store =
+            Lists { coordinator: Arc::clone(&self.coordinator), patience: self.options.times.patience() };
         match Leading::begin(&self.options.tenure, &led, &self.me, (tenure, store), &self.main) {
             Ok(leading) => {
                 let (rpc, keys) = (leading.rpc.address(), led.0.master.key_count());
@@ -253,7 +254,8 @@ impl Participant {
             return;
         }
         self.unfollow().await;
-        let (me, replica, patience) = (self.me.clone(), Arc::clone(&self.replica), self.options.tenure.patience);
+        let (me, replica, patience) =
+            (self.me.clone(), Arc::clone(&self.replica), self.options.tenure.patience);
         let task = self.supervisor.spawn("following", async move {
             let error = link::follow(address, me, term, replica, patience).await;
             tracing::info!(%error, term, "does not follow the leader any more");

@@ -85,7 +85,8 @@ impl Sessions {
             _ => Start::Snapshot(last),
         };
         tracing::info!(%member, ?start, "has a follower");
-        let mut feed = Feed { output, patience: self.patience, next: 0, out: Vec::new(), records: Vec::new() };
+        let mut feed =
+            Feed { output, patience: self.patience, next: 0, out: Vec::new(), records: Vec::new() };
         tokio::select! {
             ended = self.feed(&mut feed, start) => ended,
             ended = self.listen_to(&mut input, &member, &mut body) => ended,
@@ -212,7 +213,10 @@ impl Piece {
     fn parts(&self) -> impl Iterator<Item = &[u8]> {
         let begins = std::iter::once(0).chain(self.ends.iter().copied());
         let ends = self.ends.iter().copied().chain([self.records.len()]);
-        begins.zip(ends).filter_map(|(begin, end)| self.records.get(begin..end)).filter(|part| !part.is_empty())
+        begins
+            .zip(ends)
+            .filter_map(|(begin, end)| self.records.get(begin..end))
+            .filter(|part| !part.is_empty())
     }
 
     fn clear(&mut self) {

@@ -18,7 +18,7 @@ use super::session::Sessions;
 use crate::clock::Clock;
 use crate::rpc::{self, Rpc, RpcError};
 use crate::server::{Server, ServerOptions};
-use crate::ticker;
+use crate::{summary, ticker};
 
 /// How often it is looked for followers that are silent.
 const LOOK: Duration = Duration::from_millis(50);
@@ -38,6 +38,8 @@ pub struct TenureOptions {
     pub journal_bytes: usize,
     /// After which silence a follower is given up.
     pub patience: Duration,
+    /// Whether to log the most important figures every ten seconds.
+    pub report: bool,
 }
 
 /// A state to lead from, and the journal of its changes.
@@ -86,8 +88,7 @@ impl Leading {
         server.master.set_view_version(tenure.term);
         journal.lead(me);
         let (term, patience) = (tenure.term, options.patience);
-        let sessions =
-            Sessions { server: Arc::clone(server), journal: Arc::clone(journal), term, patience };
+        let sessions = Sessions { server: Arc::clone(server), journal: Arc::clone(journal), term, patience };
         supervisor.spawn("followers", sessions.listen(followers, supervisor.clone()));
         let deposed = CancellationToken::new();
         let list = list(Arc::clone(journal), tenure, store, patience, deposed.clone());
@@ -98,6 +99,9 @@ impl Leading {
                 () = stop.cancelled() => {}
             }
         });
+        if options.report {
+            summary::start(server, &supervisor);
+        }
         {
             let _on = main.enter();
             ticker::start(server, &supervisor);

@@ -213,7 +213,8 @@ impl World {
         let clock = self.masters[at].clock(self.now);
         self.elect(at, clock);
         let master = &mut self.masters[at];
-        if master.lead.as_ref().map(|it| it.tenure) != master.elector.leading(clock).map(|(tenure, _)| tenure) {
+        if master.lead.as_ref().map(|it| it.tenure) != master.elector.leading(clock).map(|(tenure, _)| tenure)
+        {
             master.lead = None;
         }
         if master.lead.is_some() {
@@ -408,8 +409,9 @@ impl World {
         match frame {
             Frame::Hello { member, term, has } if term == lead.tenure.term => {
                 let state = &master.kept.current;
-                let resumes = has
-                    .filter(|(before, number)| *before == term && (lead.first - 1..=state.last).contains(number));
+                let resumes = has.filter(|(before, number)| {
+                    *before == term && (lead.first - 1..=state.last).contains(number)
+                });
                 let start = match resumes {
                     Some((_, number)) => Start::Resume(number),
                     None => Start::Snapshot(state.last),
