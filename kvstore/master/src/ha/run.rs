@@ -253,12 +253,17 @@ impl Participant {
         if self.following.as_ref().is_some_and(|it| it.term == term && !it.task.is_finished()) {
             return;
         }
+        let is_news = self.following.as_ref().is_none_or(|it| it.term != term);
         self.unfollow().await;
         let (me, replica, patience) =
             (self.me.clone(), Arc::clone(&self.replica), self.options.tenure.patience);
         let task = self.supervisor.spawn("following", async move {
             let error = link::follow(address, me, term, replica, patience).await;
-            tracing::info!(%error, term, "does not follow the leader any more");
+            // Told once, not at every attempt.
+            match is_news {
+                true => tracing::info!(%error, term, "does not follow the leader any more; trying again"),
+                false => tracing::debug!(%error, term, "still does not follow the leader"),
+            }
             sleep(RETRY).await;
         });
         self.following = Some(Following { term, task });
