@@ -217,22 +217,21 @@ impl Cluster {
         None
     }
 
-    /// The master that leads.
+    /// The master that leads, if any does.
+    pub(crate) async fn leader_now(&self) -> Option<usize> {
+        let address = self.key("mooncake-store/mooncake_cluster/master_view").await?;
+        self.network.masters.iter().position(|master| *master == address)
+    }
+
+    /// Waits until a master leads.
     pub(crate) async fn leader(&self) -> usize {
         let mut found = None;
         self.until("somebody leads", async |it| {
-            let address = it.key("mooncake-store/mooncake_cluster/master_view").await.unwrap_or_default();
-            found = it.network.masters.iter().position(|master| *master == address);
+            found = it.leader_now().await;
             found.is_some()
         })
         .await;
         found.unwrap()
-    }
-
-    /// Waits until another leads.
-    pub(crate) async fn other_leader(&self, before: usize) -> usize {
-        self.until("another leads", async |it| it.leader().await != before).await;
-        self.leader().await
     }
 
     /// Waits until so many masters may lead next.
