@@ -51,7 +51,7 @@ pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyho
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let master = moongate_master::start(options, &supervisor)?;
+    let master = moongate_master::start(options, &supervisor).await?;
     terminated().await;
     master.stop();
     tokio::select! {

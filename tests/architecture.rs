@@ -38,7 +38,15 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     (
         "kvstore/master",
         "moongate-master",
-        &["moongate-kvcore", "moongate-kvstore", "mooncake-wire", "moongate-runtime", "moongate-telemetry"],
+        &[
+            "moongate-kvcore",
+            "moongate-kvstore",
+            "moongate-oplog",
+            "mooncake-wire",
+            "moongate-runtime",
+            "moongate-telemetry",
+            "moongate-zmtp",
+        ],
     ),
     ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/wire", "mooncake-wire", &[]),

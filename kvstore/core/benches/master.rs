@@ -1,5 +1,5 @@
 //! What the master's decisions cost, with a million keys of the length that SGLang's have.
-#![expect(clippy::unwrap_used, missing_docs, reason = "a benchmark")]
+#![expect(clippy::unwrap_used, reason = "a benchmark")]
 
 use std::hint::black_box;
 
@@ -57,7 +57,7 @@ fn reading(criterion: &mut Criterion) {
     });
     let mut found = Vec::new();
     // As the server does it: the keys have just been read off the wire, so they are in the cache.
-    let mut batch = |random: &mut fastrand::Rng| {
+    let batch = |random: &mut fastrand::Rng| {
         (0..BATCH).map(|_| keys[random.usize(..KEYS)].clone()).collect::<Vec<String>>()
     };
     criterion.bench_function("batch_exist 512", |bencher| {
@@ -111,9 +111,9 @@ fn writing(criterion: &mut Criterion) {
         bencher.iter_batched(
             || {
                 number += 1;
-                key(number)
+                (number, key(number))
             },
-            |key| put(&roomy, number as u64, &key, 1024),
+            |(number, key)| put(&roomy, number as u64, &key, 1024),
             BatchSize::SmallInput,
         );
     });
@@ -127,9 +127,9 @@ fn writing(criterion: &mut Criterion) {
         bencher.iter_batched(
             || {
                 number += 1;
-                key(number)
+                (number, key(number))
             },
-            |key| put(&full, number as u64, &key, 1024),
+            |(number, key)| put(&full, number as u64, &key, 1024),
             BatchSize::SmallInput,
         );
     });

@@ -164,6 +164,11 @@ impl Allocator {
             return;
         }
         self.used -= self.size(block);
+        if self.used == 0 {
+            // Nobody has a block any more: what was needed to tell them apart goes back.
+            *self = Self { closed: self.closed, ..Self::new(self.capacity) };
+            return;
+        }
         let right = self.blocks[block].right;
         if self.is_free(right) {
             self.unshelve(right);

@@ -26,12 +26,17 @@ const NOBODY: Member = Member { shard: NIL, place: NIL };
 struct Group {
     id: u64,
     pair: [Member; 2],
-    more: BTreeSet<Member>,
+    /// Nearly always none, so it is kept small.
+    more: Option<Box<Many>>,
 }
+
+/// Members beyond the first two.
+#[derive(Debug, Default)]
+struct Many(BTreeSet<Member>);
 
 impl Default for Group {
     fn default() -> Self {
-        Self { id: 0, pair: [NOBODY; 2], more: BTreeSet::new() }
+        Self { id: 0, pair: [NOBODY; 2], more: None }
     }
 }
 
@@ -67,7 +72,7 @@ impl Groups {
         let group = &mut groups[at];
         match group.pair.iter_mut().find(|it| **it == NOBODY) {
             Some(free) => *free = member,
-            None => _ = group.more.insert(member),
+            None => _ = group.more.get_or_insert_default().0.insert(member),
         }
         at << SHARD_BITS | low & ((1 << SHARD_BITS) - 1)
     }
@@ -79,10 +84,13 @@ impl Groups {
         let it = &mut shard.groups[at];
         if let Some(place) = it.pair.iter_mut().find(|it| **it == member) {
             *place = NOBODY;
-        } else {
-            it.more.remove(&member);
+        } else if let Some(more) = &mut it.more {
+            more.0.remove(&member);
+            if more.0.is_empty() {
+                it.more = None;
+            }
         }
-        if it.pair == [NOBODY; 2] && it.more.is_empty() {
+        if it.pair == [NOBODY; 2] && it.more.is_none() {
             let tag = (it.id >> 32) as u32;
             shard.table.remove(tag, at);
             shard.groups.remove(at);
@@ -99,7 +107,7 @@ impl Groups {
         let shard = self.shard(group).lock();
         let it = &shard.groups[group >> SHARD_BITS];
         let pair = it.pair.into_iter().filter(|it| *it != NOBODY);
-        pair.chain(it.more.iter().copied()).collect()
+        pair.chain(it.more.iter().flat_map(|more| more.0.iter().copied())).collect()
     }
 }
 

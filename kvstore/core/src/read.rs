@@ -1,5 +1,6 @@
 //! Whether objects exist and where they are.
 
+use std::hint::black_box;
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
@@ -75,14 +76,9 @@ impl Master {
             |key: &S| if key.as_ref().is_empty() { Err(ErrorCode::INVALID_PARAMS) } else { Ok(false) };
         found.extend(keys.iter().map(answer));
         self.by_shard(tenant, keys, |shard, asked| {
-            // First all slots of the table, then all entries: memory is slow, but it serves many loads at a time.
             let mut places = [NIL; STRIDE];
-            for (place, asked) in places.iter_mut().zip(asked) {
-                *place = shard.candidate(asked.spot.tag);
-            }
-            for (place, asked) in places.iter_mut().zip(asked) {
-                *place = shard.confirmed(*place, asked.spot, keys[asked.index].as_ref());
-            }
+            let places = &mut places[..asked.len().min(STRIDE)];
+            shard.find_many(asked, keys, places);
             for (place, asked) in places.iter().zip(asked) {
                 if *place != NIL && shard.is_readable(&shard.entries[*place]) {
                     shard.lease(*place, now_ms);
@@ -100,16 +96,33 @@ impl Master {
         mut work: impl FnMut(&mut Locked<'_>, &[Asked]),
     ) {
         let Some(tenant) = self.tenants.place(tenant) else { return };
-        let spots = keys.iter().enumerate().filter(|(_, key)| !key.as_ref().is_empty());
-        let mut asked: Vec<Asked> =
-            spots.map(|(index, key)| Asked { spot: self.spot(tenant, key.as_ref()), index }).collect();
-        asked.sort_by_key(|it| it.spot.shard);
+        let asked = self.sorted(tenant, keys);
         for same in asked.chunk_by(|a, b| a.spot.shard == b.spot.shard) {
             for piece in same.chunks(STRIDE) {
                 let Some(first) = piece.first() else { continue };
                 work(&mut self.lock(first.spot.shard), piece);
             }
         }
+    }
+
+    /// Keys that are not empty, by shard and in their order: counted first, then put where they belong.
+    fn sorted<S: AsRef<str>>(&self, tenant: u16, keys: &[S]) -> Vec<Asked> {
+        let mut ends = vec![0_usize; self.shards.len()];
+        let spots = |(index, key): (usize, &S)| Asked { spot: self.spot(tenant, key.as_ref()), index };
+        let asked: Vec<Asked> =
+            keys.iter().enumerate().filter(|(_, key)| !key.as_ref().is_empty()).map(spots).collect();
+        asked.iter().for_each(|it| ends[it.spot.shard] += 1);
+        let mut sum = 0;
+        for end in &mut ends {
+            sum += std::mem::replace(end, sum);
+        }
+        let mut sorted = asked.clone();
+        for it in asked {
+            let at = &mut ends[it.spot.shard];
+            sorted[*at] = it;
+            *at += 1;
+        }
+        sorted
     }
 
     /// Where an object is. It is leased.
@@ -141,6 +154,7 @@ impl Master {
         };
         let mut found: Vec<_> = keys.iter().map(|key| Err(missing(key))).collect();
         self.by_shard(tenant, keys, |shard, asked| {
+            shard.find_many(asked, keys, &mut [NIL; STRIDE][..asked.len().min(STRIDE)]);
             for asked in asked {
                 let at = shard.readable(asked.spot, keys[asked.index].as_ref());
                 found[asked.index] = at.map(|at| shard.leased_list(at, now_ms));
@@ -186,6 +200,7 @@ impl Master {
     pub fn peek<S: AsRef<str>>(&self, tenant: &str, keys: &[S]) -> Vec<Result<Replicas, ErrorCode>> {
         let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
         self.by_shard(tenant, keys, |shard, asked| {
+            shard.find_many(asked, keys, &mut [NIL; STRIDE][..asked.len().min(STRIDE)]);
             for asked in asked {
                 let at = shard.readable(asked.spot, keys[asked.index].as_ref());
                 found[asked.index] = at.map(|at| shard.readable_replicas(at));
@@ -196,6 +211,24 @@ impl Master {
 }
 
 impl Locked<'_> {
+    /// Finds many keys. Memory is slow but serves many loads at a time, so each kind of load is made for all keys
+    /// before the next kind, which needs its result: slots, entries, keys, and the neighbours in the list.
+    fn find_many<S: AsRef<str>>(&self, asked: &[Asked], keys: &[S], places: &mut [u32]) {
+        let at_all = |places: &[u32], touch: &dyn Fn(u32) -> u32| {
+            let there = places.iter().filter(|place| **place != NIL);
+            black_box(there.fold(0, |sum: u32, place| sum.wrapping_add(touch(*place))));
+        };
+        for (place, asked) in places.iter_mut().zip(asked) {
+            *place = self.candidate(asked.spot.tag);
+        }
+        at_all(places, &|at| self.entries[at].before);
+        at_all(places, &|at| self.entries[at].key.bytes().next().map_or(0, u32::from));
+        for (place, asked) in places.iter_mut().zip(asked) {
+            *place = self.confirmed(*place, asked.spot, keys[asked.index].as_ref());
+        }
+        at_all(places, &|at| self.neighbours(at));
+    }
+
     /// A place if the key is there, or where the key is instead.
     fn confirmed(&self, place: u32, spot: Spot, key: &str) -> u32 {
         if place == NIL {

@@ -138,6 +138,16 @@ impl Shard {
         }
     }
 
+    /// Something of the neighbours in a list, to have them in the cache when the entry is moved.
+    pub(crate) fn neighbours(&self, at: u32) -> u32 {
+        let entry = &self.entries[at];
+        if list_of(entry.queue()).is_none() {
+            return 0;
+        }
+        let flag = |at: u32| if at == NIL { 0 } else { self.entries[at].before };
+        flag(entry.before).wrapping_add(flag(entry.after))
+    }
+
     /// The first of a list.
     pub(crate) fn head(&self, queue: Queue) -> Option<u32> {
         let head = self.lists[list_of(queue)?].head;

@@ -1,48 +1,74 @@
 //! Running a master until it is asked to stop.
 
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
-use std::thread::JoinHandle;
-use std::time::Instant;
 
-use moongate_oplog::Options;
 use moongate_runtime::Supervisor;
 
-use crate::durable::{Durable, Keeper, Pace};
-use crate::flags::{DataOptions, MasterOptions};
+use crate::faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
+use crate::flags::{EventOptions, MasterOptions, MetadataOptions};
 use crate::journal::MemoryJournal;
+use crate::kept::{KeepError, Kept};
 use crate::rpc::{self, Rpc, RpcError};
-use crate::server::{HaState, Server, ServerOptions, Standing};
-use crate::{Clock, summary, ticker};
+use crate::server::{HaState, Server, Standing};
+use crate::{summary, ticker};
+
+/// Events that may wait to be published if nothing is said: some 200 MB.
+const MOST_EVENTS: usize = 1 << 20;
 
 /// A master that serves.
 #[derive(Debug)]
 pub struct RunningMaster {
     server: Arc<Server>,
     rpc: Rpc,
+    faces: FaceAddresses,
     kept: Option<Kept>,
 }
 
-/// Why a master does not start.
+/// A master cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Its port cannot be had.
+    /// RPCs cannot be served.
     #[error(transparent)]
     Rpc(#[from] RpcError),
-    /// Its folder cannot be used.
-    #[error("the state cannot be kept (--data_dir): {0}")]
-    Data(#[from] moongate_oplog::Error),
-    /// There is no thread for it.
-    #[error("no thread for the log of changes: {0}")]
-    Thread(std::io::Error),
+    /// Something else cannot be served.
+    #[error(transparent)]
+    Face(#[from] FaceError),
+    /// Its state cannot be kept.
+    #[error(transparent)]
+    Keep(#[from] KeepError),
+}
+
+/// Where the rest is served.
+pub(crate) fn faces(
+    admin: std::net::SocketAddr,
+    metadata: Option<MetadataOptions>,
+    events: Option<EventOptions>,
+) -> FacesOptions {
+    let metadata =
+        metadata.map(|it| MetadataFace { address: it.address, folder: it.folder, cleanup: it.cleanup });
+    let events = events.and_then(|it| {
+        if it.bind.is_empty() {
+            tracing::warn!(
+                "KV events are published nowhere: --enable_kv_events needs --kv_events_bind_endpoint"
+            );
+            return None;
+        }
+        if !it.legacy || !it.keys {
+            tracing::warn!("KV events have all members: --nokv_events_emit_… changes nothing");
+        }
+        let queue = it.queue.unwrap_or(MOST_EVENTS);
+        Some(EventsFace { bind: it.bind, replay: it.replay, backend: it.backend_id, queue })
+    });
+    FacesOptions { admin, metadata, events }
 }
 
 /// Starts a master. It stops with the supervisor; after that, [`RunningMaster::finish`].
 ///
 /// # Errors
 /// [`StartError`].
-pub fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, StartError> {
+pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, StartError> {
     let MasterOptions { server, rpc, report, data, journal_bytes, unused, missing, .. } = options;
+    let faces = Faces::new(faces(options.metrics, options.metadata, options.events));
     if !unused.is_empty() {
         tracing::debug!(flags = unused.join(" "), "these change nothing here");
     }
@@ -50,57 +76,23 @@ pub fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningM
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
     let threads = server.threads;
-    let (server, kept) = match data {
-        Some(data) => Kept::open(&data, server)?,
-        None => {
-            tracing::info!("the state is kept in memory only; --data_dir lets it outlive this process");
-            (Arc::new(Server::new(server, Arc::new(MemoryJournal::new(journal_bytes)))), None)
-        }
+    let (server, kept) = if let Some(data) = data {
+        let (server, kept) = Kept::open(&data, server, |journal| faces.observe(journal))?;
+        (server, Some(kept))
+    } else {
+        tracing::info!("the state is kept in memory only; --data_dir lets it outlive this process");
+        let journal = faces.observe(Arc::new(MemoryJournal::new(journal_bytes)));
+        (Arc::new(Server::new(server, journal)), None)
     };
     let rpc = rpc::serve(&server, rpc, threads, supervisor)?;
+    let faces = faces.start(&server, supervisor).await?;
     server.standing.store(Arc::new(Standing::alone()));
     ticker::start(&server, supervisor);
     if report {
         summary::start(&server, supervisor);
     }
     tracing::info!(rpc = %rpc.address(), threads, "serving Mooncake clients");
-    Ok(RunningMaster { server, rpc, kept })
-}
-
-/// A state in a folder, and the thread that looks after it.
-#[derive(Debug)]
-struct Kept {
-    stop: Sender<()>,
-    keeper: JoinHandle<Result<(), moongate_oplog::Error>>,
-}
-
-impl Kept {
-    fn open(data: &DataOptions, server: ServerOptions) -> Result<(Arc<Server>, Option<Self>), StartError> {
-        let (clock, begun) = (Clock::start(), Instant::now());
-        let options = Options { flush_always: data.flush_always, ..Options::default() };
-        let (durable, master, restored) = Durable::open(&data.folder, options, &server.core, clock.now_ms())?;
-        tracing::info!(folder = %data.folder.display(), took = ?begun.elapsed(), "the state: {restored}");
-        let durable = Arc::new(durable);
-        let server = Arc::new(Server::with_state(server, master, clock, durable.clone()));
-        let pace = Pace { snapshot_every: data.snapshot_every, ..Pace::default() };
-        let (stop, stopped) = std::sync::mpsc::channel();
-        let kept = Arc::clone(&server);
-        let run = move || Keeper::new(&durable, &kept.master, pace).run(&stopped);
-        let keeper =
-            std::thread::Builder::new().name("data".to_owned()).spawn(run).map_err(StartError::Thread)?;
-        Ok((server, Some(Self { stop, keeper })))
-    }
-
-    fn close(self) {
-        drop(self.stop);
-        match self.keeper.join() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the last changes may not be saved"),
-            Err(_) => {
-                tracing::error!("the last changes may not be saved: the thread that saves them has failed");
-            }
-        }
-    }
+    Ok(RunningMaster { server, rpc, faces, kept })
 }
 
 impl RunningMaster {
@@ -112,6 +104,11 @@ impl RunningMaster {
     /// Where RPCs are served.
     pub fn rpc_address(&self) -> std::net::SocketAddr {
         self.rpc.address()
+    }
+
+    /// Where the rest is served.
+    pub fn faces(&self) -> FaceAddresses {
+        self.faces
     }
 
     /// Takes no more calls. Those in progress are answered; the supervisor's shutdown waits for that.

@@ -13,6 +13,12 @@ pub trait Journal: Send + Sync + 'static {
     /// Takes a fact and returns its number. Numbers begin at 1 and have no gaps.
     fn append(&self, fact: &[u8]) -> u64;
 
+    /// [`Journal::append`] for who wants to see the fact itself too.
+    fn told(&self, fact: &Fact<'_>, encoded: &[u8]) -> u64 {
+        let _ = fact;
+        self.append(encoded)
+    }
+
     /// Returns when the fact with this number, and all before it, will survive whatever the journal promises to
     /// survive.
     ///
@@ -150,7 +156,7 @@ impl Effects for Recorder {
     fn fact(&mut self, fact: Fact<'_>) {
         self.encoded.clear();
         moongate_kvcore::encode(&fact, &mut self.encoded);
-        self.last = Some(self.journal.append(&self.encoded));
+        self.last = Some(self.journal.told(&fact, &self.encoded));
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
 //! - [`ha`]: more than one master, of which one leads.
 //! - [`flags`]: the command line of Mooncake's master. [`start`]: all of it together.
+//! - [`http`]: the admin server. [`metadata`]: where clients find each other. [`events`]: what is published over ZeroMQ.
 
 pub mod call;
 mod clock;
@@ -14,9 +15,16 @@ mod command;
 mod count;
 mod dialects;
 pub mod durable;
+pub mod events;
+mod faces;
 pub mod flags;
 pub mod ha;
+pub mod http;
 pub mod journal;
+mod kept;
+pub mod metadata;
+mod metrics;
+pub mod observe;
 mod presence;
 mod releases;
 pub mod rpc;
@@ -27,4 +35,6 @@ pub mod ticker;
 pub use clock::Clock;
 pub use command::{RunningMaster, StartError, start};
 pub use count::{CallCounts, Counters, LATENCY_BUCKETS, SHORTEST, Tally, latency_bound};
+pub use faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
+pub use kept::KeepError;
 pub use server::{HaState, Limits, Role, Server, ServerOptions, Standing};

@@ -197,6 +197,11 @@ impl Server {
         }
     }
 
+    /// The state alone.
+    pub fn into_master(self) -> Master {
+        self.master
+    }
+
     /// Somewhere to put the facts of calls into the state machine. They have to be committed before anybody is told.
     pub fn recorder(&self) -> Recorder {
         Recorder::new(Arc::clone(&self.journal))

@@ -17,7 +17,7 @@ from pathlib import Path
 from checks import CHECKS, Context, warm_up
 from direct import StandIn
 from hits import HIT_CHECKS, TOKEN_CHECKS, Hits
-from pairs import GATEWAY_PORT, HOST, PAIRS, Pair
+from pairs import GATEWAY_PORT, HOST, MASTER, PAIRS, Pair
 from processes import Processes, Running, Server, StartFailed
 
 
@@ -91,7 +91,10 @@ def main() -> int:
     arguments.add_argument("mode", choices=PAIRS)
     arguments.add_argument("--direct", action="store_true", help="a stand-in for the gateway")
     arguments.add_argument("--hold", action="store_true", help="start the engines, and wait for Ctrl-C")
+    arguments.add_argument("--our-master", action="store_true", help="`moongate master` for mooncake_master")
     given = arguments.parse_args()
+    if given.our_master:
+        MASTER["command"] = [os.environ["MOONGATE_BIN"], "master"]
     # So that `with` blocks are left in order.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 

@@ -225,13 +225,17 @@ def store_config(logs: Path) -> Path:
     return config
 
 
+# What is started with the flags of a `mooncake_master` instead of it.
+MASTER: dict[str, list[str]] = {}
+
+
 def mooncake_master(installed: Path) -> Server:
     return Server(
         name="master",
         ready_url=f"{MASTER_HTTP}/health",
         ready_seconds=60,
         command=[
-            str(installed / "vllm/bin/mooncake_master"),
+            *MASTER.get("command", [str(installed / "vllm/bin/mooncake_master")]),
             *(f"--rpc_address={HOST}", f"--rpc_port={MASTER_PORT}"),
             *(f"--metrics_host={HOST}", f"--metrics_port={MASTER_HTTP_PORT}"),
             "--logtostderr=true",

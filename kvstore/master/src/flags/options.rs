@@ -25,6 +25,8 @@ const KEEPING: [&str; 3] = ["enable_oplog", "enable_snapshot", "enable_snapshot_
 pub struct MetadataOptions {
     /// The address.
     pub address: SocketAddr,
+    /// The folder that entries are kept in; none for in memory only.
+    pub folder: Option<PathBuf>,
     /// Whether the entries of a node are removed when it is gone.
     pub cleanup: bool,
 }
@@ -34,6 +36,8 @@ pub struct MetadataOptions {
 pub struct EventOptions {
     /// The endpoint, such as `tcp://0.0.0.0:5557`.
     pub bind: String,
+    /// The endpoint where missed messages can be had again, if anywhere.
+    pub replay: Option<String>,
     /// The name of this store in events.
     pub backend_id: String,
     /// Whether to add the fields of engines' events.
@@ -210,7 +214,11 @@ fn metadata(values: &Values) -> Result<Option<MetadataOptions>, FlagError> {
         return Ok(None);
     }
     let address = values.address("http_metadata_server_host", values.port("http_metadata_server_port"))?;
-    Ok(Some(MetadataOptions { address, cleanup: values.is_on("enable_metadata_cleanup_on_timeout") }))
+    Ok(Some(MetadataOptions {
+        address,
+        folder: values.optional("http_metadata_server_dir").map(PathBuf::from),
+        cleanup: values.is_on("enable_metadata_cleanup_on_timeout"),
+    }))
 }
 
 fn data(values: &Values) -> Option<DataOptions> {
@@ -261,6 +269,7 @@ fn among_others(values: &Values) -> Result<HaFlags, FlagError> {
 fn events(values: &Values) -> EventOptions {
     EventOptions {
         bind: values.text("kv_events_bind_endpoint").to_owned(),
+        replay: values.optional("kv_events_replay_endpoint"),
         backend_id: values.text("kv_events_backend_id").to_owned(),
         legacy: values.is_on("kv_events_emit_legacy_compat"),
         keys: values.is_on("kv_events_emit_object_key"),

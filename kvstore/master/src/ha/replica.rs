@@ -3,19 +3,50 @@
 use std::io;
 use std::sync::Arc;
 
-use moongate_kvcore::{Fact, Master, Settings, decode};
+use moongate_kvcore::{Effects, Fact, Master, Settings, SnapshotCursor, decode};
 
 use super::follower::Copy;
-use super::replicated::Replicated;
 use crate::server::Server;
 
-/// A state that can be led from.
+/// Places of the table that are looked at under one lock.
+const PLACES_AT_ONCE: u32 = 1024;
+
+/// A state, and the last record that it has.
 #[derive(Debug)]
-pub enum State {
-    /// That of a follower, up to a record.
-    Followed(Box<Master>, u64),
-    /// That of this master's own time as a leader.
-    Led(Arc<Server>, Arc<Replicated>),
+pub struct State {
+    /// The state.
+    pub master: Box<Master>,
+    /// The record's number.
+    pub last: u64,
+}
+
+impl State {
+    fn empty(settings: &Settings) -> Self {
+        Self { master: Box::new(Master::new(settings.clone())), last: 0 }
+    }
+
+    /// The state of a server that serves nobody any more.
+    pub fn of(server: Arc<Server>, last: u64) -> Self {
+        let master = Arc::try_unwrap(server).map(Server::into_master);
+        let master = master.unwrap_or_else(|still_used| {
+            let copy = Applied(Master::new(still_used.master.settings().clone()));
+            let (mut cursor, mut copy) = (Some(SnapshotCursor::default()), copy);
+            while let Some(from) = cursor {
+                cursor = still_used.master.snapshot(from, PLACES_AT_ONCE, &mut copy);
+            }
+            copy.0
+        });
+        Self { master: Box::new(master), last }
+    }
+}
+
+/// Makes facts true at once. What does not fit is left out.
+struct Applied(Master);
+
+impl Effects for Applied {
+    fn fact(&mut self, fact: Fact<'_>) {
+        let _ = self.0.apply(&fact);
+    }
 }
 
 /// A follower's copy of the leader's state.
@@ -24,7 +55,7 @@ pub struct Replica {
     settings: Settings,
     state: State,
     /// The state that shall take its place, when it is whole.
-    loading: Option<(Box<Master>, u64)>,
+    loading: Option<State>,
     /// The term of the leader whose records `state` has.
     term: Option<i64>,
     /// Records that did not fit: they are about what is gone by now.
@@ -34,28 +65,24 @@ pub struct Replica {
 impl Replica {
     /// An empty state.
     pub fn new(settings: Settings) -> Self {
-        let state = State::Followed(Box::new(Master::new(settings.clone())), 0);
+        let state = State::empty(&settings);
         Self { settings, state, loading: None, term: None, left_out: 0 }
     }
 
     /// The term and the last record of what it has, if that can be gone on with.
     pub fn has(&self) -> Option<(i64, u64)> {
-        match (&self.state, self.term) {
-            (State::Followed(_, last), Some(term)) => Some((term, *last)),
-            _ => None,
-        }
+        self.term.map(|term| (term, self.state.last))
     }
 
     /// Takes the state to lead from it; an empty one stays.
     pub fn take(&mut self) -> State {
         (self.loading, self.term) = (None, None);
-        let empty = State::Followed(Box::new(Master::new(self.settings.clone())), 0);
-        std::mem::replace(&mut self.state, empty)
+        std::mem::replace(&mut self.state, State::empty(&self.settings))
     }
 
     /// Puts back what was led.
-    pub fn put(&mut self, (server, journal): (Arc<Server>, Arc<Replicated>)) {
-        (self.state, self.term) = (State::Led(server, journal), None);
+    pub fn put(&mut self, state: State) {
+        (self.state, self.term) = (state, None);
     }
 
     /// Forgets a state that was not received to its end.
@@ -64,11 +91,7 @@ impl Replica {
     }
 
     fn apply(&mut self, record: &[u8]) {
-        let master = match (&self.loading, &self.state) {
-            (Some((loading, _)), _) => loading,
-            (None, State::Followed(master, _)) => master,
-            (None, State::Led(..)) => return,
-        };
+        let master = &self.loading.as_ref().unwrap_or(&self.state).master;
         let applied = decode(record).is_ok_and(|(fact, rest): (Fact<'_>, _)| {
             // A record is one fact.
             rest.is_empty() && master.apply(&fact).is_ok()
@@ -80,7 +103,7 @@ impl Replica {
 impl Copy for Replica {
     fn begin(&mut self, number: u64) {
         self.left_out = 0;
-        self.loading = Some((Box::new(Master::new(self.settings.clone())), number));
+        self.loading = Some(State { last: number, ..State::empty(&self.settings) });
     }
 
     fn part(&mut self, record: &[u8]) {
@@ -88,24 +111,16 @@ impl Copy for Replica {
     }
 
     fn whole(&mut self, term: i64) {
-        if let Some((master, last)) = self.loading.take() {
-            tracing::info!(
-                keys = master.key_count(),
-                last,
-                left_out = self.left_out,
-                "has the leader's state"
-            );
-            self.state = State::Followed(master, last);
-            self.term = Some(term);
+        if let Some(state) = self.loading.take() {
+            let (keys, last) = (state.master.key_count(), state.last);
+            tracing::info!(keys, last, left_out = self.left_out, "has the leader's state");
+            (self.state, self.term) = (state, Some(term));
         }
     }
 
     fn record(&mut self, number: u64, record: &[u8]) {
         self.apply(record);
-        match (&mut self.loading, &mut self.state) {
-            (Some((_, last)), _) | (None, State::Followed(_, last)) => *last = number,
-            (None, State::Led(..)) => {}
-        }
+        self.loading.as_mut().unwrap_or(&mut self.state).last = number;
     }
 
     fn commit(&mut self) -> io::Result<()> {

@@ -17,11 +17,15 @@ use super::fence::{Fence, now};
 use super::link;
 use super::member::Member;
 use super::replica::Replica;
-use super::tenure::{Leading, Lists, TenureOptions};
-use crate::server::{HaState, Role, Standing};
+use super::tenure::{Leading, Lists, NotLed, TenureOptions};
+use crate::faces::{Faces, FacesOptions};
+use crate::journal::MemoryJournal;
+use crate::server::{HaState, Role, Server, Standing};
 
 /// Pause before a leader that could not be followed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
+/// Time for requests to the administration when this master begins to lead.
+const ADMIN_END: Duration = Duration::from_millis(100);
 
 /// How a master takes part.
 #[derive(Clone, Debug)]
@@ -43,15 +47,14 @@ pub struct HaOptions {
 pub struct Shown {
     /// Its part.
     pub standing: ArcSwap<Standing>,
-    /// Its state machine, while it leads.
-    pub server: ArcSwap<Option<Arc<crate::Server>>>,
+    /// What it serves with now.
+    pub server: Mutex<Option<Arc<Server>>>,
 }
 
 impl Shown {
     /// A master that has just been started.
     pub fn new() -> Self {
-        let server = ArcSwap::from_pointee(None);
-        Self { standing: ArcSwap::from_pointee(Standing::starting()), server }
+        Self { standing: ArcSwap::from_pointee(Standing::starting()), server: Mutex::new(None) }
     }
 }
 
@@ -75,6 +78,8 @@ pub struct Participant {
     /// Where blocking is allowed.
     main: Handle,
     following: Option<Following>,
+    /// What serves the administration while standing by.
+    standby: Option<Supervisor>,
     /// Whether the store did not answer the last question.
     unanswered: bool,
 }
@@ -109,6 +114,7 @@ impl Participant {
             supervisor,
             main,
             following: None,
+            standby: None,
             unanswered: false,
             options,
         }
@@ -123,6 +129,7 @@ impl Participant {
         }
         self.unfollow().await;
         self.show(HaState::Stopping);
+        self.close_standby().await;
     }
 
     /// Follows whoever leads, until this master does. Nothing if it is stopped.
@@ -131,6 +138,7 @@ impl Participant {
             if let Some((tenure, _)) = self.elector.leading(now()) {
                 return Some(tenure);
             }
+            self.open_standby().await;
             self.show(HaState::Standby);
             self.attend().await;
             match self.elector.due(now()) {
@@ -152,30 +160,57 @@ impl Participant {
     /// Answers callers, until the right to do so ends.
     async fn lead(&mut self, tenure: Tenure) {
         let begun = now();
+        self.close_standby().await;
         let state = self.replica.lock().take();
         let led = self.options.tenure.prepare(state, &self.fence);
         let store =
             Lists { coordinator: Arc::clone(&self.coordinator), patience: self.options.times.patience() };
-        match Leading::begin(&self.options.tenure, &led, &self.me, (tenure, store), &self.main) {
+        let begin = Leading::begin(&self.options.tenure, led, &self.me, (tenure, store), &self.main);
+        let state = match begin.await {
             Ok(leading) => {
-                let (rpc, keys) = (leading.rpc.address(), led.0.master.key_count());
+                let (rpc, keys) = (leading.rpc.address(), leading.server.master.key_count());
                 tracing::info!(term = tenure.term, %rpc, keys, took = ?(now() - begun), "leads");
-                self.shown.server.store(Arc::new(Some(Arc::clone(&led.0))));
+                *self.shown.server.lock() = Some(Arc::clone(&leading.server));
                 self.show(HaState::Serving);
                 self.hold(tenure, &leading.deposed).await;
                 self.fence.lower();
                 tracing::warn!(term = tenure.term, "leads no more");
                 self.show(HaState::Standby);
-                self.shown.server.store(Arc::new(None));
-                leading.end().await;
+                *self.shown.server.lock() = None;
+                leading.end().await
             }
-            Err(error) => {
-                tracing::error!(%error, "cannot lead");
+            Err(NotLed { why, state }) => {
+                tracing::error!(why, "cannot lead");
                 sleep(self.options.times.lease).await;
+                state
             }
-        }
-        self.replica.lock().put(led);
+        };
+        self.replica.lock().put(state);
         self.give_back().await;
+    }
+
+    /// Serves the administration of a master that stands by: it has an empty state and answers nothing about data.
+    async fn open_standby(&mut self) {
+        if self.standby.is_some() {
+            return;
+        }
+        let options = &self.options.tenure;
+        let faces = FacesOptions { metadata: None, events: None, ..options.faces.clone() };
+        let journal = Arc::new(MemoryJournal::new(0));
+        let (server, supervisor) = (Server::new(options.server.clone(), journal), Supervisor::new());
+        let server = Arc::new(server);
+        if let Err(error) = Faces::new(faces).start(&server, &supervisor).await {
+            tracing::error!(%error, "the administration cannot be served while standing by");
+        }
+        *self.shown.server.lock() = Some(server);
+        self.standby = Some(supervisor);
+    }
+
+    async fn close_standby(&mut self) {
+        *self.shown.server.lock() = None;
+        if let Some(supervisor) = self.standby.take() {
+            let _ = supervisor.shutdown(ADMIN_END).await;
+        }
     }
 
     /// Renews the lease, until that ends or this master is stopped or deposed.
@@ -285,7 +320,7 @@ impl Participant {
             (None, None) => (None, None),
         };
         self.shown.standing.store(Arc::new(Standing { role, state, leader_address, view_version }));
-        if let Some(server) = &**self.shown.server.load() {
+        if let Some(server) = &*self.shown.server.lock() {
             server.standing.store(self.shown.standing.load_full());
         }
     }

@@ -49,12 +49,21 @@ pub fn start(
     options: MasterOptions,
     supervisor: &Supervisor,
 ) -> Result<HaMaster, HaStartError> {
-    let MasterOptions { server, rpc, report, journal_bytes, .. } = options;
+    let MasterOptions {
+        server, rpc, report, journal_bytes, metrics, metadata, events, unused, missing, ..
+    } = options;
+    if !unused.is_empty() {
+        tracing::debug!(flags = unused.join(" "), "these change nothing here");
+    }
+    if !missing.is_empty() {
+        tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
+    }
+    let faces = crate::command::faces(metrics, metadata, events);
     let HaFlags { endpoints, cluster, address, replication_address, replication, lease, patience, force } =
         flags;
     let times = Times { lease };
     let coordinator = Arc::new(Etcd::new(&endpoints, &cluster, times.patience() / 2)?);
-    let tenure = TenureOptions { server, rpc, replication, journal_bytes, patience, report };
+    let tenure = TenureOptions { server, rpc, replication, faces, journal_bytes, patience, report };
     tracing::info!(address, replication_address, endpoints, cluster, "one of several masters");
     let options = HaOptions { address, replication_address, times, force, tenure };
     let shown = Arc::new(Shown::new());

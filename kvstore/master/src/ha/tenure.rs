@@ -16,7 +16,8 @@ use super::replica::State;
 use super::replicated::Replicated;
 use super::session::Sessions;
 use crate::clock::Clock;
-use crate::rpc::{self, Rpc, RpcError};
+use crate::faces::{Faces, FacesOptions};
+use crate::rpc::{self, Rpc};
 use crate::server::{Server, ServerOptions};
 use crate::{summary, ticker};
 
@@ -34,6 +35,8 @@ pub struct TenureOptions {
     pub rpc: SocketAddr,
     /// Where followers are served.
     pub replication: SocketAddr,
+    /// What is served beside RPCs. A master that stands by serves its administration only.
+    pub faces: FacesOptions,
     /// Bytes of facts that are kept for followers.
     pub journal_bytes: usize,
     /// After which silence a follower is given up.
@@ -42,32 +45,38 @@ pub struct TenureOptions {
     pub report: bool,
 }
 
-/// A state to lead from, and the journal of its changes.
-pub(super) type Led = (Arc<Server>, Arc<Replicated>);
+/// A state to lead from, the journal of its changes, and what is served beside RPCs.
+pub(super) struct Led {
+    pub(super) server: Arc<Server>,
+    pub(super) journal: Arc<Replicated>,
+    pub(super) faces: Faces,
+}
 
 impl TenureOptions {
     /// Makes a state ready to be led from.
-    pub(super) fn prepare(&self, state: State, fence: &Arc<Fence>) -> Led {
-        let (server, journal) = match state {
-            State::Led(server, journal) => (server, journal),
-            State::Followed(master, last) => {
-                let journal = Arc::new(Replicated::new(last + 1, self.journal_bytes, Arc::clone(fence)));
-                let server =
-                    Server::with_state(self.server.clone(), *master, Clock::start(), journal.clone());
-                (Arc::new(server), journal)
-            }
-        };
+    pub(super) fn prepare(&self, State { master, last }: State, fence: &Arc<Fence>) -> Led {
+        let faces = Faces::new(self.faces.clone());
+        let journal = Arc::new(Replicated::new(last + 1, self.journal_bytes, Arc::clone(fence)));
+        let observed = faces.observe(journal.clone());
+        let server = Server::with_state(self.server.clone(), *master, Clock::start(), observed);
         server.master.finish_replay(server.clock.now_ms());
-        (server, journal)
+        Led { server: Arc::new(server), journal, faces }
     }
 }
 
 /// A tenure that has begun.
 pub(super) struct Leading {
+    pub(super) server: Arc<Server>,
     pub(super) rpc: Rpc,
     pub(super) deposed: CancellationToken,
     journal: Arc<Replicated>,
     supervisor: Supervisor,
+}
+
+/// Why a tenure ended as it began. What it was to be led from is left.
+pub(super) struct NotLed {
+    pub(super) why: String,
+    pub(super) state: State,
 }
 
 impl Leading {
@@ -75,23 +84,26 @@ impl Leading {
     ///
     /// # Errors
     /// When a port cannot be had.
-    pub(super) fn begin(
+    pub(super) async fn begin(
         options: &TenureOptions,
-        (server, journal): &Led,
+        Led { server, journal, faces }: Led,
         me: &Member,
         (tenure, store): (Tenure, Lists),
         main: &Handle,
-    ) -> Result<Self, RpcError> {
-        let followers = bind(options.replication)?;
+    ) -> Result<Self, NotLed> {
         let supervisor = Supervisor::new();
-        let rpc = rpc::serve(server, options.rpc, options.server.threads, &supervisor)?;
         server.master.set_view_version(tenure.term);
         journal.lead(me);
-        let (term, patience) = (tenure.term, options.patience);
-        let sessions = Sessions { server: Arc::clone(server), journal: Arc::clone(journal), term, patience };
-        supervisor.spawn("followers", sessions.listen(followers, supervisor.clone()));
         let deposed = CancellationToken::new();
-        let list = list(Arc::clone(journal), tenure, store, patience, deposed.clone());
+        let rpc = match open(options, &server, &journal, tenure.term, faces, &supervisor).await {
+            Ok(rpc) => rpc,
+            Err(why) => {
+                let _ = supervisor.shutdown(END).await;
+                let last = journal.facts().next() - 1;
+                return Err(NotLed { why, state: State::of(server, last) });
+            }
+        };
+        let list = list(Arc::clone(&journal), tenure, store, options.patience, deposed.clone());
         let stop = supervisor.token();
         supervisor.spawn("in-sync list", async move {
             tokio::select! {
@@ -100,23 +112,46 @@ impl Leading {
             }
         });
         if options.report {
-            summary::start(server, &supervisor);
+            summary::start(&server, &supervisor);
         }
         {
             let _on = main.enter();
-            ticker::start(server, &supervisor);
+            ticker::start(&server, &supervisor);
         }
-        Ok(Self { rpc, deposed, journal: Arc::clone(journal), supervisor })
+        Ok(Self { server, rpc, deposed, journal, supervisor })
     }
 
     /// Ends everything. Callers that wait are refused.
-    pub(super) async fn end(self) {
+    pub(super) async fn end(self) -> State {
         self.journal.step_down();
         self.rpc.stop();
         if let Err(still) = self.supervisor.shutdown(END).await {
             tracing::warn!("{still}");
         }
+        let last = self.journal.facts().next() - 1;
+        State::of(self.server, last)
     }
+}
+
+/// Opens the ports.
+async fn open(
+    options: &TenureOptions,
+    server: &Arc<Server>,
+    journal: &Arc<Replicated>,
+    term: i64,
+    faces: Faces,
+    supervisor: &Supervisor,
+) -> Result<Rpc, String> {
+    let followers = bind(options.replication).map_err(|error| error.to_string())?;
+    let sessions = Sessions {
+        server: Arc::clone(server),
+        journal: Arc::clone(journal),
+        term,
+        patience: options.patience,
+    };
+    supervisor.spawn("followers", sessions.listen(followers, supervisor.clone()));
+    faces.start(server, supervisor).await.map_err(|error| error.to_string())?;
+    rpc::serve(server, options.rpc, options.server.threads, supervisor).map_err(|error| error.to_string())
 }
 
 /// Where the in-sync list is kept, and how long that is waited for.

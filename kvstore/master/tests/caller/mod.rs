@@ -112,10 +112,16 @@ impl Connection {
         assert_eq!(self.call::<MountSegment>(&MountArguments { segment, client_id: client }).await, Ok(()));
     }
 
-    pub(crate) async fn put(&mut self, client: Uuid, name: &str, size: u64) {
+    /// Begins to put an object.
+    pub(crate) async fn begin(&mut self, client: Uuid, name: &str, size: u64) {
         let (config, tenant) = (ReplicateConfig::default(), DEFAULT_TENANT);
         let start = PutStartArguments { client_id: client, key: name, size, config, tenant };
         assert!(self.call::<PutStart>(&start).await.is_ok(), "{name}");
+    }
+
+    pub(crate) async fn put(&mut self, client: Uuid, name: &str, size: u64) {
+        self.begin(client, name, size).await;
+        let tenant = DEFAULT_TENANT;
         let object = ObjectMeta { key: name, object_checksum: None };
         let end = PutEndArguments { client_id: client, object, replica_type: ReplicaType::ALL, tenant };
         assert_eq!(self.call::<PutEnd>(&end).await, Ok(()), "{name}");

@@ -44,6 +44,45 @@ pub enum Change<'a> {
     Removed(Object<'a>),
     /// All objects of the tenant are gone. 0.3.13 does not send this, later masters do.
     Cleared,
+    /// Something happened to a segment, and so to all replicas that it has. No release of Mooncake sends this: who knows only
+    /// those passes over it, as over every other kind that is not known.
+    Segment {
+        /// The segment's name: its node's `host:port`.
+        name: &'a str,
+        /// What happened.
+        change: SegmentChange,
+    },
+}
+
+/// What happened to a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentChange {
+    /// It can be read and written from now on.
+    Mounted,
+    /// Its node is not heard of. Its objects are not handed out, but may come back.
+    Silent,
+    /// Its node is heard of again, and so its objects can be read again.
+    Back,
+    /// It is gone. That objects are gone with it is told of each.
+    Lost,
+}
+
+impl SegmentChange {
+    const ALL: [Self; 4] = [Self::Mounted, Self::Silent, Self::Back, Self::Lost];
+
+    /// The names that travel, of the master's own style and of the engines'.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Mounted => ("segment_mounted", "SegmentMounted"),
+            Self::Silent => ("segment_silent", "SegmentSilent"),
+            Self::Back => ("segment_back", "SegmentBack"),
+            Self::Lost => ("segment_lost", "SegmentLost"),
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.names().0 == name)
+    }
 }
 
 /// An object on a medium.
@@ -93,6 +132,7 @@ impl<'a> Event<'a> {
         let Value::Map(pairs) = reader.value()? else { return Err(DecodeError::UnknownKind) };
         let (mut id, mut timestamp_ms, mut kind) = (None, None, None);
         let (mut tenant, mut backend, mut group, mut medium, mut key) = (None, None, None, None, None);
+        let mut segment = None;
         for _ in 0..pairs {
             let Value::Text(name) = reader.value()? else {
                 return Err(DecodeError::Unexpected("a member's name"));
@@ -106,6 +146,7 @@ impl<'a> Event<'a> {
                 b"group_id" => group = optional(reader, "group_id")?.filter(|group| !group.is_empty()),
                 b"medium" => medium = optional(reader, "medium")?,
                 b"object_key" => key = optional(reader, "object_key")?,
+                b"segment" => segment = optional(reader, "segment")?,
                 _ => {
                     reader.skip()?;
                 }
@@ -120,7 +161,11 @@ impl<'a> Event<'a> {
             Some("stored") => Change::Stored(object()?),
             Some("removed") => Change::Removed(object()?),
             Some("cleared") => Change::Cleared,
-            _ => return Err(DecodeError::UnknownKind),
+            Some(other) => Change::Segment {
+                change: SegmentChange::from_name(other).ok_or(DecodeError::UnknownKind)?,
+                name: segment.ok_or(DecodeError::Missing("segment"))?,
+            },
+            None => return Err(DecodeError::UnknownKind),
         };
         Ok(Self {
             id: id.ok_or(DecodeError::Missing("event_id"))?,
@@ -136,6 +181,10 @@ impl<'a> Event<'a> {
             Change::Stored(_) => (20, "stored", "BlockStored"),
             Change::Removed(_) => (17, "removed", "BlockRemoved"),
             Change::Cleared => (12, "cleared", "AllBlocksCleared"),
+            Change::Segment { change, .. } => {
+                let (kind, engine_kind) = change.names();
+                (11, kind, engine_kind)
+            }
         };
         writer.map(pairs);
         writer.text("event_id");
@@ -166,6 +215,7 @@ impl<'a> Event<'a> {
                 member(writer, "medium", None);
                 member(writer, "dp_rank", None);
             }
+            Change::Segment { name, .. } => member(writer, "segment", Some(name)),
         }
     }
 }
@@ -246,7 +296,7 @@ mod tests {
     fn change() -> impl Strategy<Value = (u8, String, Option<String>, String)> {
         let key = prop_oneof![any::<u64>().prop_map(|number| number.to_string()), name()];
         (
-            0_u8..3,
+            0_u8..7,
             key,
             proptest::option::of(name()),
             prop_oneof![Just("cpu".to_owned()), Just("disk".to_owned()), name()],
@@ -265,7 +315,8 @@ mod tests {
                 let change = match kind {
                     0 => Change::Stored(object),
                     1 => Change::Removed(object),
-                    _ => Change::Cleared,
+                    2 => Change::Cleared,
+                    other => Change::Segment { name: key, change: SegmentChange::ALL[usize::from(other - 3)] },
                 };
                 Event { id: *id, timestamp_ms: *timestamp_ms, tenant, backend, change }
             }).collect();

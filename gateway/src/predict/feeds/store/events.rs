@@ -259,6 +259,8 @@ impl StoreView {
                 self.metrics.events.inc();
                 return;
             }
+            // Nodes are watched, whether the master tells of them or not.
+            Told::Segment { .. } => return,
             Told::Stored(object) => (object, known(object)),
             Told::Removed(object) => (object, known(object).inspect(|stored| self.gone(*stored))),
         };

@@ -1,0 +1,274 @@
+//! Calls a second of this master and of Mooncake's own, side by side.
+//!
+//! `cargo bench -p moongate-master --bench beside -- MOONCAKE_MASTER`, with the path of `mooncake_master`. Both masters run
+//! all the time; the cases go from one to the other in turn, so that whatever else the machine does hits both. Client
+//! and master are pinned: to one core, and to two.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use mooncake_wire::Dialect;
+use mooncake_wire::frame::{self, Parsed, ResponseHeader};
+use mooncake_wire::rpc::{
+    BatchExistKey, BatchPutEnd, BatchPutEndArguments, BatchPutStart, BatchPutStartArguments, ExistKey,
+    KeyArguments, KeysArguments, MountArguments, MountSegment, PutEnd, PutEndArguments, PutStart,
+    PutStartArguments, encode_request,
+};
+use mooncake_wire::types::{DEFAULT_TENANT, ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
+use moongate_runtime::Supervisor;
+
+const CLIENT: Uuid = Uuid { first: 1, second: 2 };
+const KEYS: usize = 100_000;
+const ROUNDS: usize = 7;
+/// How long one case runs on one master at a time.
+const TURN: Duration = Duration::from_millis(700);
+const FLAGS: [&str; 4] = [
+    "--rpc_address=127.0.0.1",
+    "--client_ttl=100000",
+    "--enable_metric_reporting=false",
+    "--rpc_thread_num=2",
+];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    match arguments.split_first() {
+        Some((first, rest)) if first == "--serve" => serve(rest),
+        Some((mooncake, _)) => compare(mooncake),
+        None => println!("beside: give the path of mooncake_master after `--`"),
+    }
+}
+
+/// This master, in a process of its own.
+fn serve(flags: &[String]) {
+    let asked = moongate_master::flags::read(flags.iter().map(Into::into), |_| None).unwrap();
+    let moongate_master::flags::Asked::Serve(options) = asked else { return };
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(
+        async {
+            let supervisor = Supervisor::new();
+            let _running = moongate_master::start(*options, &supervisor).unwrap();
+            std::future::pending::<()>().await;
+        },
+    );
+}
+
+struct Server {
+    name: &'static str,
+    process: Child,
+    port: u16,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Server {
+    fn start(name: &'static str, program: &str, serve: &[&str], port: u16) -> Self {
+        let mut command = Command::new("taskset");
+        command.args(["-c", "0", program]).args(serve).args(FLAGS);
+        command.args([format!("--rpc_port={port}"), format!("--metrics_port={}", port + 1)]);
+        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let server = Self { name, process, port };
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server.fill();
+        server
+    }
+
+    fn connect(&self) -> Caller {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Caller { stream, input: BytesMut::with_capacity(1 << 20), request: BytesMut::new() }
+    }
+
+    fn fill(&self) {
+        let mut caller = self.connect();
+        for number in 0..4_u64 {
+            let name = format!("10.0.0.{number}:12345");
+            let segment = Segment {
+                id: Uuid { first: 7, second: number },
+                name: name.as_str(),
+                base: 1 << 40,
+                size: 1 << 40,
+                te_endpoint: name.as_str(),
+                protocol: "tcp",
+                host_id: "",
+            };
+            let mount = MountArguments { segment, client_id: CLIENT };
+            caller.call(|out| encode_request::<MountSegment, &str>(0, Dialect::NEWEST, &mount, out).unwrap());
+        }
+        let keys: Vec<String> = (0..KEYS).map(key).collect();
+        for keys in keys.chunks(256) {
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let sizes = vec![1024; keys.len()];
+            let objects = keys.iter().map(|key| ObjectMeta { key: *key, object_checksum: None }).collect();
+            let (config, tenant) = (ReplicateConfig::default(), DEFAULT_TENANT);
+            let start = BatchPutStartArguments { client_id: CLIENT, keys, sizes, config, tenant };
+            caller
+                .call(|out| encode_request::<BatchPutStart, &str>(0, Dialect::NEWEST, &start, out).unwrap());
+            let end =
+                BatchPutEndArguments { client_id: CLIENT, objects, replica_type: ReplicaType::ALL, tenant };
+            caller.call(|out| encode_request::<BatchPutEnd, &str>(0, Dialect::NEWEST, &end, out).unwrap());
+        }
+    }
+}
+
+/// A key as engines make them.
+fn key(number: usize) -> String {
+    let words = (0..4_u64).map(|word| (number as u64 + word).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let hash: String = words.map(|word| format!("{word:016x}")).collect();
+    format!("{hash}_0_k")
+}
+
+struct Caller {
+    stream: TcpStream,
+    input: BytesMut,
+    request: BytesMut,
+}
+
+impl Caller {
+    fn call(&mut self, encode: impl FnOnce(&mut BytesMut)) {
+        self.request.clear();
+        encode(&mut self.request);
+        self.stream.write_all(&self.request).unwrap();
+        let mut piece = [0; 1 << 16];
+        loop {
+            if let Parsed::Frame(response) = frame::take::<ResponseHeader>(&mut self.input, 1 << 30).unwrap()
+            {
+                assert_eq!(response.header.error, 0);
+                return;
+            }
+            let read = self.stream.read(&mut piece).unwrap();
+            assert!(read > 0, "the master has closed the connection");
+            self.input.extend_from_slice(&piece[..read]);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Case {
+    Exist,
+    BatchExist(usize),
+    Put,
+}
+
+/// Calls for a while; returns how long each took, in nanoseconds.
+fn load(caller: &mut Caller, case: Case, keys: &[String], fresh: &str) -> Vec<u64> {
+    let (began, mut times, mut turn) = (Instant::now(), Vec::new(), 0);
+    while began.elapsed() < TURN {
+        let start = Instant::now();
+        let key = keys[turn * 7919 % keys.len()].as_str();
+        match case {
+            Case::Exist => {
+                let asked = KeyArguments { key, tenant: DEFAULT_TENANT };
+                caller.call(|out| encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &asked, out).unwrap());
+            }
+            Case::BatchExist(size) => {
+                let first = turn * size % (keys.len() - size);
+                let keys = keys[first..first + size].iter().map(String::as_str).collect();
+                let asked = KeysArguments { keys, tenant: DEFAULT_TENANT };
+                caller.call(|out| {
+                    encode_request::<BatchExistKey, &str>(1, Dialect::NEWEST, &asked, out).unwrap()
+                });
+            }
+            Case::Put => {
+                let (name, tenant) = (format!("{fresh}{turn:08}{}", &key[..48]), DEFAULT_TENANT);
+                let (config, key) = (ReplicateConfig::default(), name.as_str());
+                let put = PutStartArguments { client_id: CLIENT, key, size: 1024, config, tenant };
+                caller.call(|out| encode_request::<PutStart, &str>(1, Dialect::NEWEST, &put, out).unwrap());
+                let object = ObjectMeta { key, object_checksum: None };
+                let end =
+                    PutEndArguments { client_id: CLIENT, object, replica_type: ReplicaType::ALL, tenant };
+                caller.call(|out| encode_request::<PutEnd, &str>(1, Dialect::NEWEST, &end, out).unwrap());
+            }
+        }
+        times.push(u64::try_from(start.elapsed().as_nanos()).unwrap());
+        turn += 1;
+    }
+    times
+}
+
+/// What one turn showed.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    per_second: f64,
+    median_us: f64,
+    p99_us: f64,
+}
+
+fn turn(server: &Server, case: Case, connections: usize, keys: &[String], round: usize) -> Seen {
+    let mut times: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..connections)
+            .map(|lane| {
+                let mut caller = server.connect();
+                scope.spawn(move || load(&mut caller, case, keys, &format!("{round}{lane}{connections}-")))
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
+    Seen { per_second: times.len() as f64 / TURN.as_secs_f64(), median_us: at(0.5), p99_us: at(0.99) }
+}
+
+fn median(seen: &[Seen], of: fn(&Seen) -> f64) -> f64 {
+    let mut values: Vec<f64> = seen.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Pins this process.
+fn pin(core: usize) {
+    let me = std::process::id().to_string();
+    let pinned = Command::new("taskset").args(["-cp", &core.to_string(), &me]).stdout(Stdio::null()).status();
+    assert!(pinned.unwrap().success());
+}
+
+fn compare(mooncake: &str) {
+    let own = std::env::current_exe().unwrap();
+    let servers = [
+        Server::start("moongate", own.to_str().unwrap(), &["--serve"], 46_151),
+        Server::start("mooncake", mooncake, &[], 46_161),
+    ];
+    let keys: Vec<String> = (0..KEYS).map(key).collect();
+    println!("| case | cores | master | calls/s | p50 us | p99 us |\n|---|---|---|---|---|---|");
+    for (name, case, connections) in [
+        ("ExistKey, 1 connection", Case::Exist, 1),
+        ("ExistKey, 4 connections", Case::Exist, 4),
+        ("BatchExistKey x64", Case::BatchExist(64), 1),
+        ("BatchExistKey x512", Case::BatchExist(512), 1),
+        ("PutStart + PutEnd, 1 connection", Case::Put, 1),
+        ("PutStart + PutEnd, 4 connections", Case::Put, 4),
+    ] {
+        for core in [0, 1] {
+            pin(core);
+            let mut seen = [const { Vec::new() }; 2];
+            for round in 0..ROUNDS {
+                for (server, seen) in servers.iter().zip(&mut seen) {
+                    seen.push(turn(server, case, connections, &keys, 10 * round + core));
+                }
+            }
+            let cores = if core == 0 { "same" } else { "two" };
+            let figures = seen.each_ref().map(|seen| {
+                [
+                    median(seen, |it| it.per_second),
+                    median(seen, |it| it.median_us),
+                    median(seen, |it| it.p99_us),
+                ]
+            });
+            for (server, [per_second, p50, p99]) in servers.iter().zip(figures) {
+                println!("| {name} | {cores} | {} | {per_second:.0} | {p50:.1} | {p99:.1} |", server.name);
+            }
+            let [ours, theirs] = figures;
+            let ratio = |at: usize| ours[at] / theirs[at];
+            println!("| {name} | {cores} | ratio | {:.2} | {:.2} | {:.2} |", ratio(0), ratio(1), ratio(2));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What is served beside RPCs: administration and metrics, transfer metadata, KV events.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Router;
+use moongate_runtime::{BindError, ListenerLimits, Supervisor};
+use moongate_zmtp::EndpointError;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::events::{Events, EventsError, EventsOptions, Queue};
+use crate::http::{Admin, admin_router};
+use crate::journal::Journal;
+use crate::metadata::{Metadata, MetadataError, metadata_router};
+use crate::observe::{Observed, Observer};
+use crate::server::Server;
+use crate::summary::Summary;
+
+/// Bytes of event messages that are kept for who missed them.
+const KEPT_BYTES: usize = 64 << 20;
+/// Longest request head: a query may name some thousand keys.
+const HEADER_BYTES: usize = 1 << 20;
+
+/// Where all of it is served.
+#[derive(Clone, Debug)]
+pub struct FacesOptions {
+    /// Administration and metrics.
+    pub admin: SocketAddr,
+    /// Transfer metadata, if it is to be served.
+    pub metadata: Option<MetadataFace>,
+    /// KV events, if they are to be published.
+    pub events: Option<EventsFace>,
+}
+
+/// How transfer metadata is served.
+#[derive(Clone, Debug)]
+pub struct MetadataFace {
+    /// The address.
+    pub address: SocketAddr,
+    /// Where entries are kept; none for in memory only.
+    pub folder: Option<PathBuf>,
+    /// Whether the entries of a node are removed when it is gone.
+    pub cleanup: bool,
+}
+
+/// How KV events are published.
+#[derive(Clone, Debug)]
+pub struct EventsFace {
+    /// The endpoint for subscribers.
+    pub bind: String,
+    /// The endpoint for replays, if there is to be one.
+    pub replay: Option<String>,
+    /// The name of this store in its events.
+    pub backend: String,
+    /// Events that may wait to be published.
+    pub queue: usize,
+}
+
+/// Something cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum FaceError {
+    /// A port cannot be had.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// An endpoint is none.
+    #[error("KV events: {0}")]
+    Endpoint(#[from] EndpointError),
+    /// An endpoint cannot be had.
+    #[error(transparent)]
+    Events(#[from] EventsError),
+    /// The metadata's folder cannot be used.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+}
+
+/// What has to be there before the server: it sees all that happens from the first fact on.
+#[derive(Debug)]
+pub struct Faces {
+    options: FacesOptions,
+    observer: Arc<Observer>,
+    queue: Option<Arc<Queue>>,
+    expired: Option<mpsc::Receiver<Arc<str>>>,
+}
+
+/// The addresses that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaceAddresses {
+    /// Administration and metrics.
+    pub admin: SocketAddr,
+    /// Transfer metadata.
+    pub metadata: Option<SocketAddr>,
+    /// KV events, for subscribers.
+    pub events: Option<SocketAddr>,
+    /// KV events, for replays.
+    pub replay: Option<SocketAddr>,
+}
+
+impl Faces {
+    /// Nothing is served yet.
+    pub fn new(options: FacesOptions) -> Self {
+        let queue = options.events.as_ref().map(|events| Arc::new(Queue::new(events.queue)));
+        let mut observer = Observer::new(queue.clone());
+        let cleanup = options.metadata.as_ref().is_some_and(|metadata| metadata.cleanup);
+        let expired = cleanup.then(|| observer.tell_expired());
+        Self { options, observer: Arc::new(observer), queue, expired }
+    }
+
+    /// The journal to give to the server.
+    pub fn observe(&self, journal: Arc<dyn Journal>) -> Arc<dyn Journal> {
+        Arc::new(Observed::new(journal, Arc::clone(&self.observer)))
+    }
+
+    /// Serves until the supervisor stops. What the server knows already must have been restored.
+    ///
+    /// # Errors
+    /// [`FaceError`].
+    pub async fn start(
+        self,
+        server: &Arc<Server>,
+        supervisor: &Supervisor,
+    ) -> Result<FaceAddresses, FaceError> {
+        let Self { options, observer, queue, expired } = self;
+        observer.learn(&server.master);
+        let events = match (options.events, queue) {
+            (Some(face), Some(queue)) => Some(publish(face, queue, supervisor).await?),
+            _ => None,
+        };
+        let metadata = match options.metadata {
+            Some(face) => Some(serve_metadata(&face, expired, supervisor)?),
+            None => None,
+        };
+        let (events_at, replay) = events
+            .as_ref()
+            .map(|it| it.local_addresses())
+            .map_or((None, None), |(at, replay)| (Some(at), replay));
+        let summary = Mutex::new(Summary::new(server));
+        let admin = Arc::new(Admin { server: Arc::clone(server), observer, events, summary });
+        let admin = serve(options.admin, admin_router(admin), supervisor)?;
+        tracing::info!(%admin, "serving administration and metrics");
+        Ok(FaceAddresses { admin, metadata, events: events_at, replay })
+    }
+}
+
+fn serve(address: SocketAddr, router: Router, supervisor: &Supervisor) -> Result<SocketAddr, BindError> {
+    let listener = moongate_runtime::bind(address)?;
+    let local = listener.local_addr().map_err(|source| BindError { address, source })?;
+    let limits = ListenerLimits { header_bytes: HEADER_BYTES, ..ListenerLimits::default() };
+    moongate_runtime::serve(listener, router, limits, supervisor.token(), supervisor);
+    Ok(local)
+}
+
+async fn publish(
+    face: EventsFace,
+    queue: Arc<Queue>,
+    supervisor: &Supervisor,
+) -> Result<Arc<Events>, FaceError> {
+    let options = EventsOptions {
+        bind: face.bind.parse()?,
+        replay: face.replay.as_deref().map(str::parse).transpose()?,
+        backend: face.backend,
+        kept_bytes: KEPT_BYTES,
+    };
+    let events = Events::start(queue, options, supervisor).await?;
+    tracing::info!(address = %events.local_addresses().0, "publishing KV events");
+    Ok(events)
+}
+
+fn serve_metadata(
+    face: &MetadataFace,
+    expired: Option<mpsc::Receiver<Arc<str>>>,
+    supervisor: &Supervisor,
+) -> Result<SocketAddr, FaceError> {
+    let metadata = match &face.folder {
+        Some(folder) => Metadata::open(folder)?,
+        None => Metadata::in_memory(),
+    };
+    let metadata = Arc::new(metadata);
+    if let Some(expired) = expired {
+        let (cleaning, stop) = (forget_expired(Arc::clone(&metadata), expired), supervisor.token());
+        supervisor.spawn("metadata of nodes that are gone", async move {
+            stop.run_until_cancelled(cleaning).await;
+        });
+    }
+    let count = metadata.count();
+    let address = serve(face.address, metadata_router(metadata), supervisor)?;
+    tracing::info!(%address, entries = count, "serving transfer metadata");
+    Ok(address)
+}
+
+async fn forget_expired(metadata: Arc<Metadata>, mut expired: mpsc::Receiver<Arc<str>>) {
+    while let Some(name) = expired.recv().await {
+        let metadata = Arc::clone(&metadata);
+        let forgotten = tokio::task::spawn_blocking(move || {
+            let entries = metadata.forget_node(&name);
+            tracing::info!(node = %name, entries, "forgot the transfer metadata of a node that is gone");
+            metadata.commit()
+        });
+        if let Ok(Err(error)) = forgotten.await {
+            tracing::error!(%error, "metadata cannot be kept");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Objects.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::{BatchQueryKeys, Buffer, KeyReplicas, RemovedAll};
+use mooncake_wire::events::mooncake::DEFAULT_TENANT;
+use mooncake_wire::rpc::Method;
+use mooncake_wire::types::ReplicaMedium;
+use moongate_kvcore::{Cursor, WireReplica};
+
+use super::stream::{Pieces, body};
+use super::{Admin, Query, Shared, answer, change};
+use crate::count::Tally;
+use crate::server::Server;
+
+/// Objects that are looked at under one lock.
+const STEP: u32 = 1024;
+
+pub(super) fn in_memory(replicas: &[WireReplica]) -> Vec<Buffer<'_>> {
+    let buffers = replicas.iter().filter_map(|replica| match &replica.medium {
+        ReplicaMedium::Memory(it) => Some(it),
+        _ => None,
+    });
+    buffers
+        .map(|it| Buffer {
+            size: it.size,
+            address: it.address,
+            protocol: Cow::Borrowed(&*it.protocol),
+            endpoint: Cow::Borrowed(&*it.endpoint),
+        })
+        .collect()
+}
+
+/// Counts what is asked over HTTP with the calls of the same kind.
+fn count(server: &Server, method: Method, failed: bool, began: Instant) {
+    server.counters.add(0, method, Tally { failed, ..Tally::default() }, began.elapsed());
+}
+
+/// Leases the object. The key is taken as it came.
+pub(super) async fn query_key(State(admin): Shared, query: Query) -> Response {
+    let began = Instant::now();
+    let server = &admin.server;
+    let found = match query.raw("key").filter(|key| !key.is_empty()) {
+        Some(key) => server.master.replicas(server.clock.now_ms(), DEFAULT_TENANT, key),
+        None => Err(ErrorCode::OBJECT_NOT_FOUND),
+    };
+    count(server, Method::GetReplicaList, found.is_err(), began);
+    match found {
+        Ok(list) => answer::data(in_memory(&list.replicas)),
+        Err(code) => answer::failed(code),
+    }
+}
+
+/// Leases nothing.
+pub(super) async fn batch_query_keys(State(admin): Shared, query: Query) -> Response {
+    let Some(keys) = query.decoded("keys") else {
+        let error = "No keys provided. Use ?keys=key1,key2,...".to_owned();
+        return answer::json(StatusCode::BAD_REQUEST, &BatchQueryKeys::Refused { success: false, error });
+    };
+    let keys: Vec<&str> = keys.split(',').collect();
+    let found = admin.server.master.peek(DEFAULT_TENANT, &keys);
+    let mut data = BTreeMap::new();
+    for (key, found) in keys.iter().zip(&found) {
+        let told = match found {
+            Ok(replicas) => {
+                KeyReplicas { ok: true, values: Some(in_memory(replicas)), ..KeyReplicas::default() }
+            }
+            Err(code) => KeyReplicas { error: code.name().map(str::to_owned), ..KeyReplicas::default() },
+        };
+        data.insert((*key).to_owned(), told);
+    }
+    answer::done(&BatchQueryKeys::Found { success: true, data })
+}
+
+/// All keys, a line each.
+struct Keys {
+    admin: Arc<Admin>,
+    from: Cursor,
+}
+
+impl Pieces for Keys {
+    fn next(&mut self, out: &mut Vec<u8>) -> bool {
+        let next = self.admin.server.master.keys(self.from, STEP, |_, key| {
+            out.extend_from_slice(key.as_bytes());
+            out.push(b'\n');
+        });
+        self.from = next.unwrap_or_default();
+        next.is_some()
+    }
+}
+
+pub(super) async fn all_keys(State(admin): Shared) -> Response {
+    answer::text(StatusCode::OK, body(Keys { admin, from: Cursor::default() }))
+}
+
+pub(super) async fn remove_all(State(admin): Shared, query: Query) -> Response {
+    let began = Instant::now();
+    let force = matches!(query.raw("force"), Some("true" | "1"));
+    let tenant = query.decoded("tenant_id").map(Cow::into_owned);
+    let removed = change(&admin.server, move |server, now_ms, recorder| {
+        server.master.remove_all(now_ms, tenant.as_deref(), force, recorder)
+    });
+    let removed = removed.await;
+    count(&admin.server, Method::RemoveAll, removed.is_err(), began);
+    match removed {
+        Ok(removed_count) => answer::done(&RemovedAll { success: true, removed_count }),
+        Err(code) => answer::failed(code),
+    }
+}

@@ -1,0 +1,48 @@
+//! The part of a path after the question mark.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+
+use axum::extract::FromRequestParts;
+use http::request::Parts;
+use percent_encoding::percent_decode_str;
+
+/// `a=1&b=2`, as it came. Of members of the same name the first counts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Query(String);
+
+impl<S: Sync> FromRequestParts<S> for Query {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(parts.uri.query().unwrap_or_default().to_owned()))
+    }
+}
+
+impl Query {
+    /// A member as it came: Mooncake does not decode some of them.
+    pub(crate) fn raw(&self, name: &str) -> Option<&str> {
+        let pairs = self.0.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    /// A member as it was meant. Bytes that are not UTF-8 are replaced. An empty one is none.
+    pub(crate) fn decoded(&self, name: &str) -> Option<Cow<'_, str>> {
+        let value = self.raw(name).filter(|value| !value.is_empty())?;
+        Some(percent_decode_str(value).decode_utf8_lossy())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_a_name_counts() {
+        let query = Query("a=1&key=x%2Fy%2C2&key=z&empty=&bare".to_owned());
+        assert_eq!((query.raw("key"), query.decoded("key").as_deref()), (Some("x%2Fy%2C2"), Some("x/y,2")));
+        assert_eq!((query.raw("empty"), query.decoded("empty")), (Some(""), None));
+        assert_eq!((query.raw("bare"), query.raw("none")), (Some(""), None));
+        assert_eq!(Query("k=%ff%zz%2".to_owned()).decoded("k").as_deref(), Some("\u{fffd}%zz%2"));
+    }
+}

@@ -1,0 +1,56 @@
+//! Segments.
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::SegmentState;
+
+use super::{Query, Shared, answer};
+
+pub(super) async fn names(State(admin): Shared) -> Response {
+    let detail = admin.server.master.segments_detail();
+    let mut seen = std::collections::HashSet::new();
+    let mut lines = String::new();
+    for name in detail.segments.iter().map(|it| it.segment_name.as_str()) {
+        if seen.insert(name) {
+            lines.push_str(name);
+            lines.push('\n');
+        }
+    }
+    answer::text(StatusCode::OK, lines)
+}
+
+pub(super) async fn detail(State(admin): Shared) -> Response {
+    answer::done(&admin.server.master.segments_detail())
+}
+
+/// The name is taken as it came.
+pub(super) async fn fill(State(admin): Shared, query: Query) -> Response {
+    let name = query.raw("segment").unwrap_or_default();
+    match admin.server.master.segment_fill(name) {
+        Ok(fill) => {
+            let (used, capacity) = (fill.used, fill.capacity);
+            let lines = format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n");
+            answer::text(StatusCode::OK, lines)
+        }
+        Err(_) => answer::text(StatusCode::INTERNAL_SERVER_ERROR, "Failed to query segment"),
+    }
+}
+
+pub(super) async fn status(State(admin): Shared, query: Query) -> Response {
+    let Some(name) = query.decoded("segment") else {
+        return answer::invalid("Missing segment query parameter");
+    };
+    match admin.server.master.segment_status(&name) {
+        Ok(status) => answer::done(&SegmentState {
+            success: true,
+            segment: name.into_owned(),
+            status,
+            status_name: status.name().unwrap_or_default().to_owned(),
+            error_code: ErrorCode::OK,
+            error_message: String::new(),
+        }),
+        Err(code) => answer::failed(code),
+    }
+}

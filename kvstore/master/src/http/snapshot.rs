@@ -1,0 +1,119 @@
+//! All objects, a line of JSON each, in a way that fits the KV events.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use mooncake_wire::types::Uuid;
+use moongate_kvcore::{Effects, Fact, Place, SnapshotCursor};
+use serde::Serialize;
+
+use super::stream::{Pieces, body};
+use super::{Admin, Shared, answer};
+
+/// Objects that are looked at under one lock.
+const STEP: u32 = 512;
+
+/// A line.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Line<'a> {
+    /// The first: what is told here contains all events up to `event`, and all messages up to `sequence`. It may contain later ones too,
+    /// which do no harm when they are applied again. Both are null if no events are published.
+    Begin { sequence: Option<u64>, event: Option<u64> },
+    /// A segment, before the first object that it has.
+    Segment { segment_id: Uuid, segment_name: &'a str, client_id: Uuid, live: bool },
+    /// An object that has been written.
+    Object { tenant: &'a str, key: &'a str, size: u64, segments: Vec<&'a str> },
+    /// The last one: nothing is missing.
+    End { objects: u64 },
+}
+
+struct Snapshot {
+    admin: Arc<Admin>,
+    from: Option<SnapshotCursor>,
+    begun: bool,
+    names: HashMap<Uuid, String>,
+    objects: u64,
+}
+
+fn line(line: &Line<'_>, out: &mut Vec<u8>) {
+    // Writing to memory does not fail, and nothing here is a map.
+    if serde_json::to_writer(&mut *out, line).is_ok() {
+        out.push(b'\n');
+    }
+}
+
+/// The objects of one step, taken while their shard is locked.
+#[derive(Default)]
+struct Objects(Vec<Fact<'static>>);
+
+impl Effects for Objects {
+    fn fact(&mut self, fact: Fact<'_>) {
+        if matches!(fact, Fact::Stored { .. }) {
+            self.0.push(fact.into_owned());
+        }
+    }
+}
+
+impl Pieces for Snapshot {
+    fn next(&mut self, out: &mut Vec<u8>) -> bool {
+        if !std::mem::replace(&mut self.begun, true) {
+            let events = self.admin.events.as_ref();
+            // The message's number first: events that it contains must not be younger than the event's number says.
+            let sequence = events.map(|events| events.sequence());
+            let event = events.map(|events| events.last_event());
+            line(&Line::Begin { sequence, event }, out);
+        }
+        let Some(from) = self.from.take() else {
+            line(&Line::End { objects: self.objects }, out);
+            return false;
+        };
+        let mut objects = Objects::default();
+        self.from = self.admin.server.master.snapshot(from, STEP, &mut objects);
+        for fact in &objects.0 {
+            let Fact::Stored { object, .. } = fact else { continue };
+            self.learn(&object.places, out);
+            let segments = object.places.iter().filter_map(|it| self.names.get(&it.segment));
+            self.objects += 1;
+            let segments = segments.map(String::as_str).collect();
+            let (tenant, key) = (&*object.tenant, &*object.key);
+            line(&Line::Object { tenant, key, size: object.size, segments }, out);
+        }
+        true
+    }
+}
+
+impl Snapshot {
+    /// Tells segments that have not been told yet.
+    fn learn(&mut self, places: &[Place], out: &mut Vec<u8>) {
+        if places.iter().all(|place| self.names.contains_key(&place.segment)) {
+            return;
+        }
+        let master = &self.admin.server.master;
+        for it in master.segments_detail().segments {
+            if self.names.contains_key(&it.segment_id) {
+                continue;
+            }
+            let live = !master.is_silent(it.segment_id);
+            let (segment_id, client_id) = (it.segment_id, it.client_id);
+            line(&Line::Segment { segment_id, segment_name: &it.segment_name, client_id, live }, out);
+            self.names.insert(segment_id, it.segment_name);
+        }
+        // One that is gone by now is not looked for again.
+        for place in places {
+            self.names.entry(place.segment).or_default();
+        }
+    }
+}
+
+/// The whole snapshot.
+pub(super) fn all(admin: Arc<Admin>) -> impl Pieces {
+    let from = Some(SnapshotCursor::default());
+    Snapshot { admin, from, begun: false, names: HashMap::new(), objects: 0 }
+}
+
+pub(super) async fn get(State(admin): Shared) -> Response {
+    answer::json_lines(body(all(admin)))
+}

@@ -1,0 +1,65 @@
+//! How the master is.
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use mooncake_wire::admin::{Health, KvEventsStatus};
+use serde::Serialize;
+
+use super::{Admin, Shared, answer};
+use crate::metrics;
+
+pub(super) async fn health(State(admin): Shared) -> Response {
+    let standing = admin.server.standing.load();
+    answer::done(&Health {
+        status: "ok".to_owned(),
+        role: standing.role.name().to_owned(),
+        ha_state: standing.state.name().to_owned(),
+        service_ready: standing.is_serving(),
+        leader_address: standing.leader_address.clone(),
+        view_version: standing.view_version,
+    })
+}
+
+pub(super) async fn role(State(admin): Shared) -> Response {
+    answer::word(admin.server.standing.load().role.name())
+}
+
+pub(super) async fn ha_status(State(admin): Shared) -> Response {
+    answer::word(admin.server.standing.load().state.name())
+}
+
+#[derive(Serialize)]
+struct Leader<'a> {
+    present: bool,
+    leader_address: Option<&'a str>,
+    view_version: Option<i64>,
+}
+
+pub(super) async fn leader(State(admin): Shared) -> Response {
+    let standing = admin.server.standing.load();
+    let leader_address = standing.leader_address.as_deref();
+    let present = leader_address.is_some();
+    answer::done(&Leader { present, leader_address, view_version: standing.view_version })
+}
+
+pub(super) async fn metrics(State(admin): Shared) -> Response {
+    answer::text(StatusCode::OK, metrics::text(&admin))
+}
+
+pub(super) async fn summary(State(admin): Shared) -> Response {
+    answer::text(StatusCode::OK, summary_line(&admin))
+}
+
+/// The line that is logged too, and at its end what Mooncake tells of its masters among each other.
+fn summary_line(admin: &Admin) -> String {
+    let line = admin.summary.lock().text();
+    format!(
+        "{line}, ha={{HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, mutation_queue=0, batch_commits=0, \
+         sync_commits=0, skipped=0, checksum_fail=0, etcd_fail=0, watch_disconn=0, state=0}}\n"
+    )
+}
+
+pub(super) async fn kv_events(State(admin): Shared) -> Response {
+    answer::done(&admin.events.as_ref().map_or_else(KvEventsStatus::default, |events| events.status()))
+}

@@ -1,0 +1,52 @@
+//! Tenants' quotas.
+
+use std::borrow::Cow;
+
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use mooncake_wire::admin::RequestedQuota;
+
+use super::{Query, Shared, answer, change};
+
+/// The most bytes that a tenant can have.
+const MAX_QUOTA: u64 = i64::MAX as u64;
+
+fn tenant(query: &Query) -> Option<String> {
+    query.decoded("tenant_id").map(Cow::into_owned)
+}
+
+fn no_tenant() -> Response {
+    answer::invalid("Missing or invalid tenant_id")
+}
+
+pub(super) async fn get(State(admin): Shared, query: Query) -> Response {
+    let master = &admin.server.master;
+    let found = match query.decoded("tenant_id") {
+        Some(tenant) => master.quota(&tenant).map(answer::data),
+        None => master.quotas().map(answer::data),
+    };
+    found.unwrap_or_else(answer::failed)
+}
+
+pub(super) async fn put(State(admin): Shared, query: Query, body: Bytes) -> Response {
+    let Some(tenant) = tenant(&query) else { return no_tenant() };
+    let requested = match serde_json::from_slice(&body) {
+        Ok(RequestedQuota { requested_quota_bytes }) => requested_quota_bytes,
+        Err(error) => return answer::invalid(format!("Invalid JSON body: {error}")),
+    };
+    if !(1..=MAX_QUOTA).contains(&requested) {
+        return answer::invalid("Tenant quota must be in [1, 2^63 - 1] bytes");
+    }
+    let set = change(&admin.server, move |server, _, recorder| {
+        server.master.set_quota(&tenant, requested, recorder)
+    });
+    set.await.flatten().map_or_else(answer::failed, answer::data)
+}
+
+pub(super) async fn delete(State(admin): Shared, query: Query) -> Response {
+    let Some(tenant) = tenant(&query) else { return no_tenant() };
+    let removed =
+        change(&admin.server, move |server, _, recorder| server.master.remove_quota(&tenant, recorder));
+    removed.await.flatten().map_or_else(answer::failed, answer::data)
+}

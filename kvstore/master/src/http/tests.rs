@@ -1,0 +1,427 @@
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use http::Request;
+use http_body_util::BodyExt as _;
+use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
+use moongate_kvcore::Settings;
+use regex::Regex;
+use tower::ServiceExt as _;
+
+use mooncake_wire::rpc::Method;
+
+use super::stream::Pieces as _;
+use super::*;
+use crate::events::Queue;
+use crate::journal::MemoryJournal;
+use crate::metadata::{Metadata, metadata_router};
+use crate::observe::Observed;
+use crate::server::{ServerOptions, Standing};
+
+/// The samples, recorded from Mooncake 0.3.13.post1.
+const SAMPLES: &str = include_str!("../../tests/vectors/http_samples.txt");
+const TENANT_SAMPLES: &str = include_str!("../../tests/vectors/tenant_quota_samples.txt");
+const METRICS: &str = include_str!("../../tests/vectors/metrics.txt");
+
+const SEGMENTS: [&str; 2] = ["127.0.0.1:13102", "127.0.0.1:13681"];
+
+fn admin(core: Settings) -> Arc<Admin> {
+    let observer = Arc::new(Observer::new(Some(Arc::new(Queue::new(1 << 16)))));
+    let journal = Observed::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
+    let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
+    server.standing.store(Arc::new(Standing::alone()));
+    let summary = Mutex::new(Summary::new(&server));
+    Arc::new(Admin { server, observer, events: None, summary })
+}
+
+/// Leases outlast any test.
+fn settings() -> Settings {
+    Settings { lease_ttl_ms: 3_600_000, client_ttl_ms: 3_600_000, ..Settings::default() }
+}
+
+fn id(number: u64) -> Uuid {
+    Uuid { first: 10_000 + number, second: 20_000 + number }
+}
+
+/// Two segments of 32 MiB.
+fn mount(server: &Server) {
+    for (number, name) in (1..).zip(SEGMENTS) {
+        let segment = Segment {
+            id: id(number),
+            name,
+            base: 0x7f00_0000_0000 + (number << 32),
+            size: 32 << 20,
+            te_endpoint: name,
+            protocol: "tcp",
+            host_id: "",
+        };
+        server.master.mount(server.clock.now_ms(), &segment, id(number), &mut server.recorder()).unwrap();
+    }
+}
+
+fn put(server: &Server, key: &str, size: u64, replicas: u64) {
+    let (now, client, mut recorder) = (server.clock.now_ms(), id(1), server.recorder());
+    let config = ReplicateConfig {
+        replica_num: replicas,
+        preferred_segment: SEGMENTS[0],
+        ..ReplicateConfig::default()
+    };
+    server.master.put_start(now, client, "default", key, size, &config, &mut recorder).unwrap();
+    let object = ObjectMeta { key, object_checksum: None };
+    server.master.put_end(now, client, "default", &object, ReplicaType::ALL, &mut recorder).unwrap();
+}
+
+struct Answer {
+    status: String,
+    content_type: String,
+    body: String,
+}
+
+async fn ask(router: &Router, request: Request<Body>) -> Answer {
+    let answer = router.clone().oneshot(request).await.unwrap();
+    let status = answer.status().to_string();
+    let content_type = answer.headers().get("content-type").map(|it| it.to_str().unwrap().to_owned());
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    Answer {
+        status,
+        content_type: content_type.unwrap_or_default(),
+        body: String::from_utf8(body.into()).unwrap(),
+    }
+}
+
+async fn get_path(router: &Router, path: &str) -> Answer {
+    ask(router, Request::get(path).body(Body::empty()).unwrap()).await
+}
+
+/// A recorded request: how it was made with curl.
+struct Sample<'a> {
+    method: &'a str,
+    port: &'a str,
+    path: &'a str,
+    body: &'a str,
+    answer: Answer,
+}
+
+fn samples(text: &'static str) -> Vec<Sample<'static>> {
+    text.split("### ").filter(|it| !it.trim().is_empty()).map(sample).collect()
+}
+
+fn sample(text: &'static str) -> Sample<'static> {
+    let (request, answer) = text.split_once('\n').unwrap();
+    let word_after = |flag: &str| request.split_once(flag).map(|(_, rest)| rest.split(' ').next().unwrap());
+    let (port, path) = request.split_once("127.0.0.1:").unwrap().1.split_at(4);
+    let (head, body) =
+        answer.split_once("GMT\n").or_else(|| answer.split_once("\n\n")).unwrap_or((answer, ""));
+    let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    let status = head.lines().next().unwrap().strip_prefix("HTTP/1.1 ").unwrap();
+    Sample {
+        method: word_after("-X ").unwrap_or("GET"),
+        port,
+        path: path.split(' ').next().unwrap(),
+        body: word_after("-d ").unwrap_or_default(),
+        answer: Answer {
+            status: status.to_owned(),
+            content_type: header("Content-Type: ").to_owned(),
+            body: body.to_owned(),
+        },
+    }
+}
+
+/// Replaces what differs from run to run, and what differs for a reason: space in use is counted as it was rounded.
+fn shape(body: &str) -> String {
+    let replace = |text: String, pattern: &str, by: &str| {
+        Regex::new(pattern).unwrap().replace_all(&text, by).into_owned()
+    };
+    let mut text = body.trim_end().to_owned();
+    for (pattern, by) in [
+        (r"\d{5,}-\d{5,}", "ID"),
+        ("0x[0-9a-f]+", "ADDRESS"),
+        (
+            r#"("(?:buffer_address_|allocator_used_bytes|\w+_units|migrated_bytes|\w+_ms_epoch)":)\d+"#,
+            "${1}N",
+        ),
+        (r"Used\(bytes\): \d+", "Used(bytes): N"),
+        (r"\d\.\d+E-1", "SHARE"),
+        ("(Invalid JSON body: ).*\"}", "${1}…\"}"),
+        (r"\d+(\.\d+)? (B|KB|MB|GB)", "SIZE"),
+        (r"\(\d+\.\d%\)", "(N%)"),
+        (r"\d+\.\d\d", "RATE"),
+        (r"(=|/|: )\d+", "${1}N"),
+    ] {
+        // Only the line of figures has figures that are rates and sums.
+        if !pattern.contains("RATE") && pattern.starts_with("(=") && !text.starts_with("role=") {
+            continue;
+        }
+        text = replace(text, pattern, by);
+    }
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines.join("\n")
+}
+
+async fn compare(admin: &Arc<Admin>, admin_port: &str, samples: Vec<Sample<'_>>) {
+    let (router, metadata) =
+        (admin_router(Arc::clone(admin)), metadata_router(Arc::new(Metadata::in_memory())));
+    let mut job = String::new();
+    for sample in samples {
+        let path = sample.path.replace("6433642746086771731-17100531213125438380", &job);
+        let what = format!("{} {path} {}", sample.method, sample.body);
+        let request = Request::builder().method(sample.method).uri(&path);
+        let request = request.body(Body::from(sample.body.to_owned())).unwrap();
+        let router = if sample.port == admin_port { &router } else { &metadata };
+        let answer = ask(router, request).await;
+        assert_eq!(answer.status, sample.answer.status, "{what}: {}", answer.body);
+        if !sample.answer.content_type.is_empty() || sample.port != admin_port {
+            assert_eq!(answer.content_type, sample.answer.content_type, "{what}");
+        }
+        assert_eq!(shape(&answer.body), shape(&sample.answer.body), "{what}");
+        if path == "/api/v1/drain_jobs" && answer.status == "200 OK" {
+            let created: mooncake_wire::admin::DrainJobChanged = serde_json::from_str(&answer.body).unwrap();
+            job = created.job_id.to_string();
+            let server = &admin.server;
+            server.master.tick(server.clock.now_ms() + 1000, &mut server.recorder());
+        }
+    }
+}
+
+#[tokio::test]
+async fn answers_are_those_that_were_recorded() {
+    let admin = admin(settings());
+    let server = &admin.server;
+    mount(server);
+    put(server, "hk1", 4096, 1);
+    put(server, "hk2", 100_000, 2);
+    put(server, "a b/c?d&e=1,2", 1, 1);
+    let samples = samples(SAMPLES);
+    assert_eq!(samples.len(), 49);
+    compare(&admin, "9103", samples).await;
+    assert_eq!(server.counters.of(Method::RemoveAll).requests, 2);
+    let gets = server.counters.of(Method::GetReplicaList);
+    assert_eq!((gets.requests, gets.failures), (5, 3));
+}
+
+#[tokio::test]
+async fn quotas_are_those_that_were_recorded() {
+    let admin = admin(Settings { multi_tenant: true, ..settings() });
+    mount(&admin.server);
+    let samples = samples(TENANT_SAMPLES);
+    assert_eq!(samples.len(), 8);
+    compare(&admin, "9703", samples).await;
+}
+
+/// Names, types and labels of all families.
+fn families(text: &str) -> std::collections::BTreeMap<String, (String, Vec<String>)> {
+    let mut families = std::collections::BTreeMap::new();
+    let mut last = String::new();
+    for line in text.lines() {
+        if let Some(typed) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = typed.split_once(' ').unwrap();
+            name.clone_into(&mut last);
+            families.insert(last.clone(), (kind.to_owned(), Vec::new()));
+        } else if !line.starts_with('#') {
+            assert!(line.starts_with(&last), "{line} is not of {last}");
+            let labels = line.split_once('{').map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
+            let names =
+                labels.split(',').filter_map(|label| label.split_once('=')).map(|(name, _)| name.to_owned());
+            families.get_mut(&last).unwrap().1 = names.collect();
+        }
+    }
+    families
+}
+
+#[tokio::test]
+async fn metrics_have_the_families_of_mooncake() {
+    let admin = admin(settings());
+    mount(&admin.server);
+    put(&admin.server, "model_x", 70_000, 1);
+    let router = admin_router(Arc::clone(&admin));
+    get_path(&router, "/query_key?key=model_x").await;
+    let answer = get_path(&router, "/metrics").await;
+    assert_eq!(answer.content_type, "text/plain; version=0.0.4");
+    let ours = families(&answer.body);
+    let theirs = families(METRICS);
+    assert!(theirs.len() > 130, "{}", theirs.len());
+    for (name, theirs) in &theirs {
+        assert_eq!(ours.get(name), Some(theirs), "{name}");
+    }
+    for name in ours.keys().filter(|name| !theirs.contains_key(*name)) {
+        assert!(name.starts_with("moongate_master_"), "{name}");
+    }
+    for line in [
+        "master_key_count 1",
+        "master_value_size_bytes_bucket{le=\"65536.000000\"} 0",
+        "master_value_size_bytes_bucket{le=\"262144.000000\"} 1",
+        "master_value_size_bytes_sum 70000",
+        "segment_total_capacity_bytes{segment=\"127.0.0.1:13102\"} 33554432",
+        "master_get_replica_list_requests_total 1",
+        "mem_cache_hit_nums_ 1",
+        "moongate_master_prefix_keys{prefix=\"model\"} 1",
+        "moongate_master_rpc_duration_seconds_count{method=\"GetReplicaList\"} 1",
+    ] {
+        assert!(answer.body.lines().any(|it| it == line), "{line}\n{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn only_a_look_by_one_key_leases() {
+    let admin = admin(settings());
+    mount(&admin.server);
+    for key in ["one", "two", "three"] {
+        put(&admin.server, key, 100, 1);
+    }
+    let router = admin_router(Arc::clone(&admin));
+    for path in [
+        "/query_key?key=one",
+        "/batch_query_keys?keys=two",
+        "/api/v1/peek?keys=two,three",
+        "/api/v1/snapshot",
+    ] {
+        assert_eq!(get_path(&router, path).await.status, "200 OK");
+    }
+    let now = admin.server.clock.now_ms();
+    assert_eq!(admin.server.master.remove_all(now, None, false, &mut ()), 2);
+    assert_eq!(get_path(&router, "/get_all_keys").await.body, "one\n");
+}
+
+#[tokio::test]
+async fn a_peek_tells_which_nodes_are_silent() {
+    let admin = admin(settings());
+    let server = &admin.server;
+    mount(server);
+    put(server, "both", 100, 2);
+    put(server, "first", 100, 1);
+    server.master.client_lost(server.clock.now_ms(), id(1), &mut server.recorder());
+    let answer = get_path(&admin_router(Arc::clone(&admin)), "/api/v1/peek?keys=both,first").await;
+    let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!(answer["silent_segments"], serde_json::json!([SEGMENTS[0]]));
+    assert_eq!(answer["data"]["both"]["replicas"].as_array().unwrap().len(), 1);
+    assert_eq!(answer["data"]["both"]["replicas"][0]["transport_endpoint_"], SEGMENTS[1]);
+    assert_eq!(answer["data"]["first"]["error"], "OBJECT_NOT_FOUND");
+    let many: String =
+        (0..20_000).map(|number| format!("{number:064x}\n")).chain(["both".to_owned()]).collect();
+    let request = Request::post("/api/v1/peek").body(Body::from(many)).unwrap();
+    let answer = ask(&admin_router(Arc::clone(&admin)), request).await;
+    let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    let data = answer["data"].as_object().unwrap();
+    assert_eq!((data.len(), data["both"]["ok"].as_bool()), (20_001, Some(true)));
+}
+
+#[tokio::test]
+async fn who_does_not_decide_says_nothing_about_data() {
+    let admin = admin(settings());
+    admin.server.standing.store(Arc::new(Standing::starting()));
+    let router = admin_router(Arc::clone(&admin));
+    for path in ["/get_all_keys", "/batch_query_keys?keys=a", "/get_segments_detail", "/api/v1/snapshot"] {
+        assert_eq!(get_path(&router, path).await.status, "503 Service Unavailable", "{path}");
+    }
+    for path in ["/health", "/role", "/metrics", "/metrics/summary", "/kv_events/status", "/leader"] {
+        assert_eq!(get_path(&router, path).await.status, "200 OK", "{path}");
+    }
+    assert_eq!(get_path(&router, "/role").await.body, "standby");
+}
+
+#[tokio::test]
+async fn all_keys_come_though_the_answer_has_many_pieces() {
+    let admin = admin(settings());
+    mount(&admin.server);
+    let mut keys: Vec<String> = (0..5000).map(|number| format!("{number:064x}_0_k")).collect();
+    keys.iter().for_each(|key| put(&admin.server, key, 1, 1));
+    let router = admin_router(Arc::clone(&admin));
+    let answer = get_path(&router, "/get_all_keys").await.body;
+    let mut lines: Vec<&str> = answer.lines().collect();
+    lines.sort_unstable();
+    keys.sort_unstable();
+    assert_eq!(lines, keys);
+    let snapshot = get_path(&router, "/api/v1/snapshot").await.body;
+    let lines: Vec<serde_json::Value> =
+        snapshot.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().filter(|line| line["key"].is_string()).count(), 5000);
+    assert_eq!(lines.last().unwrap()["objects"], 5000);
+    assert!(lines.iter().filter(|line| line["segment_name"].is_string()).all(|line| line["live"] == true));
+}
+
+/// docs/master.md describes every family that Mooncake has not, and every path.
+#[tokio::test]
+async fn the_page_says_what_there_is() {
+    let page = include_str!("../../../../docs/master.md");
+    let supervisor = moongate_runtime::Supervisor::new();
+    let bind = "tcp://127.0.0.1:*".parse().unwrap();
+    let options = crate::events::EventsOptions { bind, replay: None, backend: String::new(), kept_bytes: 0 };
+    let events = Events::start(Arc::new(Queue::new(1)), options, &supervisor).await.unwrap();
+    let admin = Arc::into_inner(admin(settings())).unwrap();
+    mount(&admin.server);
+    put(&admin.server, "model_x", 70_000, 1);
+    let router = admin_router(Arc::new(Admin { events: Some(events), ..admin }));
+    get_path(&router, "/query_key?key=model_x").await;
+    let metrics = families(&get_path(&router, "/metrics").await.body);
+    let ours: Vec<String> = metrics
+        .iter()
+        .filter(|(name, _)| name.starts_with("moongate_"))
+        .map(|(name, (kind, labels))| {
+            let labels: Vec<&String> = labels.iter().filter(|label| *label != "le").collect();
+            let label = labels.first().map_or("–".to_owned(), |label| format!("`{label}`"));
+            format!("| `{name}` | {kind} | {label} |")
+        })
+        .collect();
+    let mut described: Vec<&str> = page.lines().filter(|line| line.starts_with("| `moongate_")).collect();
+    described.sort_unstable();
+    assert_eq!(ours.len(), described.len());
+    for (ours, described) in ours.iter().zip(described) {
+        assert!(described.starts_with(ours.as_str()), "{ours}\n{described}");
+    }
+    for path in ["/api/v1/peek?keys=model_x", "/api/v1/prefixes", "/api/v1/snapshot"] {
+        let name = path.split('?').next().unwrap();
+        assert!(page.contains(name), "{name}");
+        assert_eq!(get_path(&router, path).await.status, "200 OK", "{path}");
+    }
+    supervisor.shutdown(std::time::Duration::from_secs(60)).await.unwrap();
+}
+
+/// Whatever happens between two pieces of a snapshot: with the events after the number that it begins with, it is the truth.
+#[test]
+fn a_snapshot_and_the_events_after_it_are_the_truth() {
+    let queue = Arc::new(Queue::new(1 << 16));
+    let observer = Arc::new(Observer::new(Some(Arc::clone(&queue))));
+    let journal = Observed::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
+    let core = Settings { shards: 4, ..settings() };
+    let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
+    let summary = Mutex::new(Summary::new(&server));
+    let admin = Arc::new(Admin { server: Arc::clone(&server), observer, events: None, summary });
+    mount(&server);
+    let key = |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    (0..4000).for_each(|number| put(&server, &key(number), 1, 1));
+    let mut pieces = snapshot::all(Arc::clone(&admin));
+    let (begun, mut out, mut step) = (queue.last(), Vec::new(), 0_u64);
+    while pieces.next(&mut out) {
+        // Some go that have been told, some that have not; others come.
+        for number in step * 37..step * 37 + 20 {
+            let fx = &mut server.recorder();
+            server.master.remove(server.clock.now_ms(), "default", &key(number % 4000), true, fx).ok();
+            put(&server, &key(10_000 + number), 1, 1);
+        }
+        step += 1;
+    }
+    assert!(step > 8, "{step}");
+    let mut keys = std::collections::BTreeSet::new();
+    for line in String::from_utf8(out).unwrap().lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        keys.extend(line["key"].as_str().map(str::to_owned));
+    }
+    let told = keys.clone();
+    queue.replay_after(begun, |stored, key| {
+        if stored {
+            keys.insert(key.to_owned())
+        } else {
+            keys.remove(key)
+        };
+    });
+    let (mut truth, mut from) = (std::collections::BTreeSet::new(), Some(moongate_kvcore::Cursor::default()));
+    while let Some(cursor) = from {
+        from = server.master.keys(cursor, 1000, |_, key| {
+            truth.insert(key.to_owned());
+        });
+    }
+    assert_eq!(keys, truth);
+    assert_ne!(told, truth, "the events mattered");
+}

@@ -1,0 +1,66 @@
+//! A server whose state is kept in a folder, and the thread that looks after it.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use moongate_oplog::{Error, Options};
+
+use crate::clock::Clock;
+use crate::durable::{Durable, Keeper, Pace};
+use crate::flags::DataOptions;
+use crate::journal::Journal;
+use crate::server::{Server, ServerOptions};
+
+/// Why a state cannot be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// The folder cannot be used.
+    #[error("the state cannot be kept (--data_dir): {0}")]
+    Data(#[from] Error),
+    /// There is no thread for it.
+    #[error("no thread for the log of changes: {0}")]
+    Thread(std::io::Error),
+}
+
+/// The thread that flushes a server's log and writes its snapshots.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    stop: Sender<()>,
+    keeper: JoinHandle<Result<(), Error>>,
+}
+
+impl Kept {
+    /// A server with the state in a folder. `observe` may put something between it and its log.
+    pub(crate) fn open(
+        data: &DataOptions,
+        server: ServerOptions,
+        observe: impl FnOnce(Arc<dyn Journal>) -> Arc<dyn Journal>,
+    ) -> Result<(Arc<Server>, Self), KeepError> {
+        let (clock, begun) = (Clock::start(), Instant::now());
+        let options = Options { flush_always: data.flush_always, ..Options::default() };
+        let (durable, master, restored) = Durable::open(&data.folder, options, &server.core, clock.now_ms())?;
+        tracing::info!(folder = %data.folder.display(), took = ?begun.elapsed(), "the state: {restored}");
+        let durable = Arc::new(durable);
+        let server = Arc::new(Server::with_state(server, master, clock, observe(durable.clone())));
+        let pace = Pace { snapshot_every: data.snapshot_every, ..Pace::default() };
+        let (stop, stopped) = std::sync::mpsc::channel();
+        let kept = Arc::clone(&server);
+        let run = move || Keeper::new(&durable, &kept.master, pace).run(&stopped);
+        let thread = std::thread::Builder::new().name("data".to_owned());
+        Ok((server, Self { stop, keeper: thread.spawn(run).map_err(KeepError::Thread)? }))
+    }
+
+    /// Saves what is left to be saved.
+    pub(crate) fn close(self) {
+        drop(self.stop);
+        match self.keeper.join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the last changes may not be saved"),
+            Err(_) => {
+                tracing::error!("the last changes may not be saved: the thread that saves them has failed");
+            }
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The metadata server: where clients tell how they can be reached, and ask how others can.
+//!
+//! The same requests and answers as Mooncake's, but entries can outlive the master ([`Metadata::open`]). An entry of a former master may
+//! be replaced by its client, as it could be where nothing outlives: only a key that was written since the start is protected.
+
+mod record;
+mod routes;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use routes::metadata_router;
+pub use store::{Metadata, MetadataError, Put};

@@ -1,0 +1,66 @@
+//! A change of the metadata, as it is kept: one byte for its kind, the key's length as u32 (little-endian), the key, and what follows is
+//! the value.
+
+/// An entry is there.
+const PUT: u8 = 1;
+/// An entry is gone.
+const DELETE: u8 = 2;
+
+/// A change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Record<'a> {
+    Put { key: &'a str, value: &'a [u8] },
+    Delete { key: &'a str },
+}
+
+impl<'a> Record<'a> {
+    pub(super) fn encode(self) -> Vec<u8> {
+        let (kind, key, value) = match self {
+            Self::Put { key, value } => (PUT, key, value),
+            Self::Delete { key } => (DELETE, key, &[][..]),
+        };
+        let mut bytes = Vec::with_capacity(5 + key.len() + value.len());
+        bytes.push(kind);
+        // Keys are short: the store refuses others.
+        bytes.extend_from_slice(&u32::try_from(key.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend_from_slice(key.as_bytes());
+        bytes.extend_from_slice(value);
+        bytes
+    }
+
+    /// Nothing if it is no record.
+    pub(super) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (kind, rest) = bytes.split_first()?;
+        let (length, rest) = rest.split_first_chunk::<4>()?;
+        let (key, value) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        let key = std::str::from_utf8(key).ok()?;
+        match *kind {
+            PUT => Some(Self::Put { key, value }),
+            DELETE if value.is_empty() => Some(Self::Delete { key }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn records_survive_the_round_trip(key in ".{0,40}", value in prop::collection::vec(any::<u8>(), 0..40)) {
+            for record in [Record::Put { key: &key, value: &value }, Record::Delete { key: &key }] {
+                let bytes = record.encode();
+                prop_assert_eq!(Record::decode(&bytes), Some(record));
+            }
+        }
+
+        #[test]
+        fn any_bytes_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Some(record) = Record::decode(&bytes) {
+                prop_assert_eq!(record.encode(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Entries, in memory and in a folder.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::Bytes;
+use moongate_oplog::{Folder, Log, Options, snapshot};
+use parking_lot::Mutex;
+
+use super::record::Record;
+
+/// Longest key, in bytes.
+const MAX_KEY: usize = 4096;
+/// Entries at most.
+const MAX_ENTRIES: usize = 1 << 18;
+/// Bytes of all entries at most.
+const MAX_BYTES: usize = 256 << 20;
+/// Bytes of changes after which the folder is tidied, unless the entries themselves are larger.
+const TIDY_BYTES: u64 = 4 << 20;
+/// Marks keys that must not be written twice: by which address a client can be asked. Whoever has the same key is the same client, or a
+/// second one under the same name.
+const UNIQUE: &str = "rpc_meta";
+
+/// The metadata cannot be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum MetadataError {
+    /// The folder cannot be used.
+    #[error("the metadata's folder: {0}")]
+    Log(#[from] moongate_oplog::Error),
+    /// The log begins after what the newest snapshot contains.
+    #[error(
+        "the metadata's folder has a gap: the snapshot ends with change {snapshot}, the log begins with {log}; move it away to begin anew"
+    )]
+    Gap {
+        /// The last change that the snapshot contains.
+        snapshot: u64,
+        /// The first change in the log.
+        log: u64,
+    },
+}
+
+/// What became of an entry that somebody wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// It is there.
+    Updated,
+    /// It was there already.
+    Unchanged,
+    /// Another client has that key.
+    Duplicate,
+    /// The key is too long, or there are too many entries.
+    Full,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    value: Bytes,
+    /// Whether it comes from a former master.
+    restored: bool,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    by_key: HashMap<String, Entry>,
+    bytes: usize,
+}
+
+impl Entries {
+    fn insert(&mut self, key: &str, entry: Entry) {
+        self.bytes += key.len() + entry.value.len();
+        let old = self.by_key.insert(key.to_owned(), entry);
+        self.bytes -= old.map_or(0, |old| key.len() + old.value.len());
+    }
+
+    fn remove(&mut self, key: &str) -> bool {
+        let Some(old) = self.by_key.remove(key) else { return false };
+        self.bytes -= key.len() + old.value.len();
+        true
+    }
+
+    fn apply(&mut self, record: &[u8]) {
+        match Record::decode(record) {
+            Some(Record::Put { key, value }) => {
+                self.insert(key, Entry { value: Bytes::copy_from_slice(value), restored: true });
+            }
+            Some(Record::Delete { key }) => {
+                self.remove(key);
+            }
+            None => tracing::error!("a change of the metadata is not understood, and is passed over"),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    folder: Arc<Folder>,
+    log: Log,
+    /// Bytes of changes since the folder was tidied.
+    grown: AtomicU64,
+    tidying: Mutex<()>,
+}
+
+/// Entries by key. The order of locks is: entries, then the log.
+#[derive(Debug, Default)]
+pub struct Metadata {
+    entries: Mutex<Entries>,
+    kept: Option<Kept>,
+}
+
+impl Metadata {
+    /// Without entries; they end with the process.
+    pub fn in_memory() -> Self {
+        Self::default()
+    }
+
+    /// With the entries that are kept in a folder, which is made if it is not there.
+    ///
+    /// # Errors
+    /// [`MetadataError`].
+    pub fn open(path: &Path) -> Result<Self, MetadataError> {
+        let folder = Arc::new(Folder::take(path)?);
+        let mut entries = Entries::default();
+        let mut last = 0;
+        if let Some((number, file)) = snapshot::list(&folder)?.into_iter().next() {
+            snapshot::read(&file, |record| entries.apply(record))?;
+            last = number;
+        }
+        // There are few changes, and a client does not tell again what it has told once: each is flushed.
+        let options = Options { flush_always: true, ..Options::default() };
+        let (log, opened) = Log::open(Arc::clone(&folder), options)?;
+        if opened.first > last + 1 {
+            return Err(MetadataError::Gap { snapshot: last, log: opened.first });
+        }
+        let mut grown = 0;
+        let mut reader = log.reader(last + 1)?;
+        while let Some((_, record)) = reader.next()? {
+            grown += record.len() as u64;
+            entries.apply(record);
+        }
+        let kept = Kept { folder, log, grown: AtomicU64::new(grown), tidying: Mutex::new(()) };
+        Ok(Self { entries: Mutex::new(entries), kept: Some(kept) })
+    }
+
+    /// An entry's value.
+    pub fn get(&self, key: &str) -> Option<Bytes> {
+        self.entries.lock().by_key.get(key).map(|entry| entry.value.clone())
+    }
+
+    /// Writes an entry. It is kept once [`Self::commit`] has returned.
+    pub fn put(&self, key: &str, value: &Bytes) -> Put {
+        let mut entries = self.entries.lock();
+        let known = entries.by_key.get(key);
+        if key.contains(UNIQUE)
+            && let Some(known) = known
+        {
+            if known.value == *value {
+                return Put::Unchanged;
+            }
+            if !known.restored {
+                return Put::Duplicate;
+            }
+        }
+        let is_new = known.is_none();
+        let bytes = entries.bytes + key.len() + value.len();
+        if key.len() > MAX_KEY || bytes > MAX_BYTES || is_new && entries.by_key.len() >= MAX_ENTRIES {
+            return Put::Full;
+        }
+        self.append(Record::Put { key, value });
+        // A copy, because a slice would keep the buffer that the request was read into.
+        entries.insert(key, Entry { value: Bytes::copy_from_slice(value), restored: false });
+        Put::Updated
+    }
+
+    /// Removes an entry, and says whether there was one. It stays away once [`Self::commit`] has returned.
+    pub fn delete(&self, key: &str) -> bool {
+        let mut entries = self.entries.lock();
+        let found = entries.remove(key);
+        if found {
+            self.append(Record::Delete { key });
+        }
+        found
+    }
+
+    /// Removes all entries of a node whose client is gone, and returns how many. As [`Self::delete`].
+    pub fn forget_node(&self, name: &str) -> usize {
+        let is_of = |key: &&String| {
+            ["/ram/", "/rpc_meta/"]
+                .iter()
+                .any(|kind| key.strip_suffix(name).is_some_and(|key| key.ends_with(kind)))
+        };
+        let keys: Vec<String> = self.entries.lock().by_key.keys().filter(is_of).cloned().collect();
+        keys.iter().filter(|key| self.delete(key)).count()
+    }
+
+    fn append(&self, record: Record<'_>) {
+        if let Some(kept) = &self.kept {
+            let record = record.encode();
+            kept.log.append(&record);
+            kept.grown.fetch_add(record.len() as u64, Relaxed);
+        }
+    }
+
+    /// Waits until all changes are kept. Blocks.
+    ///
+    /// # Errors
+    /// What the file system says. The changes are tried again with the next ones.
+    pub fn commit(&self) -> Result<(), moongate_oplog::Error> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        kept.log.commit(kept.log.next() - 1)?;
+        if kept.grown.load(Relaxed) > TIDY_BYTES.max(self.entries.lock().bytes as u64)
+            && let Some(_tidying) = kept.tidying.try_lock()
+        {
+            self.tidy(kept)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a snapshot, and removes what it contains from the log.
+    fn tidy(&self, kept: &Kept) -> Result<(), moongate_oplog::Error> {
+        let (last, entries) = {
+            let entries = self.entries.lock();
+            (kept.log.next() - 1, entries.by_key.clone())
+        };
+        kept.grown.store(0, Relaxed);
+        let mut writer = snapshot::Writer::begin(&kept.folder, last)?;
+        for (key, entry) in &entries {
+            writer.write(&Record::Put { key, value: &entry.value }.encode())?;
+        }
+        let needed = writer.finish()?;
+        kept.log.commit(last)?;
+        kept.log.prune(needed)
+    }
+
+    /// Entries.
+    pub fn count(&self) -> usize {
+        self.entries.lock().by_key.len()
+    }
+}
+
+impl Drop for Metadata {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.kept.as_ref().map(|kept| kept.log.close()) {
+            tracing::error!(%error, "the metadata's log cannot be closed");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Mooncake's families about the state.
+
+use mooncake_wire::rpc::Method;
+
+use super::text::Text;
+use crate::http::Admin;
+use crate::observe::SIZE_BOUNDS;
+
+/// Objects, segments, clients.
+pub(super) fn state(text: &mut Text, admin: &Admin) {
+    let master = &admin.server.master;
+    let fill = master.fill();
+    text.gauge("master_allocated_bytes", "Bytes of memory in use.", fill.used);
+    text.gauge("master_total_capacity_bytes", "Bytes of memory in all segments.", fill.capacity);
+    let segments = master.segments_detail().segments;
+    let mut used = text.gauges("segment_allocated_bytes", "Bytes of memory in use, by segment.");
+    for it in &segments {
+        used.value(&[("segment", &it.segment_name)], it.allocator_used_bytes);
+    }
+    let mut sizes = text.gauges("segment_total_capacity_bytes", "Bytes of memory, by segment.");
+    for it in &segments {
+        sizes.value(&[("segment", &it.segment_name)], it.size_bytes);
+    }
+    for (name, help) in [
+        ("master_nof_allocated_bytes", "Bytes in use on disks behind NVMe over fabrics."),
+        ("master_total_nof_capacity_bytes", "Bytes of disks behind NVMe over fabrics."),
+        ("master_allocated_file_size_bytes", "Bytes in use in a shared file system."),
+        ("master_total_file_capacity_bytes", "Bytes of a shared file system."),
+    ] {
+        text.gauge(name, help, 0);
+    }
+    text.gauge("master_key_count", "Objects, including those that are being written.", master.key_count());
+    let soft = master.soft_pinned_count();
+    text.gauge("master_soft_pin_key_count", "Objects that are pinned softly.", soft);
+    text.gauge("master_active_clients", "Clients that are heard of.", master.client_counts().0);
+    value_sizes(text, admin);
+}
+
+fn value_sizes(text: &mut Text, admin: &Admin) {
+    let (buckets, sum) = admin.observer.sizes.read();
+    let bounds = SIZE_BOUNDS.iter().map(|bound| format!("{bound}.000000")).chain(["+Inf".to_owned()]);
+    text.histograms("master_value_size_bytes", "Sizes of objects that were written.").histogram(
+        &[],
+        bounds.zip(buckets),
+        sum,
+    );
+}
+
+/// What readers found. Whatever is found is in memory.
+pub(super) fn reads(text: &mut Text, admin: &Admin) {
+    let single = admin.server.counters.of(Method::GetReplicaList);
+    let batch = admin.server.counters.of(Method::BatchGetReplicaList);
+    let total = single.requests + batch.items;
+    let found = total.saturating_sub(single.failures + batch.failed_items);
+    text.counter("mem_cache_hit_nums_", "Objects that a reader found in memory.", found);
+    text.counter("file_cache_hit_nums_", "Objects that a reader found on a disk.", 0);
+    text.counter("file_cache_hit_bytes_total", "Bytes of objects that a reader found on a disk.", 0);
+    text.gauge("mem_cache_nums_", "Objects in memory.", admin.server.master.key_count());
+    text.gauge("file_cache_nums_", "Objects on disks.", 0);
+    text.counter("valid_get_nums_", "Objects that a reader found.", found);
+    text.counter("total_get_nums_", "Objects that a reader looked for.", total);
+}
+
+/// Eviction, and puts that were not ended. Nothing but memory is evicted.
+pub(super) fn evictions(text: &mut Text, admin: &Admin) {
+    let counts = admin.server.master.counts();
+    text.counter(
+        "master_put_start_alloc_failures_total",
+        "Puts that were refused for want of space.",
+        counts.allocation_failures,
+    );
+    for (suffix, round) in [("_total", ""), ("_mem", "_mem")] {
+        let successful = format!("master_successful_evictions{suffix}");
+        text.counter(&successful, "Rounds of eviction that made room.", counts.eviction_rounds);
+        let attempted = format!("master_attempted_evictions{suffix}");
+        text.counter(
+            &attempted,
+            "Rounds of eviction; those that found nothing to evict are not counted.",
+            counts.eviction_rounds,
+        );
+        let keys = format!("master_evicted_key_count{round}");
+        text.counter(&keys, "Objects that were evicted.", counts.evicted_keys);
+        let bytes = format!("master_evicted_size_bytes{round}");
+        text.counter(&bytes, "Bytes of objects that were evicted.", counts.evicted_bytes);
+    }
+    text.counter("master_put_start_discard_cnt", "Puts that were not ended in time.", counts.discarded_puts);
+    text.counter(
+        "master_put_start_release_cnt",
+        "Puts that were not ended in time, and whose space is free.",
+        counts.discarded_puts,
+    );
+}
+
+/// What this master does not do, and what it does not count.
+pub(super) fn unused(text: &mut Text) {
+    text.counter("master_put_start_partial_allocations_total", "Not counted by this master.", 0);
+    text.counter("mem_cache_hit_bytes_total", "Not counted by this master.", 0);
+    text.gauge("master_put_start_discarded_staging_size", "Not counted by this master.", 0);
+    text.gauge("master_promotion_in_flight", "Objects on their way from a disk to memory.", 0);
+    for what in [
+        "admitted_total",
+        "completed_total",
+        "completed_bytes_total",
+        "expired_total",
+        "failed_total",
+        "cancelled_total",
+        "rejected_frequency_total",
+        "rejected_watermark_total",
+        "rejected_cap_total",
+        "candidate_recorded_total",
+        "candidate_admitted_total",
+        "candidate_admission_rejected_total",
+        "candidate_expired_evaluated_total",
+        "candidate_expired_unevaluated_total",
+        "candidate_dropped_limit_total",
+    ] {
+        text.counter(&format!("master_promotion_{what}"), "Nothing is promoted from disks.", 0);
+    }
+    for what in [
+        "oplog_last_sequence_id",
+        "oplog_applied_sequence_id",
+        "oplog_standby_lag",
+        "oplog_pending_entries",
+        "pending_mutation_queue_size",
+        "standby_state",
+    ] {
+        text.gauge(&format!("ha_{what}"), "There is one master only.", 0);
+    }
+}

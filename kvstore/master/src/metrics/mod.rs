@@ -1,0 +1,24 @@
+//! `/metrics`, in the text format of Prometheus.
+//!
+//! Families without `moongate_` in their names are those of Mooncake's master, with its types and labels, so that its dashboards work.
+//! Those about what this master does not do (disks, NVMe over fabrics, promotion) are there and zero.
+
+mod calls;
+mod families;
+mod ours;
+mod text;
+
+use crate::http::Admin;
+use text::Text;
+
+/// All families.
+pub(crate) fn text(admin: &Admin) -> String {
+    let mut text = Text::default();
+    families::state(&mut text, admin);
+    calls::all(&mut text, &admin.server.counters);
+    families::reads(&mut text, admin);
+    families::evictions(&mut text, admin);
+    families::unused(&mut text);
+    ours::all(&mut text, admin);
+    text.finish()
+}

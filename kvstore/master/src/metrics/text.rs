@@ -1,0 +1,117 @@
+//! The text format of Prometheus, version 0.0.4.
+
+use std::fmt::{Display, Write as _};
+
+/// Families, as they are written.
+#[derive(Debug, Default)]
+pub(super) struct Text(String);
+
+/// A family that is being written.
+pub(super) struct Family<'t> {
+    text: &'t mut String,
+    name: &'t str,
+}
+
+impl Text {
+    fn family<'t>(&'t mut self, name: &'t str, kind: &str, help: &str) -> Family<'t> {
+        let text = &mut self.0;
+        // Writing to a string does not fail, here and below.
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        Family { text, name }
+    }
+
+    /// A gauge with labels, or without values.
+    pub(super) fn gauges<'t>(&'t mut self, name: &'t str, help: &str) -> Family<'t> {
+        self.family(name, "gauge", help)
+    }
+
+    /// A counter with labels.
+    pub(super) fn counters<'t>(&'t mut self, name: &'t str, help: &str) -> Family<'t> {
+        self.family(name, "counter", help)
+    }
+
+    pub(super) fn histograms<'t>(&'t mut self, name: &'t str, help: &str) -> Family<'t> {
+        self.family(name, "histogram", help)
+    }
+
+    /// A gauge of one value.
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
+        self.gauges(name, help).value(&[], value);
+    }
+
+    /// A counter of one value.
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: impl Display) {
+        self.counters(name, help).value(&[], value);
+    }
+
+    pub(super) fn finish(self) -> String {
+        self.0
+    }
+}
+
+impl Family<'_> {
+    /// A value.
+    pub(super) fn value(&mut self, labels: &[(&str, &str)], value: impl Display) {
+        self.sample("", labels, value);
+    }
+
+    fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
+        self.text.push_str(self.name);
+        self.text.push_str(suffix);
+        for (at, (name, label)) in labels.iter().enumerate() {
+            self.text.push(if at == 0 { '{' } else { ',' });
+            let _ = write!(self.text, "{name}=\"{}\"", escaped(label));
+        }
+        if !labels.is_empty() {
+            self.text.push('}');
+        }
+        let _ = writeln!(self.text, " {value}");
+    }
+
+    /// A histogram: how many were in each bucket alone, by upper bounds as they are written, and the sum of all.
+    pub(super) fn histogram(
+        &mut self,
+        labels: &[(&str, &str)],
+        buckets: impl Iterator<Item = (String, u64)>,
+        sum: impl Display,
+    ) {
+        let mut count = 0;
+        for (bound, number) in buckets {
+            count += number;
+            let labels: Vec<(&str, &str)> = labels.iter().copied().chain([("le", &*bound)]).collect();
+            self.sample("_bucket", &labels, count);
+        }
+        self.sample("_sum", labels, sum);
+        self.sample("_count", labels, count);
+    }
+}
+
+fn escaped(label: &str) -> String {
+    let mut escaped = String::with_capacity(label.len());
+    for character in label.chars() {
+        match character {
+            '\\' => escaped.push_str("\\\\"),
+            '"' => escaped.push_str("\\\""),
+            '\n' => escaped.push_str("\\n"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_add_up_and_labels_are_escaped() {
+        let mut text = Text::default();
+        let buckets = [("1", 2), ("+Inf", 3)].map(|(bound, number)| (bound.to_owned(), number));
+        text.histograms("h", "A histogram.").histogram(&[("a", "x\"\\\n")], buckets.into_iter(), 7);
+        text.gauge("g", "A gauge.", 1.5);
+        let expected = "# HELP h A histogram.\n# TYPE h histogram\nh_bucket{a=\"x\\\"\\\\\\n\",le=\"1\"} 2\n\
+            h_bucket{a=\"x\\\"\\\\\\n\",le=\"+Inf\"} 5\nh_sum{a=\"x\\\"\\\\\\n\"} 7\nh_count{a=\"x\\\"\\\\\\n\"} 5\n\
+            # HELP g A gauge.\n# TYPE g gauge\ng 1.5\n";
+        assert_eq!(text.finish(), expected);
+    }
+}

@@ -1,0 +1,187 @@
+//! Sees every fact on its way into the journal.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use mooncake_wire::events::mooncake::SegmentChange;
+use mooncake_wire::types::Uuid;
+use moongate_kvcore::{Fact, Master, RemoveCause, StoreCause, UnmountCause};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::events::Queue;
+use crate::journal::Journal;
+
+/// Upper bounds of the buckets of [`ValueSizes`], in bytes; one more bucket has no bound.
+pub const SIZE_BOUNDS: [u64; 7] = [4096, 65_536, 262_144, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+
+/// Nodes whose expiry waits to be told.
+const EXPIRED: usize = 65_536;
+
+/// How large the objects were that were written.
+#[derive(Debug, Default)]
+pub struct ValueSizes {
+    buckets: [AtomicU64; SIZE_BOUNDS.len() + 1],
+    sum: AtomicU64,
+}
+
+impl ValueSizes {
+    fn add(&self, size: u64) {
+        let at = SIZE_BOUNDS.partition_point(|bound| *bound < size);
+        if let Some(bucket) = self.buckets.get(at) {
+            bucket.fetch_add(1, Relaxed);
+        }
+        self.sum.fetch_add(size, Relaxed);
+    }
+
+    /// Objects by size, and bytes of all of them.
+    pub fn read(&self) -> ([u64; SIZE_BOUNDS.len() + 1], u64) {
+        (std::array::from_fn(|at| self.buckets[at].load(Relaxed)), self.sum.load(Relaxed))
+    }
+}
+
+/// A segment's name and whose it is.
+#[derive(Debug)]
+struct Known {
+    name: Arc<str>,
+    client: Uuid,
+}
+
+/// Sees facts, and remembers or passes on what others want to know of them.
+#[derive(Debug)]
+pub struct Observer {
+    /// How large the objects were that were written.
+    pub sizes: ValueSizes,
+    segments: Mutex<HashMap<Uuid, Known>>,
+    events: Option<Arc<Queue>>,
+    expired: Option<mpsc::Sender<Arc<str>>>,
+}
+
+impl Observer {
+    /// One that passes what can be published on to `events`.
+    pub fn new(events: Option<Arc<Queue>>) -> Self {
+        Self { sizes: ValueSizes::default(), segments: Mutex::default(), events, expired: None }
+    }
+
+    /// From now on tells the names of segments whose client was silent for too long.
+    pub fn tell_expired(&mut self) -> mpsc::Receiver<Arc<str>> {
+        let (sender, receiver) = mpsc::channel(EXPIRED);
+        self.expired = Some(sender);
+        receiver
+    }
+
+    /// Learns which segments there are, where no fact told it.
+    pub(crate) fn learn(&self, master: &Master) {
+        let mut segments = self.segments.lock();
+        for it in master.segments_detail().segments {
+            segments.insert(it.segment_id, Known { name: it.segment_name.into(), client: it.client_id });
+        }
+    }
+
+    /// Takes note of a fact. Quick: the part of the state that it is about is locked.
+    pub fn see(&self, fact: &Fact<'_>) {
+        match fact {
+            Fact::Stored { object, cause } => {
+                if *cause == StoreCause::Written {
+                    self.sizes.add(object.size);
+                    self.publish(|events| events.stored(&object.tenant, &object.key));
+                }
+            }
+            // Nobody could read what was never written to its end.
+            Fact::Removed { cause: RemoveCause::Revoked | RemoveCause::Unended, .. } => {}
+            Fact::Removed { tenant, key, .. } => self.publish(|events| events.removed(tenant, key)),
+            Fact::SegmentMounted { segment, client, .. } => {
+                let name: Arc<str> = Arc::from(&*segment.name);
+                let known = Known { name: Arc::clone(&name), client: *client };
+                let change = match self.segments.lock().insert(segment.id, known) {
+                    None => SegmentChange::Mounted,
+                    Some(_) => SegmentChange::Back,
+                };
+                self.publish(|events| events.segment(name, change));
+            }
+            Fact::SegmentUnmounted { segment, cause } => self.unmounted(*segment, *cause),
+            Fact::ClientSilent { client, .. } => self.all_of(*client, SegmentChange::Silent),
+            Fact::SegmentStatus { .. }
+            | Fact::ClientBack { .. }
+            | Fact::ClientGone { .. }
+            | Fact::Started(_)
+            | Fact::Held { .. }
+            | Fact::Released { .. }
+            | Fact::TenantQuota { .. } => {}
+        }
+    }
+
+    fn publish(&self, publish: impl FnOnce(&Queue)) {
+        if let Some(events) = &self.events {
+            publish(events);
+        }
+    }
+
+    fn unmounted(&self, segment: Uuid, cause: UnmountCause) {
+        let Some(Known { name, .. }) = self.segments.lock().remove(&segment) else { return };
+        if cause == UnmountCause::ClientExpired
+            && let Some(expired) = &self.expired
+            && expired.try_send(Arc::clone(&name)).is_err()
+        {
+            tracing::warn!(%name, "a node has gone, and too many others have: its metadata stays");
+        }
+        self.publish(|events| events.segment(name, SegmentChange::Lost));
+    }
+
+    fn all_of(&self, client: Uuid, change: SegmentChange) {
+        let segments = self.segments.lock();
+        for known in segments.values().filter(|it| it.client == client) {
+            self.publish(|events| events.segment(Arc::clone(&known.name), change));
+        }
+    }
+}
+
+/// A journal whose facts are seen.
+pub struct Observed {
+    journal: Arc<dyn Journal>,
+    observer: Arc<Observer>,
+}
+
+impl Observed {
+    /// The same journal, seen by `observer`.
+    pub fn new(journal: Arc<dyn Journal>, observer: Arc<Observer>) -> Self {
+        Self { journal, observer }
+    }
+}
+
+impl Journal for Observed {
+    fn append(&self, fact: &[u8]) -> u64 {
+        self.journal.append(fact)
+    }
+
+    fn told(&self, fact: &Fact<'_>, encoded: &[u8]) -> u64 {
+        self.observer.see(fact);
+        self.journal.told(fact, encoded)
+    }
+
+    fn commit(&self, number: u64) -> io::Result<()> {
+        self.journal.commit(number)
+    }
+
+    fn may_answer(&self) -> io::Result<()> {
+        self.journal.may_answer()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_in_the_bucket_that_ends_with_it() {
+        let sizes = ValueSizes::default();
+        for size in [1, 4096, 4097, 64 << 20, (64 << 20) + 1] {
+            sizes.add(size);
+        }
+        let (buckets, sum) = sizes.read();
+        assert_eq!(buckets, [2, 1, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(sum, 1 + 4096 + 4097 + (128 << 20) + 1);
+    }
+}

@@ -1,0 +1,213 @@
+//! The HTTP faces of this master beside those of Mooncake's own, and Mooncake's clients on them.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod caller;
+#[path = "../../tests/store/world.rs"]
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use caller::Connection;
+use mooncake_wire::types::Uuid;
+use moongate_master::journal::MemoryJournal;
+use moongate_master::{
+    EventsFace, FaceAddresses, Faces, FacesOptions, MetadataFace, Server, ServerOptions, Standing, rpc,
+};
+use moongate_runtime::Supervisor;
+use serde_json::Value;
+use world::{NEWEST, RealMaster, RealNode};
+
+const CLIENT: Uuid = Uuid { first: 11, second: 22 };
+
+struct Ours {
+    rpc: String,
+    faces: FaceAddresses,
+    server: Arc<Server>,
+    _supervisor: Supervisor,
+}
+
+async fn ours(metadata: Option<MetadataFace>) -> Ours {
+    let nowhere: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let events =
+        EventsFace { bind: "tcp://127.0.0.1:*".to_owned(), replay: None, backend: String::new(), queue: 100 };
+    let faces = Faces::new(FacesOptions { admin: nowhere, metadata, events: Some(events) });
+    let journal = faces.observe(Arc::new(MemoryJournal::new(1 << 20)));
+    let server = Arc::new(Server::new(ServerOptions { threads: 2, ..ServerOptions::default() }, journal));
+    let supervisor = Supervisor::new();
+    let rpc = rpc::serve(&server, nowhere, 2, &supervisor).unwrap().address().to_string();
+    let faces = faces.start(&server, &supervisor).await.unwrap();
+    server.standing.store(Arc::new(Standing::alone()));
+    moongate_master::ticker::start(&server, &supervisor);
+    Ours { rpc, faces, server, _supervisor: supervisor }
+}
+
+fn client() -> reqwest::Client {
+    reqwest::Client::builder().no_proxy().build().unwrap()
+}
+
+/// Status, type and body, without what each master makes up.
+async fn answer(method: &str, url: &str, body: &str) -> (u16, String, String) {
+    let method = method.parse().unwrap();
+    let answer = client().request(method, url).body(body.to_owned()).send().await.unwrap();
+    let status = answer.status().as_u16();
+    let content_type = answer.headers().get("content-type").map(|it| it.to_str().unwrap().to_owned());
+    let body = answer.text().await.unwrap();
+    let body = match serde_json::from_str(&body) {
+        Ok(mut json) => {
+            hide(&mut json);
+            json.to_string()
+        }
+        Err(_) => {
+            let mut lines: Vec<&str> = body.lines().filter(|line| !line.starts_with("Used(bytes)")).collect();
+            lines.sort_unstable();
+            lines.join("\n")
+        }
+    };
+    (status, content_type.unwrap_or_default(), body)
+}
+
+fn hide(json: &mut Value) {
+    match json {
+        Value::Array(values) => values.iter_mut().for_each(hide),
+        Value::Object(members) => {
+            for (name, value) in members {
+                match name.as_str() {
+                    // Ours counts space as it was rounded, and gives it from the other end.
+                    "buffer_address_"
+                    | "allocator_used_bytes"
+                    | "allocator_usage_percent"
+                    | "job_id"
+                    | "created_at_ms_epoch"
+                    | "last_updated_at_ms_epoch"
+                    | "message" => *value = Value::Null,
+                    // What is wrong with a body that is no JSON.
+                    "error_message" if value.as_str().is_some_and(|it| it.starts_with("Invalid JSON")) => {
+                        *value = Value::Null;
+                    }
+                    _ => hide(value),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+const REQUESTS: &[(&str, &str, &str)] = &[
+    ("GET", "/health", ""),
+    ("GET", "/role", ""),
+    ("GET", "/ha_status", ""),
+    ("GET", "/leader", ""),
+    ("GET", "/health/", ""),
+    ("POST", "/health", ""),
+    ("OPTIONS", "/health", ""),
+    ("GET", "/query_key", ""),
+    ("GET", "/query_key?key=", ""),
+    ("GET", "/query_key?key=whole", ""),
+    ("GET", "/query_key?key=half", ""),
+    ("GET", "/query_key?x=1&key=whole", ""),
+    ("GET", "/query_key?key=none&key=whole", ""),
+    ("GET", "/query_key?key=a%20b", ""),
+    ("GET", "/batch_query_keys?keys=whole,half,none,,", ""),
+    ("GET", "/batch_query_keys?keys=a%20b,a+b,a%2Bb,%2C", ""),
+    ("GET", "/batch_query_keys?keys=", ""),
+    ("GET", "/get_all_keys", ""),
+    ("GET", "/get_all_segments", ""),
+    ("GET", "/get_segments_detail", ""),
+    ("GET", "/query_segment", ""),
+    ("GET", "/query_segment?segment=127.0.0.1:12345", ""),
+    ("GET", "/query_segment?segment=127.0.0.1%3A12345", ""),
+    ("GET", "/api/v1/segments/status?segment=127.0.0.1%3A12345", ""),
+    ("GET", "/api/v1/segments/status?segment=none", ""),
+    ("GET", "/api/v1/segments/status?segment=", ""),
+    ("GET", "/api/v1/tenant_quotas", ""),
+    ("GET", "/api/v1/tenant_quotas?tenant_id=t", ""),
+    ("PUT", "/api/v1/tenant_quotas", "{}"),
+    ("PUT", "/api/v1/tenant_quotas?tenant_id=t", "{"),
+    ("PUT", "/api/v1/tenant_quotas?tenant_id=t", "{\"requested_quota_bytes\":0}"),
+    ("DELETE", "/api/v1/tenant_quotas", ""),
+    ("DELETE", "/api/v1/tenant_quotas?tenant_id=t", ""),
+    ("POST", "/api/v1/drain_jobs", ""),
+    ("POST", "/api/v1/drain_jobs", "{}"),
+    ("POST", "/api/v1/drain_jobs", "{\"segments\":[\"none\"]}"),
+    (
+        "POST",
+        "/api/v1/drain_jobs",
+        "{\"segments\":[\"127.0.0.1:12345\"],\"target_segments\":[\"127.0.0.1:12345\"]}",
+    ),
+    ("GET", "/api/v1/drain_jobs", ""),
+    ("GET", "/api/v1/drain_jobs/query?job_id=x", ""),
+    ("GET", "/api/v1/drain_jobs/query?job_id=1-2", ""),
+    ("POST", "/api/v1/drain_jobs/cancel", ""),
+    ("POST", "/api/v1/drain_jobs/cancel?job_id=1-2", ""),
+    ("POST", "/api/v1/remove_all?tenant_id=t", ""),
+    ("POST", "/api/v1/remove_all?force=maybe", ""),
+    ("POST", "/api/v1/remove_all?force=1&tenant_id=default", ""),
+    ("GET", "/get_all_keys", ""),
+    ("POST", "/api/v1/drain_jobs", "{\"segments\":[\"127.0.0.1:12345\"],\"extra\":1}"),
+    ("GET", "/api/v1/segments/status?segment=127.0.0.1:12345", ""),
+];
+
+#[tokio::test]
+async fn requests_are_answered_alike() {
+    let real = RealMaster::start(NEWEST).await;
+    let ours = ours(None).await;
+    let admin = ours.faces.admin.to_string();
+    for rpc in [&real.rpc, &ours.rpc] {
+        let mut connection = Connection::at(rpc).await;
+        connection.mount(CLIENT, 64 << 20).await;
+        for (key, size) in [("whole", 32 << 20), ("a b", 100), ("a+b", 1)] {
+            connection.put(CLIENT, key, size).await;
+        }
+        connection.begin(CLIENT, "half", 1000).await;
+        // The connection stays open in the background, as a node's does.
+        std::mem::forget(connection);
+    }
+    let mut differ = Vec::new();
+    for (method, path, body) in REQUESTS {
+        let expected = answer(method, &format!("http://{}{path}", real.admin), body).await;
+        let found = answer(method, &format!("http://{admin}{path}"), body).await;
+        if expected != found {
+            differ.push(format!("{method} {path} {body}\n  {expected:?}\n  {found:?}"));
+        }
+    }
+    assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));
+}
+
+#[tokio::test]
+async fn clients_find_each_other_by_metadata() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let face = MetadataFace { address, folder: Some(folder.path().join("metadata")), cleanup: true };
+    let ours = ours(Some(face)).await;
+    let url = format!("http://{}/metadata", ours.faces.metadata.unwrap());
+    let mut store = RealNode::start_of(NEWEST, &ours.rpc, &url, 32).await;
+    let mut reader = RealNode::start_of(NEWEST, &ours.rpc, &url, 0).await;
+    store.put("key", 70_000).await;
+    assert_eq!(reader.get("key").await, 70_000);
+    let name = ours.server.master.segments_detail().segments[0].segment_name.clone();
+    let entry = format!("{url}?key=mooncake%2Fram%2F{}", name.replace(':', "%3A"));
+    let descriptor: BTreeMap<String, Value> =
+        client().get(&entry).send().await.unwrap().json().await.unwrap();
+    assert!(descriptor.contains_key("protocol"), "{descriptor:?}");
+    let plain = format!("{url}?key=mooncake/ram/{name}");
+    assert_eq!(client().get(&plain).send().await.unwrap().status(), 200);
+    store.close().await;
+    reader.close().await;
+    assert_eq!(client().get(&entry).send().await.unwrap().status(), 404);
+}
+
+#[tokio::test]
+async fn a_long_list_of_keys_is_answered() {
+    let ours = ours(None).await;
+    let mut connection = Connection::at(&ours.rpc).await;
+    connection.mount(CLIENT, 64 << 20).await;
+    let keys: Vec<String> = (0..900).map(|number| format!("{number:064x}_0_k")).collect();
+    for key in &keys {
+        connection.put(CLIENT, key, 1).await;
+    }
+    let url = format!("http://{}/batch_query_keys?keys={}", ours.faces.admin, keys.join(","));
+    let answer: Value = client().get(url).send().await.unwrap().json().await.unwrap();
+    let data = answer["data"].as_object().unwrap();
+    assert_eq!((data.len(), data.values().filter(|it| it["ok"] == true).count()), (900, 900));
+}

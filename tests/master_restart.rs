@@ -1,0 +1,203 @@
+//! `moongate master --data_dir` is killed under load again and again: what it answered for is there afterwards, where its bytes are.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use mooncake_wire::ErrorCode;
+use mooncake_wire::rpc::{
+    GetReplicaList, KeyArguments, PutEnd, PutEndArguments, PutStart, PutStartArguments, ReMountSegment,
+    RemountArguments, Remove, RemoveArguments,
+};
+use mooncake_wire::types::{
+    DEFAULT_TENANT, ObjectMeta, Replica, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, Uuid,
+};
+use moongate_kvstore::Retry;
+use moongate_kvstore::rpc::{Master, Options};
+use moongate_runtime::Supervisor;
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use world::PATIENCE;
+use world::binary::Binary;
+
+const CLIENT: Uuid = Uuid { first: 1, second: 1 };
+const WRITERS: u64 = 4;
+
+/// What the writers know.
+#[derive(Default)]
+struct Known {
+    next: AtomicU64,
+    /// The key whose bytes lie at an address, and how many.
+    memory: Mutex<BTreeMap<u64, (u64, String)>>,
+    /// Keys whose put was answered for and that nobody has begun to remove.
+    stored: Mutex<BTreeSet<String>>,
+    /// Keys whose removal was answered for.
+    removed: Mutex<BTreeSet<String>>,
+}
+
+impl Known {
+    /// Whoever is given space writes to it at once.
+    fn write(&self, key: &str, replicas: &[Replica<String>]) {
+        let mut memory = self.memory.lock();
+        for replica in replicas {
+            let (address, size) = place(replica);
+            let below: Vec<u64> = memory.range(..address + size).rev().take(2).map(|(at, _)| *at).collect();
+            for at in below {
+                if at + memory[&at].0 > address {
+                    memory.remove(&at);
+                }
+            }
+            memory.insert(address, (size, key.to_owned()));
+        }
+    }
+}
+
+fn place(replica: &Replica<String>) -> (u64, u64) {
+    match &replica.medium {
+        ReplicaMedium::Memory(buffer) => (buffer.address, buffer.size),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn segment() -> Segment<String> {
+    Segment {
+        id: Uuid { first: 5, second: 5 },
+        name: "node".to_owned(),
+        base: 1 << 40,
+        size: 8 << 30,
+        te_endpoint: "node".to_owned(),
+        protocol: "tcp".to_owned(),
+        host_id: String::new(),
+    }
+}
+
+fn start(port: u16, folder: &Path) -> Binary {
+    let (port, folder) = (format!("--rpc_port={port}"), format!("--data_dir={}", folder.display()));
+    Binary::start(&[
+        "master",
+        &port,
+        "--rpc_address=127.0.0.1",
+        "--metrics_port=0",
+        "--metrics_host=127.0.0.1",
+        &folder,
+    ])
+}
+
+fn caller(port: u16, supervisor: &Supervisor) -> Master {
+    let retry = Retry { first: Duration::from_millis(5), longest: Duration::from_millis(20) };
+    let options = Options { connections: 1, time_limit: PATIENCE, retry, ..Options::default() };
+    Master::new(&format!("127.0.0.1:{port}"), options, supervisor)
+}
+
+/// Mounts the node's memory, as its client does when it is told to. Waits until the master is there.
+async fn mounted(master: &Master) {
+    let arguments = RemountArguments { segments: vec![segment()], client_id: CLIENT };
+    let mount = async {
+        while master.call::<ReMountSegment, String>(&arguments).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, mount).await.unwrap();
+}
+
+/// Puts, and sometimes removes, until the master does not answer any more.
+async fn write(master: Master, known: Arc<Known>) {
+    let tenant = DEFAULT_TENANT.to_owned();
+    loop {
+        let number = known.next.fetch_add(1, Relaxed);
+        let key = format!("{number:064x}_0_k");
+        let begin = PutStartArguments {
+            client_id: CLIENT,
+            key: key.clone(),
+            size: 1 + number * 37 % 5000,
+            config: ReplicateConfig::default(),
+            tenant: tenant.clone(),
+        };
+        let Ok(replicas) = master.call::<PutStart, String>(&begin).await else { return };
+        known.write(&key, &replicas.unwrap());
+        if number % 7 == 0 {
+            // Some are never ended.
+            continue;
+        }
+        let end = PutEndArguments {
+            client_id: CLIENT,
+            object: ObjectMeta { key: key.clone(), object_checksum: Some(number) },
+            replica_type: ReplicaType::ALL,
+            tenant: tenant.clone(),
+        };
+        let Ok(ended) = master.call::<PutEnd, String>(&end).await else { return };
+        ended.unwrap();
+        known.stored.lock().insert(key.clone());
+        if number % 5 == 0 {
+            known.stored.lock().remove(&key);
+            let remove = RemoveArguments { key: key.clone(), force: true, tenant: tenant.clone() };
+            let Ok(removed) = master.call::<Remove, String>(&remove).await else { return };
+            removed.unwrap();
+            known.removed.lock().insert(key);
+        }
+    }
+}
+
+async fn check(master: &Master, known: &Known) {
+    let ask = async |key: &String| {
+        let arguments = KeyArguments { key: key.clone(), tenant: DEFAULT_TENANT.to_owned() };
+        master.call::<GetReplicaList, String>(&arguments).await.unwrap()
+    };
+    let (stored, removed) = (known.stored.lock().clone(), known.removed.lock().clone());
+    for key in &stored {
+        let list = ask(key).await.unwrap_or_else(|code| panic!("{key} is lost: {code}"));
+        let number = u64::from_str_radix(&key[..64], 16).unwrap();
+        assert_eq!(list.object_checksum, Some(number));
+        for replica in &list.replicas {
+            let (address, size) = place(replica);
+            assert_eq!(known.memory.lock().get(&address), Some(&(size, key.clone())));
+        }
+    }
+    for key in &removed {
+        assert_eq!(ask(key).await.unwrap_err(), ErrorCode::OBJECT_NOT_FOUND, "{key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_master_forgets_nothing() {
+    let folder = TempDir::new().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let known = Arc::new(Known::default());
+    let (mut before, mut supervisor) = (0, Supervisor::new());
+    for round in 0..21_u64 {
+        let master = start(port, folder.path());
+        let caller = caller(port, &supervisor);
+        mounted(&caller).await;
+        check(&caller, &known).await;
+        let writers = join_all((0..WRITERS).map(|_| write(caller.clone(), known.clone())));
+        let kill = async {
+            tokio::time::sleep(Duration::from_millis(40 + round * 13 % 90)).await;
+            master.signal("KILL").await;
+        };
+        tokio::join!(writers, kill);
+        let stored = known.stored.lock().len();
+        assert!(stored > before, "nothing was written in round {round}");
+        before = stored;
+        master.ended().await;
+        supervisor = Supervisor::new();
+    }
+    let master = start(port, folder.path());
+    let last = caller(port, &supervisor);
+    mounted(&last).await;
+    check(&last, &known).await;
+    master.signal("TERM").await;
+    let ended = master.ended().await;
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.stderr);
+    let master = start(port, folder.path());
+    mounted(&last).await;
+    check(&last, &known).await;
+    drop(master);
+}
