@@ -27,6 +27,11 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
     writer.write(300).await;
     for _ in 0..2 {
         let leader = cluster.leader().await;
+        for master in 0..3 {
+            let expected = if master == leader { ("leader", 200) } else { ("standby", 503) };
+            let (role, status) = cluster.says(master).await;
+            assert_eq!((role.as_str(), status), expected);
+        }
         cluster.kill(leader).await;
         let gap = writer.write(300).await;
         eprintln!("killed a leader: clients went on after {gap:?}");

@@ -107,6 +107,8 @@ pub(crate) struct Cluster {
     etcds: Vec<Child>,
     /// Of etcd's nodes, `HOST:PORT`.
     clients: Vec<String>,
+    /// Ports of the masters' administration.
+    admin: Vec<u16>,
     http: reqwest::Client,
     folder: TempDir,
     network: Network,
@@ -125,7 +127,11 @@ impl Cluster {
         let etcds = etcds.map(|(at, (client, peer))| etcd(folder.path(), at, client, peer, &all.join(",")));
         let etcds = etcds.collect();
         let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
-        let mut cluster = Self { masters: Vec::new(), etcds, clients, http, folder, network };
+        let mut admin = Vec::new();
+        for _ in 0..MASTERS {
+            admin.push(free_port().await);
+        }
+        let mut cluster = Self { masters: Vec::new(), etcds, clients, admin, http, folder, network };
         cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
         for master in 0..MASTERS {
             cluster.masters.push(None);
@@ -150,11 +156,12 @@ impl Cluster {
         };
         let line = format!(
             "{}{} master --enable_ha=true --ha_backend_type=etcd --rpc_address={host} --rpc_port={port} \
-             --ha_replication_port={replication} --ha_backend_connstring={} --metrics_host=127.0.0.1 --metrics_port=0 \
+             --ha_replication_port={replication} --ha_backend_connstring={} --metrics_host=127.0.0.1 --metrics_port={} \
              --enable_metric_reporting=false",
             self.network.inside(master).unwrap_or_default(),
             env!("CARGO_BIN_EXE_moongate"),
             self.endpoints(),
+            self.admin[master],
         );
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().unwrap());
@@ -200,6 +207,13 @@ impl Cluster {
     pub(crate) async fn heal(&self, master: usize) {
         let inside = self.network.inside(master).unwrap();
         assert!(run(&format!("{inside}ip route flush type blackhole")).await);
+    }
+
+    /// What a master on loopback says of itself, and the status of a question about data.
+    pub(crate) async fn says(&self, master: usize) -> (String, u16) {
+        let url = |path| format!("http://127.0.0.1:{}/{path}", self.admin[master]);
+        let role = self.http.get(url("role")).send().await.unwrap().text().await.unwrap();
+        (role, self.http.get(url("get_all_keys")).send().await.unwrap().status().as_u16())
     }
 
     /// The value of a key, empty if it is not there. Nothing if etcd does not answer.

@@ -54,7 +54,6 @@ impl Master {
             Fact::SegmentUnmounted { segment, cause } => {
                 let _registry = self.registry.lock();
                 self.lose(*segment, *cause, 0, &mut ());
-                self.tenants.scale(self.capacity());
             }
             Fact::ClientSilent { client, at_ms } => {
                 let seen = Client { last_seen_ms: *at_ms, silent: false };

@@ -139,7 +139,6 @@ impl Master {
         let _registry = self.registry.lock();
         let Some(mounted) = self.own_segment(segment, client)? else { return Ok(()) };
         self.lose(mounted.info.id, UnmountCause::Unmounted, now_ms, fx);
-        self.tenants.scale(self.capacity());
         Ok(())
     }
 
@@ -198,6 +197,7 @@ impl Master {
         }
         let segments: &Segments = &self.segments.load();
         self.segments.store(Arc::new(segments.with(at, None)));
+        self.tenants.scale(self.capacity());
     }
 }
 

@@ -18,20 +18,20 @@ pub(crate) struct Mounted {
     pub(crate) info: Segment<Arc<str>>,
     pub(crate) client: Uuid,
     pub(crate) mounted_at_ms: u64,
-    status: AtomicI32,
     /// Whether its client is not heard of.
     silent: AtomicBool,
-    /// When it will be unmounted; 0 if that is not settled.
-    unmount_at_ms: AtomicU64,
     memory: Arc<Memory>,
 }
 
-/// The space of a segment: it stays the same when another client lends it.
+/// What stays the same when a segment is mounted again.
 #[derive(Debug)]
 struct Memory {
     allocator: Mutex<Allocator>,
     /// What the allocator says, for looking without its lock.
     used: AtomicU64,
+    status: AtomicI32,
+    /// When it will be unmounted; 0 if that is not settled.
+    unmount_at_ms: AtomicU64,
 }
 
 impl Mounted {
@@ -41,10 +41,13 @@ impl Mounted {
             info,
             client,
             mounted_at_ms: now_ms,
-            status: AtomicI32::new(SegmentStatus::OK.0),
             silent: AtomicBool::new(false),
-            unmount_at_ms: AtomicU64::new(0),
-            memory: Arc::new(Memory { allocator, used: AtomicU64::new(0) }),
+            memory: Arc::new(Memory {
+                allocator,
+                used: AtomicU64::new(0),
+                status: AtomicI32::new(SegmentStatus::OK.0),
+                unmount_at_ms: AtomicU64::new(0),
+            }),
         }
     }
 
@@ -54,24 +57,22 @@ impl Mounted {
             info,
             client,
             mounted_at_ms: self.mounted_at_ms,
-            status: AtomicI32::new(self.status().0),
             silent: AtomicBool::new(false),
-            unmount_at_ms: AtomicU64::new(self.unmount_at_ms.load(Relaxed)),
             memory: Arc::clone(&self.memory),
         }
     }
 
     pub(crate) fn status(&self) -> SegmentStatus {
-        SegmentStatus(self.status.load(Relaxed))
+        SegmentStatus(self.memory.status.load(Relaxed))
     }
 
     pub(crate) fn set_status(&self, status: SegmentStatus, unmount_at_ms: Option<u64>) {
-        self.unmount_at_ms.store(unmount_at_ms.unwrap_or(0), Relaxed);
-        self.status.store(status.0, Relaxed);
+        self.memory.unmount_at_ms.store(unmount_at_ms.unwrap_or(0), Relaxed);
+        self.memory.status.store(status.0, Relaxed);
     }
 
     pub(crate) fn unmount_at_ms(&self) -> Option<u64> {
-        Some(self.unmount_at_ms.load(Relaxed)).filter(|at| *at > 0)
+        Some(self.memory.unmount_at_ms.load(Relaxed)).filter(|at| *at > 0)
     }
 
     pub(crate) fn set_silent(&self, silent: bool) {

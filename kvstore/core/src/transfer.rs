@@ -25,8 +25,8 @@ pub struct Work<'a> {
 pub type DynamicPlan = (Uuid, u64);
 
 impl Master {
-    /// Takes space for copies of an object on the named segments, except on those that have one. `plan` is that of a
-    /// copy that the master made up.
+    /// Takes space for copies of an object on the named segments, except on those that have one. Nothing is evicted for
+    /// a copy. `plan` is that of a copy that the master made up.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`, `OBJECT_HAS_REPLICATION_TASK`, `REPLICA_NOT_FOUND` if it is not on

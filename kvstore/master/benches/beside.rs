@@ -49,7 +49,7 @@ fn serve(flags: &[String]) {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(
         async {
             let supervisor = Supervisor::new();
-            let _running = moongate_master::start(*options, &supervisor).unwrap();
+            let _running = moongate_master::start(*options, &supervisor).await.unwrap();
             std::future::pending::<()>().await;
         },
     );

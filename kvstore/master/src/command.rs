@@ -59,7 +59,7 @@ pub(crate) fn faces(
         let queue = it.queue.unwrap_or(MOST_EVENTS);
         Some(EventsFace { bind: it.bind, replay: it.replay, backend: it.backend_id, queue })
     });
-    FacesOptions { admin, metadata, events }
+    FacesOptions { admin, metadata, events, quotas: None }
 }
 
 /// Starts a master. It stops with the supervisor; after that, [`RunningMaster::finish`].
@@ -68,7 +68,9 @@ pub(crate) fn faces(
 /// [`StartError`].
 pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, StartError> {
     let MasterOptions { server, rpc, report, data, journal_bytes, unused, missing, .. } = options;
-    let faces = Faces::new(faces(options.metrics, options.metadata, options.events));
+    let quotas = options.quotas.filter(|_| server.core.multi_tenant).map(Into::into);
+    let faces = faces(options.metrics, options.metadata, options.events);
+    let faces = Faces::new(FacesOptions { quotas, ..faces });
     if !unused.is_empty() {
         tracing::debug!(flags = unused.join(" "), "these change nothing here");
     }

@@ -1,10 +1,11 @@
 //! What is served beside RPCs: administration and metrics, transfer metadata, KV events.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::Router;
+use mooncake_wire::ErrorCode;
 use moongate_runtime::{BindError, ListenerLimits, Supervisor};
 use moongate_zmtp::EndpointError;
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ use crate::http::{Admin, admin_router};
 use crate::journal::Journal;
 use crate::metadata::{Metadata, MetadataError, metadata_router};
 use crate::observe::{Observed, Observer};
+use crate::quotas::{QuotaFile, QuotaFileError};
 use crate::server::Server;
 use crate::summary::Summary;
 
@@ -32,6 +34,8 @@ pub struct FacesOptions {
     pub metadata: Option<MetadataFace>,
     /// KV events, if they are to be published.
     pub events: Option<EventsFace>,
+    /// The file that tenants' quotas are kept in, if there is one.
+    pub quotas: Option<PathBuf>,
 }
 
 /// How transfer metadata is served.
@@ -73,6 +77,12 @@ pub enum FaceError {
     /// The metadata's folder cannot be used.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
+    /// The file of tenants' quotas cannot be used.
+    #[error(transparent)]
+    Quotas(#[from] QuotaFileError),
+    /// A quota cannot be set.
+    #[error("the quota of tenant {0:?} cannot be set: {1}")]
+    Quota(String, ErrorCode),
 }
 
 /// What has to be there before the server: it sees all that happens from the first fact on.
@@ -135,8 +145,9 @@ impl Faces {
             .as_ref()
             .map(|it| it.local_addresses())
             .map_or((None, None), |(at, replay)| (Some(at), replay));
+        let quotas = options.quotas.map(|path| set_quotas(server, &path)).transpose()?;
         let summary = Mutex::new(Summary::new(server));
-        let admin = Arc::new(Admin { server: Arc::clone(server), observer, events, summary });
+        let admin = Arc::new(Admin { server: Arc::clone(server), observer, events, quotas, summary });
         let admin = serve(options.admin, admin_router(admin), supervisor)?;
         tracing::info!(%admin, "serving administration and metrics");
         Ok(FaceAddresses { admin, metadata, events: events_at, replay })
@@ -149,6 +160,21 @@ fn serve(address: SocketAddr, router: Router, supervisor: &Supervisor) -> Result
     let limits = ListenerLimits { header_bytes: HEADER_BYTES, ..ListenerLimits::default() };
     moongate_runtime::serve(listener, router, limits, supervisor.token(), supervisor);
     Ok(local)
+}
+
+/// Sets the quotas that a file tells.
+fn set_quotas(server: &Server, path: &Path) -> Result<QuotaFile, FaceError> {
+    let (file, quotas) = QuotaFile::read(path)?;
+    let mut recorder = server.recorder();
+    for (tenant, bytes) in quotas {
+        let set = server.master.set_quota(&tenant, bytes, &mut recorder);
+        set.map_err(|code| FaceError::Quota(tenant, code))?;
+    }
+    // A journal that cannot be written shows with the first call. The file tells the same at the next start.
+    if let Err(error) = recorder.commit() {
+        tracing::error!(%error, "the journal cannot be written");
+    }
+    Ok(file)
 }
 
 async fn publish(

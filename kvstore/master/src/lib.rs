@@ -26,6 +26,7 @@ pub mod metadata;
 mod metrics;
 pub mod observe;
 mod presence;
+pub mod quotas;
 mod releases;
 pub mod rpc;
 mod server;

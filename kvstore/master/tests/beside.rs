@@ -1,5 +1,5 @@
 //! The HTTP faces of this master beside those of Mooncake's own, and Mooncake's clients on them.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
 #[path = "../../tests/store/world.rs"]
@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use caller::Connection;
 use mooncake_wire::types::Uuid;
+use moongate_kvcore::Settings;
 use moongate_master::journal::MemoryJournal;
 use moongate_master::{
     EventsFace, FaceAddresses, Faces, FacesOptions, MetadataFace, Server, ServerOptions, Standing, rpc,
@@ -28,12 +29,17 @@ struct Ours {
 }
 
 async fn ours(metadata: Option<MetadataFace>) -> Ours {
+    ours_with(metadata, Settings::default()).await
+}
+
+async fn ours_with(metadata: Option<MetadataFace>, core: Settings) -> Ours {
     let nowhere: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
     let events =
         EventsFace { bind: "tcp://127.0.0.1:*".to_owned(), replay: None, backend: String::new(), queue: 100 };
-    let faces = Faces::new(FacesOptions { admin: nowhere, metadata, events: Some(events) });
+    let faces = Faces::new(FacesOptions { admin: nowhere, metadata, events: Some(events), quotas: None });
     let journal = faces.observe(Arc::new(MemoryJournal::new(1 << 20)));
-    let server = Arc::new(Server::new(ServerOptions { threads: 2, ..ServerOptions::default() }, journal));
+    let server =
+        Arc::new(Server::new(ServerOptions { core, threads: 2, ..ServerOptions::default() }, journal));
     let supervisor = Supervisor::new();
     let rpc = rpc::serve(&server, nowhere, 2, &supervisor).unwrap().address().to_string();
     let faces = faces.start(&server, &supervisor).await.unwrap();
@@ -195,6 +201,28 @@ async fn clients_find_each_other_by_metadata() {
     store.close().await;
     reader.close().await;
     assert_eq!(client().get(&entry).send().await.unwrap().status(), 404);
+}
+
+#[tokio::test]
+async fn the_metadata_of_a_node_that_is_gone_goes_too() {
+    let face = MetadataFace { address: "127.0.0.1:0".parse().unwrap(), folder: None, cleanup: true };
+    let core = Settings { client_ttl_ms: 50, client_grace_ms: 50, ..Settings::default() };
+    let ours = ours_with(Some(face), core).await;
+    let url =
+        |name: &str| format!("http://{}/metadata?key=mooncake%2Fram%2F{name}", ours.faces.metadata.unwrap());
+    let (gone, other) = (url("127.0.0.1%3A12345"), url("127.0.0.1%3A12346"));
+    for url in [&gone, &other] {
+        assert_eq!(answer("PUT", url, "{}").await.0, 200);
+    }
+    // Its only connection ends at once, and no heartbeat comes.
+    Connection::at(&ours.rpc).await.mount(CLIENT, 64 << 20).await;
+    let is_gone = async {
+        while answer("GET", &gone, "").await.0 != 404 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(caller::LIMIT, is_gone).await.unwrap();
+    assert_eq!(answer("GET", &other, "").await.0, 200);
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 //! What comes over the RPC port, well-formed and not.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
 
@@ -29,7 +29,7 @@ fn raw(function_id: u32, sequence: u32, body: &[u8]) -> BytesMut {
 
 #[tokio::test]
 async fn requests_may_be_pipelined_and_come_in_pieces() {
-    let master = started().await;
+    let master = started();
     let mut connection = Connection::to(&master).await;
     let mut requests = BytesMut::new();
     for sequence in 0..1000 {
@@ -50,7 +50,7 @@ async fn requests_may_be_pipelined_and_come_in_pieces() {
 
 #[tokio::test]
 async fn faults_leave_the_connection_usable() {
-    let master = started().await;
+    let master = started();
     let mut connection = Connection::to(&master).await;
     let exist = Method::ExistKey.function_id();
     for (request, expected) in [
@@ -79,7 +79,7 @@ async fn faults_leave_the_connection_usable() {
 
 #[tokio::test]
 async fn who_speaks_something_else_is_left_without_an_answer() {
-    let master = started().await;
+    let master = started();
     for start in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x15, 1, 0, 0], &[0x15, 0, 1, 0]] {
         let mut connection = Connection::to(&master).await;
         // What came before is answered.
@@ -94,7 +94,7 @@ async fn who_speaks_something_else_is_left_without_an_answer() {
 #[tokio::test]
 async fn a_length_is_not_believed_before_the_bytes_are_there() {
     let limits = Limits { frame_bytes: 1 << 20, ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
     let mut connection = Connection::to(&master).await;
     let mut header = raw(Method::ExistKey.function_id(), 1, b"");
     header[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -105,7 +105,7 @@ async fn a_length_is_not_believed_before_the_bytes_are_there() {
 #[tokio::test]
 async fn memory_of_all_connections_together_is_bounded() {
     let limits = Limits { buffer_bytes: 1 << 20, ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
     let mut connection = Connection::to(&master).await;
     let mut header = raw(Method::ExistKey.function_id(), 1, b"");
     header[12..16].copy_from_slice(&(100_u32 << 20).to_le_bytes());
@@ -119,7 +119,7 @@ async fn memory_of_all_connections_together_is_bounded() {
 #[tokio::test]
 async fn an_unfinished_request_is_waited_for_only_so_long_and_an_idle_connection_for_ever() {
     let limits = Limits { stall: Duration::from_millis(50), ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
     let mut idle = Connection::to(&master).await;
     let mut half = Connection::to(&master).await;
     let request = raw(Method::ServiceReady.function_id(), 1, b"");
@@ -131,21 +131,27 @@ async fn an_unfinished_request_is_waited_for_only_so_long_and_an_idle_connection
 #[tokio::test]
 async fn more_connections_than_allowed_wait() {
     let limits = Limits { connections: 1, ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
     let mut first = Connection::to(&master).await;
     assert!(first.call::<ServiceReady>(&NoArguments).await.is_ok());
     let mut second = Connection::to(&master).await;
-    let waiting = tokio::spawn(async move { second.call::<ServiceReady>(&NoArguments).await.is_ok() });
-    assert!(first.call::<ServiceReady>(&NoArguments).await.is_ok());
-    assert!(!waiting.is_finished());
+    let mut waiting = std::pin::pin!(second.call::<ServiceReady>(&NoArguments));
+    let both = async {
+        tokio::select! {
+            biased;
+            _ = &mut waiting => panic!("the second one is served beside the first"),
+            served = first.call::<ServiceReady>(&NoArguments) => assert!(served.is_ok()),
+        }
+    };
+    both.await;
     drop(first);
-    assert!(tokio::time::timeout(LIMIT, waiting).await.unwrap().unwrap());
+    assert!(tokio::time::timeout(LIMIT, waiting).await.unwrap().is_ok());
 }
 
 #[tokio::test]
 async fn a_reader_who_does_not_read_is_not_read_from() {
     let limits = Limits { stall: Duration::from_millis(200), ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() }).await;
+    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
     let mut connection = Connection::to(&master).await;
     let mut requests = BytesMut::new();
     for sequence in 0..10_000 {
@@ -160,7 +166,7 @@ async fn a_reader_who_does_not_read_is_not_read_from() {
 async fn all_methods_are_answered_in_all_dialects() {
     for dialect in Dialect::ALL {
         let options = ServerOptions { default_dialect: dialect, ..ServerOptions::default() };
-        let master = started_with(options).await;
+        let master = started_with(options);
         let mut connection = Connection::to(&master).await;
         for method in Method::ALL.iter().filter(|method| method.dialects().contains(dialect)) {
             let request = caller::simplest(*method, dialect);
@@ -176,7 +182,7 @@ async fn all_methods_are_answered_in_all_dialects() {
 
 #[tokio::test]
 async fn a_drain_answers_what_was_asked_and_closes() {
-    let master = started().await;
+    let master = started();
     let mut connection = Connection::to(&master).await;
     assert!(connection.call::<ServiceReady>(&NoArguments).await.is_ok());
     let running = Arc::clone(&master.server);
@@ -189,7 +195,7 @@ async fn a_drain_answers_what_was_asked_and_closes() {
 
 #[tokio::test]
 async fn a_node_is_silent_when_its_last_connection_is_gone() {
-    let master = started().await;
+    let master = started();
     let node = Uuid { first: 1, second: 2 };
     let [mut one, mut other] = [Connection::to(&master).await, Connection::to(&master).await];
     one.mount(node, 1 << 24).await;

@@ -1,5 +1,5 @@
 //! Mooncake's own clients against this master, and this master beside Mooncake's own.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
 mod same;
@@ -53,7 +53,7 @@ async fn life(rpc: &str, release: &str) {
 async fn clients_of_every_release_live_together() {
     for release in [NEWEST, "0.3.11.post1", "0.3.9"] {
         if has(release).await {
-            let master = started_with(options()).await;
+            let master = started_with(options());
             life(&master.rpc.address().to_string(), release).await;
             assert_eq!(master.server.counters.unknown_arguments(), 0, "{release}");
             assert_eq!(master.server.master.key_count(), 0, "{release}");
@@ -64,7 +64,7 @@ async fn clients_of_every_release_live_together() {
 
 #[tokio::test]
 async fn what_is_leased_is_removed_only_by_force() {
-    let master = started_with(ServerOptions { threads: 2, ..ServerOptions::default() }).await;
+    let master = started_with(ServerOptions { threads: 2, ..ServerOptions::default() });
     let rpc = master.rpc.address().to_string();
     let mut store = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 16).await;
     store.put("k", 100).await;
@@ -78,7 +78,7 @@ async fn what_is_leased_is_removed_only_by_force() {
 
 #[tokio::test]
 async fn a_killed_node_is_noticed_at_once_and_writers_are_never_turned_away() {
-    let master = started_with(options()).await;
+    let master = started_with(options());
     let rpc = master.rpc.address().to_string();
     let mut store = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 64).await;
     let mut writer = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 0).await;

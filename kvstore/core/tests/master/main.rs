@@ -1,11 +1,14 @@
 //! What a master answers and tells, case by case and against a simple model.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod compared;
 mod eviction;
+mod groups;
 mod model;
 mod nodes;
 mod puts;
 mod replay;
 mod tenants;
+mod threads;
 mod transfers;
 mod world;

@@ -86,4 +86,7 @@ fn quotas_are_scaled_to_what_there_is() {
     let mut world = world;
     world.mount(2, 100 * MIB).unwrap();
     assert_eq!(effective(&world.master), [8 * MIB, 24 * MIB]);
+    // The second node is not heard of any more.
+    world.live(80_000, &[1]);
+    assert_eq!(effective(&world.master), [2 * MIB, 6 * MIB]);
 }

@@ -2,8 +2,15 @@
 //! as Mooncake's own does where there are none.
 
 use mooncake_wire::ErrorCode;
+use moongate_kvcore::Master;
 
 use super::serve;
+
+/// Removes nothing from an object that is only in memory.
+fn no_disk_replica(core: &Master, tenant: &str, key: &str) -> Result<(), ErrorCode> {
+    let found = core.peek(tenant, &[key]).pop();
+    if found == Some(Err(ErrorCode::OBJECT_NOT_FOUND)) { Err(ErrorCode::OBJECT_NOT_FOUND) } else { Ok(()) }
+}
 
 serve! {
     MountNoFSegment(_, _) => Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE),
@@ -23,7 +30,9 @@ serve! {
     PromotionAllocStart(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
     NotifyPromotionSuccess(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
     NotifyPromotionFailure(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
-    EvictDiskReplica(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
-    BatchEvictDiskReplica(_, it) => it.keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect(),
+    EvictDiskReplica(call, it) => no_disk_replica(call.core, it.tenant, it.key),
+    BatchEvictDiskReplica(call, it) => {
+        it.keys.iter().map(|key| no_disk_replica(call.core, it.tenant, key)).collect()
+    },
     PollRemoveAll(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
 }

@@ -34,9 +34,9 @@ impl World {
         Self { master, recorder: Recorder::new(journal), queue, now_ms: 1_000_000 }
     }
 
-    fn mount(&mut self, number: u64, client: Uuid) {
+    fn segment(number: u64) -> Segment<String> {
         let name = format!("10.0.0.{number}:1");
-        let segment = Segment {
+        Segment {
             id: Uuid { first: 7, second: number },
             name: name.clone(),
             base: number << 40,
@@ -44,8 +44,11 @@ impl World {
             te_endpoint: name,
             protocol: "tcp".to_owned(),
             host_id: String::new(),
-        };
-        self.master.mount(self.now_ms, &segment, client, &mut self.recorder).unwrap();
+        }
+    }
+
+    fn mount(&mut self, number: u64, client: Uuid) {
+        self.master.mount(self.now_ms, &Self::segment(number), client, &mut self.recorder).unwrap();
     }
 
     fn put(&mut self, key: &str, size: u64) {
@@ -183,20 +186,27 @@ async fn every_way_in_which_an_object_can_vanish_is_told() {
     world.put("lost", 1000);
     follower.catch_up(&mut subscriber, &world).await;
     world.master.client_lost(world.now_ms, other, &mut world.recorder);
+    world.master.remount(now, &[World::segment(2)], other, &mut world.recorder).unwrap();
+    follower.catch_up(&mut subscriber, &world).await;
+    assert!(follower.keys.contains("lost"), "its node came back in time");
+    world.master.client_lost(world.now_ms, other, &mut world.recorder);
     world.now_ms += 3_600_000;
     world.master.tick(world.now_ms, &mut world.recorder);
     follower.catch_up(&mut subscriber, &world).await;
     assert!(follower.keys.is_empty());
 
-    use SegmentChange::{Lost, Mounted, Silent};
+    use SegmentChange::{Back, Lost, Mounted, Silent};
     let told: Vec<(&str, SegmentChange)> =
         follower.segments.iter().map(|(name, it)| (&**name, *it)).collect();
     let (one, two) = ("10.0.0.1:1", "10.0.0.2:1");
-    assert_eq!(told, [(one, Mounted), (one, Lost), (two, Mounted), (two, Silent), (two, Lost)]);
+    assert_eq!(
+        told,
+        [(one, Mounted), (one, Lost), (two, Mounted), (two, Silent), (two, Back), (two, Silent), (two, Lost)]
+    );
     let status = events.status();
     assert_eq!(status.published_batches, follower.last_message);
     assert_eq!(status.published_events, follower.last_event);
-    assert_eq!(status.skipped_unparsed_keys, follower.last_event - 5);
+    assert_eq!(status.skipped_unparsed_keys, follower.last_event - 7);
     assert_eq!(status.dropped_events, 0);
     supervisor.shutdown(LIMIT).await.unwrap();
 }

@@ -50,13 +50,28 @@ pub fn start(
     supervisor: &Supervisor,
 ) -> Result<HaMaster, HaStartError> {
     let MasterOptions {
-        server, rpc, report, journal_bytes, metrics, metadata, events, unused, missing, ..
+        server,
+        rpc,
+        report,
+        journal_bytes,
+        metrics,
+        metadata,
+        events,
+        unused,
+        missing,
+        quotas,
+        ..
     } = options;
     if !unused.is_empty() {
         tracing::debug!(flags = unused.join(" "), "these change nothing here");
     }
     if !missing.is_empty() {
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
+    }
+    if quotas.is_some() {
+        tracing::warn!(
+            "--tenant_quota_connector_uri is not read with --enable_ha: masters share the quotas they are told"
+        );
     }
     let faces = crate::command::faces(metrics, metadata, events);
     let HaFlags { endpoints, cluster, address, replication_address, replication, lease, patience, force } =

@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use crate::events::Events;
 use crate::journal::Recorder;
 use crate::observe::Observer;
+use crate::quotas::QuotaFile;
 use crate::server::Server;
 use crate::summary::Summary;
 
@@ -48,6 +49,8 @@ pub struct Admin {
     pub observer: Arc<Observer>,
     /// Its KV events, if it publishes any.
     pub events: Option<Arc<Events>>,
+    /// Where tenants' quotas are kept, if they are.
+    pub quotas: Option<QuotaFile>,
     /// Makes the line of figures: its rates are those since it was last asked for over HTTP.
     pub summary: Mutex<Summary>,
 }

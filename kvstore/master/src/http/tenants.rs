@@ -1,13 +1,15 @@
 //! Tenants' quotas.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
+use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::RequestedQuota;
 
-use super::{Query, Shared, answer, change};
+use super::{Admin, Query, Shared, answer, change};
 
 /// The most bytes that a tenant can have.
 const MAX_QUOTA: u64 = i64::MAX as u64;
@@ -18,6 +20,15 @@ fn tenant(query: &Query) -> Option<String> {
 
 fn no_tenant() -> Response {
     answer::invalid("Missing or invalid tenant_id")
+}
+
+/// Writes quotas into their file.
+fn keep(admin: &Admin) -> Result<(), ErrorCode> {
+    let Some(file) = &admin.quotas else { return Ok(()) };
+    file.write(|| admin.server.master.quotas().unwrap_or_default()).map_err(|error| {
+        tracing::error!(%error, "the file of tenants' quotas cannot be written");
+        ErrorCode::PERSISTENT_FAIL
+    })
 }
 
 pub(super) async fn get(State(admin): Shared, query: Query) -> Response {
@@ -38,15 +49,20 @@ pub(super) async fn put(State(admin): Shared, query: Query, body: Bytes) -> Resp
     if !(1..=MAX_QUOTA).contains(&requested) {
         return answer::invalid("Tenant quota must be in [1, 2^63 - 1] bytes");
     }
+    let kept = Arc::clone(&admin);
     let set = change(&admin.server, move |server, _, recorder| {
-        server.master.set_quota(&tenant, requested, recorder)
+        let quota = server.master.set_quota(&tenant, requested, recorder)?;
+        keep(&kept).map(|()| quota)
     });
     set.await.flatten().map_or_else(answer::failed, answer::data)
 }
 
 pub(super) async fn delete(State(admin): Shared, query: Query) -> Response {
     let Some(tenant) = tenant(&query) else { return no_tenant() };
-    let removed =
-        change(&admin.server, move |server, _, recorder| server.master.remove_quota(&tenant, recorder));
+    let kept = Arc::clone(&admin);
+    let removed = change(&admin.server, move |server, _, recorder| {
+        server.master.remove_quota(&tenant, recorder)?;
+        keep(&kept)
+    });
     removed.await.flatten().map_or_else(answer::failed, answer::data)
 }

@@ -32,7 +32,7 @@ fn admin(core: Settings) -> Arc<Admin> {
     let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
     server.standing.store(Arc::new(Standing::alone()));
     let summary = Mutex::new(Summary::new(&server));
-    Arc::new(Admin { server, observer, events: None, summary })
+    Arc::new(Admin { server, observer, events: None, quotas: None, summary })
 }
 
 /// Leases outlast any test.
@@ -208,6 +208,28 @@ async fn quotas_are_those_that_were_recorded() {
     let samples = samples(TENANT_SAMPLES);
     assert_eq!(samples.len(), 8);
     compare(&admin, "9703", samples).await;
+}
+
+#[tokio::test]
+async fn quotas_are_kept_in_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quotas.yaml");
+    std::fs::write(&path, "version: 1\ntenants: []\n").unwrap();
+    let (quotas, _) = QuotaFile::read(&path).unwrap();
+    let admin = Arc::into_inner(admin(Settings { multi_tenant: true, ..settings() })).unwrap();
+    let router = admin_router(Arc::new(Admin { quotas: Some(quotas), ..admin }));
+    let url = "/api/v1/tenant_quotas?tenant_id=";
+    for tenant in ["a", "b"] {
+        let request =
+            Request::put(format!("{url}{tenant}")).body(Body::from("{\"requested_quota_bytes\":5}"));
+        assert_eq!(ask(&router, request.unwrap()).await.status, "200 OK");
+    }
+    let request = Request::delete(format!("{url}a")).body(Body::empty()).unwrap();
+    assert_eq!(ask(&router, request).await.status, "200 OK");
+    assert_eq!(QuotaFile::read(&path).unwrap().1, [("b".to_owned(), 5)]);
+    let metrics = get_path(&router, "/metrics").await.body;
+    assert!(metrics.contains("\nmooncake_tenant_quota_requested_bytes{tenant_id=\"b\"} 5\n"), "{metrics}");
+    assert!(metrics.contains("\nmooncake_tenant_quota_requested_bytes_sum 5\n"), "{metrics}");
 }
 
 /// Names, types and labels of all families.
@@ -387,7 +409,8 @@ fn a_snapshot_and_the_events_after_it_are_the_truth() {
     let core = Settings { shards: 4, ..settings() };
     let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
     let summary = Mutex::new(Summary::new(&server));
-    let admin = Arc::new(Admin { server: Arc::clone(&server), observer, events: None, summary });
+    let admin =
+        Arc::new(Admin { server: Arc::clone(&server), observer, events: None, quotas: None, summary });
     mount(&server);
     let key = |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     (0..4000).for_each(|number| put(&server, &key(number), 1, 1));

@@ -1,5 +1,6 @@
 //! Mooncake's families about the state.
 
+use mooncake_wire::admin::TenantQuota;
 use mooncake_wire::rpc::Method;
 
 use super::text::Text;
@@ -89,6 +90,33 @@ pub(super) fn evictions(text: &mut Text, admin: &Admin) {
         "Puts that were not ended in time, and whose space is free.",
         counts.discarded_puts,
     );
+}
+
+/// Tenants, if there are any.
+pub(super) fn tenants(text: &mut Text, admin: &Admin) {
+    let master = &admin.server.master;
+    let Ok(quotas) = master.quotas() else { return };
+    type Figure = fn(&TenantQuota) -> u64;
+    let figures: [(&str, &str, Figure); 6] = [
+        ("requested_bytes", "Bytes that were asked for.", |it| it.requested_quota_bytes),
+        ("effective_bytes", "Bytes that a tenant has.", |it| it.effective_quota_bytes),
+        ("charged_bytes", "Bytes in use.", |it| it.charged_bytes),
+        ("admission_closed", "1 if nothing more is taken.", |it| it.admission_closed.into()),
+        ("over_quota", "1 if a tenant uses more than it has.", |it| it.over_quota.into()),
+        ("explicit_policy", "1 if somebody set the quota.", |it| it.has_explicit_policy.into()),
+    ];
+    for (name, help, figure) in figures {
+        let name = format!("mooncake_tenant_quota_{name}");
+        let mut family = text.gauges(&name, help);
+        quotas.iter().for_each(|it| family.value(&[("tenant_id", &it.tenant_id)], figure(it)));
+    }
+    let capacity = master.fill().capacity;
+    text.gauge("mooncake_tenant_quota_allocatable_capacity_bytes", "Bytes for all tenants.", capacity);
+    for (name, help, figure) in figures.into_iter().take(2) {
+        let name = format!("mooncake_tenant_quota_{name}_sum");
+        let sum: u128 = quotas.iter().map(|it| u128::from(figure(it))).sum();
+        text.gauge(&name, help, sum);
+    }
 }
 
 /// What this master does not do, and what it does not count.

@@ -18,6 +18,7 @@ pub(crate) fn text(admin: &Admin) -> String {
     calls::all(&mut text, &admin.server.counters);
     families::reads(&mut text, admin);
     families::evictions(&mut text, admin);
+    families::tenants(&mut text, admin);
     families::unused(&mut text);
     ours::all(&mut text, admin);
     text.finish()

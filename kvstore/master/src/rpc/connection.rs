@@ -158,10 +158,18 @@ impl Connection {
             return Ok(());
         }
         self.measure()?;
-        let stall = self.limits.stall;
-        let written = timeout(stall, self.stream.write_all(&self.output)).await;
-        written.map_err(|_| Closed::NotRead(stall))??;
-        self.output.clear();
+        // Nearly always the socket has room, and then no timer is needed.
+        let written = match self.stream.try_write(&self.output) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            written => written?,
+        };
+        self.output.advance(written);
+        if !self.output.is_empty() {
+            let stall = self.limits.stall;
+            let written = timeout(stall, self.stream.write_all(&self.output)).await;
+            written.map_err(|_| Closed::NotRead(stall))??;
+            self.output.clear();
+        }
         if self.output.capacity() > KEPT {
             self.output = BytesMut::new();
         }

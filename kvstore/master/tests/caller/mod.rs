@@ -32,12 +32,11 @@ pub(crate) struct Started {
     pub(crate) supervisor: Supervisor,
 }
 
-pub(crate) async fn started() -> Started {
-    started_with(ServerOptions { threads: 2, ..ServerOptions::default() }).await
+pub(crate) fn started() -> Started {
+    started_with(ServerOptions { threads: 2, ..ServerOptions::default() })
 }
 
-#[expect(clippy::unused_async, reason = "it needs a runtime")]
-pub(crate) async fn started_with(options: ServerOptions) -> Started {
+pub(crate) fn started_with(options: ServerOptions) -> Started {
     let (threads, journal) = (options.threads, Arc::new(MemoryJournal::new(1 << 20)));
     let server = Arc::new(Server::new(options, Arc::clone(&journal) as Arc<_>));
     server.standing.store(Arc::new(Standing::alone()));

@@ -1,0 +1,360 @@
+//! Random commands, compared with the model.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{SegmentStatus, Uuid};
+use moongate_kvcore::{Fact, Settings, SnapshotCursor, Work};
+use proptest::prelude::*;
+
+use crate::model::{KEYS, Model, Object, RELEASE_MS, Step, name, step};
+use crate::world::{
+    Config, MIB, TENANT, WRITER, World, endpoints, hard_pinned, id, known, replayed, segment, snapshot,
+    soft_pinned,
+};
+
+/// Both, and what a snapshot in pieces has told.
+struct Pair {
+    world: World,
+    model: Model,
+    told: usize,
+    settings: Settings,
+    snapshot: Option<SnapshotCursor>,
+    pieces: Vec<Fact<'static>>,
+    since: usize,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let settings = Settings {
+            shards: 4,
+            client_ttl_ms: 1 << 40,
+            ramp_ms: 0,
+            high_watermark: 1.0,
+            ..Settings::default()
+        };
+        let world = World::with_segments(settings.clone(), &[2 * MIB, 2 * MIB, MIB]);
+        let told = world.facts.len();
+        Self { world, model: Model::default(), told, settings, snapshot: None, pieces: Vec::new(), since: 0 }
+    }
+
+    fn config(kind: usize) -> Config {
+        match kind {
+            0 => Config { replica_num: 2, ..Config::default() },
+            1 => soft_pinned(20_000),
+            2 => hard_pinned(),
+            _ => Config::default(),
+        }
+    }
+
+    fn start(
+        &mut self,
+        key: &'static str,
+        size: u64,
+        kind: usize,
+        upsert: bool,
+    ) -> Result<(), TestCaseError> {
+        let config = Self::config(kind);
+        let expected = self.model.start(key, size, upsert, self.world.now);
+        let World { master, now, facts } = &mut self.world;
+        let answer = if upsert {
+            master.upsert_start(*now, WRITER, TENANT, key, size, &config, facts)
+        } else {
+            master.put_start(*now, WRITER, TENANT, key, size, &config, facts)
+        };
+        let now = *now;
+        self.hear()?;
+        if expected.is_ok() && answer == Err(ErrorCode::NO_AVAILABLE_HANDLE) {
+            // Only if nothing is left that could go: nothing at all, or less than would fit the whole.
+            let may_go = |it: &Object| {
+                let is_heard = it.nodes.iter().any(|node| !self.model.silent.contains(node));
+                it.written && !it.hard_pin && it.transfer.is_none() && it.stamp <= now && is_heard
+            };
+            let left: Vec<_> =
+                self.model.objects.iter().filter(|(it, object)| **it != key && may_go(object)).collect();
+            let fits = self.world.master.segments_detail().segments.iter().any(|it| {
+                it.size_bytes >= size && it.status == "OK" && !self.world.master.is_silent(it.segment_id)
+            });
+            prop_assert!(left.is_empty() || !fits, "{left:?}");
+            return Ok(());
+        }
+        prop_assert_eq!(answer.as_ref().map(|_| ()).map_err(|error| *error), expected);
+        let Ok(replicas) = answer else { return Ok(()) };
+        let nodes: BTreeSet<String> = endpoints(&replicas).into_iter().collect();
+        prop_assert_eq!(nodes.len(), replicas.len());
+        let object = Object {
+            size,
+            nodes,
+            written: false,
+            stamp: now,
+            hard_pin: config.with_hard_pin,
+            transfer: None,
+        };
+        self.model.objects.insert(key, object);
+        Ok(())
+    }
+
+    /// Takes over what the master told, and checks that it may be so.
+    fn hear(&mut self) -> Result<(), TestCaseError> {
+        for fact in self.world.facts[self.told..].iter() {
+            match fact {
+                Fact::Removed { key, cause, .. } => {
+                    let is_right = self.model.gone(key, *cause, self.world.now);
+                    prop_assert!(is_right, "{key} {cause:?}");
+                }
+                Fact::SegmentUnmounted { segment: gone, .. } => {
+                    let gone = name(gone.first);
+                    self.model.silent.remove(&gone);
+                    for object in self.model.objects.values_mut() {
+                        let was_there = object.nodes.remove(&gone);
+                        let was_target = object.transfer.is_some_and(|(_, to)| name(to) == gone);
+                        if was_there || was_target {
+                            object.transfer = None;
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.told = self.world.facts.len();
+        Ok(())
+    }
+
+    fn transfer(&mut self, key: &'static str, to: u64, moves: bool) -> Result<(), TestCaseError> {
+        let target = name(to);
+        let World { master, now, facts } = &mut self.world;
+        let work = Work { client: WRITER, tenant: TENANT, key };
+        let source = self.model.readable(key).ok().and_then(|object| {
+            object.nodes.iter().find(|node| !self.model.silent.contains(*node) && **node != target).cloned()
+        });
+        let Some(source) = source else { return Ok(()) };
+        let answer = if moves {
+            master.move_start(*now, work, &source, &target, facts).map(|it| it.target.is_some())
+        } else {
+            master.copy_start(*now, work, &source, &[&target], None, facts).map(|it| !it.targets.is_empty())
+        };
+        let Some(object) = self.model.objects.get_mut(key) else { return Ok(()) };
+        if object.transfer.is_some() {
+            prop_assert_eq!(answer, Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
+            return Ok(());
+        }
+        match answer {
+            Ok(is_new) => {
+                prop_assert_eq!(is_new, !object.nodes.contains(&target));
+                object.transfer = Some((moves, to));
+            }
+            Err(error) => prop_assert!(
+                matches!(error, ErrorCode::NO_AVAILABLE_HANDLE | ErrorCode::SEGMENT_NOT_FOUND),
+                "{error}"
+            ),
+        }
+        // The source of a move is not told apart by name in the model.
+        if moves && object.transfer.is_some() && object.nodes.len() > 1 {
+            master.move_revoke(*now, work, facts).unwrap();
+            object.transfer = None;
+        }
+        Ok(())
+    }
+
+    fn end_transfer(&mut self, key: &'static str, done: bool) -> Result<(), TestCaseError> {
+        let World { master, now, facts } = &mut self.world;
+        let work = Work { client: WRITER, tenant: TENANT, key };
+        let Some(object) = self.model.objects.get_mut(key) else { return Ok(()) };
+        let Some((moves, to)) = object.transfer.take() else {
+            prop_assert_eq!(
+                master.copy_end(*now, work, None, facts),
+                Err(ErrorCode::OBJECT_NO_REPLICATION_TASK)
+            );
+            return Ok(());
+        };
+        let ended = match (moves, done) {
+            (true, true) => master.move_end(*now, work, facts),
+            (true, false) => master.move_revoke(*now, work, facts),
+            (false, true) => master.copy_end(*now, work, None, facts),
+            (false, false) => master.copy_revoke(*now, work, None, facts),
+        };
+        prop_assert_eq!(ended, Ok(()));
+        if done {
+            let target = name(to);
+            if moves {
+                object.nodes.retain(|node| *node == target);
+            }
+            object.nodes.insert(target);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match step.clone() {
+            Step::Start { key, size, kind, upsert } => self.start(KEYS[key], size, kind, upsert)?,
+            Step::End { key } => {
+                let key = KEYS[key];
+                let expected =
+                    self.model.objects.get_mut(key).ok_or(ErrorCode::OBJECT_NOT_FOUND).map(|object| {
+                        if !object.written {
+                            (object.written, object.stamp) = (true, self.world.now);
+                        }
+                    });
+                prop_assert_eq!(self.world.end(key), expected);
+            }
+            Step::Revoke { key } => {
+                let key = KEYS[key];
+                let expected = match self.model.objects.get(key) {
+                    None => Err(ErrorCode::OBJECT_NOT_FOUND),
+                    Some(object) if object.written => Err(ErrorCode::INVALID_WRITE),
+                    Some(_) => Ok(()),
+                };
+                prop_assert_eq!(self.world.revoke(key), expected);
+            }
+            Step::Exist { key } => self.exist(&[key], |world, keys| vec![world.exists(keys[0])])?,
+            Step::BatchExist { keys } => self.exist(&keys, |world, keys| {
+                let mut found = Vec::new();
+                world.master.batch_exist(world.now, TENANT, keys, &mut found);
+                found.into_iter().map(Result::unwrap).collect()
+            })?,
+            Step::Replicas { key } => {
+                let key = KEYS[key];
+                let expected = self.model.readable(key).map(|object| {
+                    object.nodes.difference(&self.model.silent).cloned().collect::<BTreeSet<String>>()
+                });
+                if expected.is_ok() {
+                    self.model.lease(key, self.world.now);
+                }
+                let list = self.world.master.replicas(self.world.now, TENANT, key);
+                prop_assert_eq!(list.map(|it| endpoints(&it.replicas).into_iter().collect()), expected);
+            }
+            Step::Remove { key, force } => {
+                let key = KEYS[key];
+                let expected = self.model.remove(key, force, self.world.now);
+                let World { master, now, facts } = &mut self.world;
+                prop_assert_eq!(master.remove(*now, TENANT, key, force, facts), expected);
+            }
+            Step::RemoveAll { force } => {
+                let now = self.world.now;
+                let keys = self.model.objects.keys();
+                let count = keys.filter(|key| self.model.remove(key, force, now).is_ok()).count();
+                let removed = self.world.master.remove_all(now, None, force, &mut self.world.facts);
+                prop_assert_eq!(removed, count as i64);
+            }
+            Step::Tick { ms } => self.tick(ms),
+            Step::Mount { node } => {
+                let size = if node == 3 { MIB } else { 2 * MIB };
+                let World { master, now, facts } = &mut self.world;
+                prop_assert_eq!(master.remount(*now, &[segment(node, size)], id(100 + node), facts), Ok(()));
+                self.model.silent.remove(&name(node));
+            }
+            Step::Unmount { node } => {
+                let World { master, now, facts } = &mut self.world;
+                prop_assert_eq!(master.unmount(*now, id(node), id(100 + node), facts), Ok(()));
+            }
+            Step::Lost { node } => {
+                let World { master, now, facts } = &mut self.world;
+                let is_mounted = master.segment_status_by_id(id(node)) == Ok(SegmentStatus::OK);
+                master.client_lost(*now, id(100 + node), facts);
+                if is_mounted {
+                    self.model.silent.insert(name(node));
+                }
+            }
+            Step::Transfer { key, to, moves } => self.transfer(KEYS[key], to, moves)?,
+            Step::TransferEnd { key, done } => self.end_transfer(KEYS[key], done)?,
+        }
+        self.hear()?;
+        self.check()
+    }
+
+    fn exist(
+        &mut self,
+        keys: &[usize],
+        ask: impl FnOnce(&World, &[&'static str]) -> Vec<bool>,
+    ) -> Result<(), TestCaseError> {
+        let keys: Vec<&'static str> = keys.iter().map(|at| KEYS[*at]).collect();
+        let expected: Vec<bool> = keys.iter().map(|key| self.model.readable(key).is_ok()).collect();
+        for (key, _) in keys.iter().zip(&expected).filter(|(_, is_there)| **is_there) {
+            self.model.lease(key, self.world.now);
+        }
+        prop_assert_eq!(ask(&self.world, &keys), expected);
+        Ok(())
+    }
+
+    fn tick(&mut self, ms: u64) {
+        self.world.tick(ms);
+        if ms >= RELEASE_MS {
+            // Everything that goes on has gone on for too long by now.
+            self.model.objects.values_mut().for_each(|object| object.transfer = None);
+        }
+    }
+
+    /// What the master has is what the model has, and space is neither lost nor given away twice.
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        let master = &self.world.master;
+        let mut taken: BTreeMap<(Uuid, u64), u64> = BTreeMap::new();
+        let mut found = BTreeMap::new();
+        for fact in snapshot(master, 3) {
+            let (written, object) = match fact {
+                Fact::Stored { object, .. } => (true, object),
+                Fact::Started(object) => (false, object),
+                Fact::Held { segment, offset, size, .. } => {
+                    prop_assert!(taken.insert((segment, offset), size).is_none());
+                    continue;
+                }
+                _ => continue,
+            };
+            for place in object.places.iter() {
+                prop_assert!(taken.insert((place.segment, place.offset), object.size).is_none());
+            }
+            let nodes: BTreeSet<String> = object.places.iter().map(|it| name(it.segment.first)).collect();
+            found.insert(object.key.to_string(), (object.size, nodes, written));
+        }
+        let expected: BTreeMap<_, _> = self
+            .model
+            .objects
+            .iter()
+            .map(|(key, it)| ((*key).to_owned(), (it.size, it.nodes.clone(), it.written)))
+            .collect();
+        prop_assert_eq!(found, expected);
+        let rounded =
+            |size: u64| if size < 8 { size } else { size.next_multiple_of(1 << (size.ilog2() - 3)) };
+        let mut end: BTreeMap<Uuid, u64> = BTreeMap::new();
+        for ((segment, offset), size) in &taken {
+            let end = end.entry(*segment).or_default();
+            prop_assert!(*offset >= *end, "overlap");
+            *end = offset + rounded(*size);
+        }
+        let used: u64 = taken.values().map(|size| rounded(*size)).sum();
+        prop_assert_eq!(master.fill().used, used);
+        Ok(())
+    }
+
+    /// Another piece of a snapshot that is taken while things change.
+    fn snapshot_step(&mut self, at: usize) {
+        if at == 10 {
+            (self.snapshot, self.since) = (Some(SnapshotCursor::default()), self.world.facts.len());
+        }
+        if let Some(from) = self.snapshot {
+            self.snapshot = self.world.master.snapshot(from, 1, &mut self.pieces);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_answer_is_the_models_and_facts_rebuild_the_state(
+        steps in proptest::collection::vec(step(), 1..120),
+    ) {
+        let mut pair = Pair::new();
+        for (at, step) in steps.iter().enumerate() {
+            pair.snapshot_step(at);
+            pair.run(step)?;
+        }
+        let Pair { world, settings, .. } = &pair;
+        let replayed_from_log = replayed(settings, &world.facts, world.now);
+        prop_assert_eq!(known(&replayed_from_log), known(&world.master));
+        if pair.snapshot.is_none() && pair.since > 0 {
+            let all = [&pair.pieces[..], &world.facts[pair.since..]].concat();
+            let replayed_from_pieces = replayed(settings, &all, world.now);
+            prop_assert_eq!(known(&replayed_from_pieces), known(&world.master));
+        }
+    }
+}

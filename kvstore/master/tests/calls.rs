@@ -1,0 +1,107 @@
+//! Any bytes, in any pieces: they never break the server, and it answers them as if they had come at once.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod caller;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use mooncake_wire::Dialect;
+use mooncake_wire::frame::{self, Header as _, Parsed, RequestHeader, ResponseHeader, write_request};
+use mooncake_wire::rpc::Method;
+use moongate_kvcore::Settings;
+use moongate_master::call::{Caller, Rest};
+use moongate_master::journal::MemoryJournal;
+use moongate_master::{Server, ServerOptions};
+use proptest::prelude::*;
+
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn caller() -> Caller {
+    let core = Settings { shards: 4, ..Settings::default() };
+    let options = ServerOptions { core, ..ServerOptions::default() };
+    Caller::new(Arc::new(Server::new(options, Arc::new(MemoryJournal::new(1 << 16)))), HOST, 0)
+}
+
+/// Requests of any method in any dialect: well-formed, or with some bytes changed, or with any body.
+fn request() -> impl Strategy<Value = BytesMut> {
+    let method = prop::sample::select(Method::ALL);
+    let change = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3);
+    let body = prop::option::weighted(0.2, prop::collection::vec(any::<u8>(), 0..64));
+    (method, prop::sample::select(&Dialect::ALL[..]), change, body).prop_map(
+        |(method, dialect, change, body)| {
+            let dialect = dialect.max(method.since());
+            let mut bytes = caller::simplest(method, dialect);
+            if let Some(body) = body {
+                bytes.clear();
+                let header = RequestHeader { sequence: 5, function_id: method.function_id() };
+                let add = |out: &mut BytesMut| {
+                    out.extend_from_slice(&body);
+                    Ok(())
+                };
+                write_request(&mut bytes, header, add).unwrap();
+            }
+            let size = bytes.len();
+            for (at, byte) in change {
+                // Lengths of frames stay as they are, or nothing would come after them.
+                let at = at.index(size);
+                if at >= RequestHeader::SIZE {
+                    bytes[at] = byte;
+                }
+            }
+            bytes
+        },
+    )
+}
+
+/// The numbers of responses with and without a fault.
+fn responses(mut bytes: BytesMut) -> (usize, usize) {
+    let mut counts = (0, 0);
+    loop {
+        match frame::take::<ResponseHeader>(&mut bytes, usize::MAX).unwrap() {
+            Parsed::Frame(response) if response.header.error == 0 => counts.0 += 1,
+            Parsed::Frame(_) => counts.1 += 1,
+            Parsed::Incomplete(_) => {
+                assert!(bytes.is_empty());
+                return counts;
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_request_has_one_response_however_it_arrives(
+        requests in prop::collection::vec(request(), 1..20),
+        piece in 1..200_usize,
+    ) {
+        let stream: Vec<u8> = requests.iter().flat_map(|request| request.iter().copied()).collect();
+        let (mut whole, mut pieces) = (caller(), caller());
+        let (mut answer, mut answers) = (BytesMut::new(), BytesMut::new());
+        let progress = whole.run(&stream, &mut answer);
+        prop_assert_eq!(progress.used, stream.len());
+        let mut waiting = BytesMut::new();
+        for piece in stream.chunks(piece) {
+            waiting.extend_from_slice(piece);
+            let progress = pieces.run(&waiting, &mut answers);
+            let _ = waiting.split_to(progress.used);
+            prop_assert!(matches!(progress.rest, Rest::Incomplete(1..)));
+        }
+        prop_assert!(waiting.is_empty());
+        let expected = responses(answer);
+        prop_assert_eq!(expected.0 + expected.1, requests.len());
+        prop_assert_eq!(responses(answers), expected);
+        prop_assert!(whole.commit().is_ok());
+    }
+
+    #[test]
+    fn no_bytes_break_the_server(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let (mut caller, mut answer) = (caller(), BytesMut::new());
+        let progress = caller.run(&bytes, &mut answer);
+        prop_assert!(progress.used <= bytes.len());
+        responses(answer);
+    }
+}
