@@ -2,10 +2,12 @@
 //!
 //! The masters' decisions are those of the real thing: the elector, the quorum and the follower. The world is the store, the
 //! network, the clocks and the callers.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "ha_simulation/master.rs"]
 mod master;
+#[path = "ha_simulation/network.rs"]
+mod network;
 #[path = "ha_simulation/store.rs"]
 mod store;
 #[path = "ha_simulation/world.rs"]

@@ -222,3 +222,74 @@ impl Elector {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMES: Times = Times { lease: Duration::from_secs(3) };
+    const TENURE: Tenure = Tenure { term: 5, lease: 9 };
+
+    const fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn member(address: &str, incarnation: u64) -> Member {
+        Member { address: address.to_owned(), incarnation }
+    }
+
+    fn elector(force: bool) -> Elector {
+        Elector::new(member("a", 1), "a:r".to_owned(), TIMES, force)
+    }
+
+    /// What a master that has seen this wants.
+    fn wants(mut elector: Elector, in_sync: Option<&[Member]>) -> Option<Ask> {
+        assert_eq!(elector.due(at(0)), Due::Ask(Ask::Observe));
+        let in_sync = in_sync.map(|members| (members.iter().cloned().collect(), 7));
+        elector.answered(at(0), at(1), Answer::View(View { leader: None, in_sync }));
+        match elector.due(at(1)) {
+            Due::Ask(ask) => Some(ask),
+            Due::Wait(_) => None,
+        }
+    }
+
+    #[test]
+    fn only_who_may_have_all_wants_to_lead() {
+        let bids = |ask: Option<Ask>| matches!(ask, Some(Ask::Campaign(_)));
+        assert!(bids(wants(elector(false), None)), "the first of all");
+        assert!(bids(wants(elector(false), Some(&[member("a", 1), member("b", 1)]))));
+        assert_eq!(wants(elector(false), Some(&[member("b", 1)])), None);
+        assert!(bids(wants(elector(true), Some(&[member("b", 1)]))), "forced");
+        // What this master itself had is lost: for all if nobody else had it.
+        assert!(bids(wants(elector(false), Some(&[member("a", 8)]))));
+        let others = InSync::from([member("b", 1)]);
+        let withdrawn = wants(elector(false), Some(&[member("a", 8), member("b", 1)]));
+        assert_eq!(withdrawn, Some(Ask::Withdraw(7, others)));
+    }
+
+    #[test]
+    fn the_right_to_lead_counts_from_the_question() {
+        let mut elector = elector(false);
+        elector.answered(at(1000), at(1400), Answer::Won(Some(TENURE)));
+        assert_eq!(elector.leading(at(1400)), Some((TENURE, at(3000))));
+        assert_eq!(elector.due(at(1400)), Due::Wait(at(1500)));
+        assert_eq!(elector.due(at(1500)), Due::Ask(Ask::Renew(TENURE)));
+        elector.answered(at(1500), at(1900), Answer::Renewed(true));
+        assert_eq!(elector.leading(at(3499)), Some((TENURE, at(3500))));
+        // Etcd is silent.
+        elector.answered(at(2000), at(2500), Answer::Failed);
+        assert_eq!(elector.due(at(2500)), Due::Ask(Ask::Renew(TENURE)));
+        assert_eq!(elector.leading(at(3500)), None);
+        assert_eq!(elector.due(at(3500)), Due::Ask(Ask::Resign(TENURE)));
+        elector.answered(at(3500), at(3600), Answer::Done);
+        assert_eq!(elector.leading(at(3600)), None);
+    }
+
+    #[test]
+    fn an_answer_that_comes_too_late_gives_nothing() {
+        let mut elector = elector(false);
+        elector.answered(at(0), at(2000), Answer::Won(Some(TENURE)));
+        assert_eq!(elector.leading(at(2000)), None);
+        assert_eq!(elector.due(at(2000)), Due::Ask(Ask::Resign(TENURE)));
+    }
+}

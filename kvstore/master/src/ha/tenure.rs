@@ -56,7 +56,8 @@ impl TenureOptions {
     /// Makes a state ready to be led from.
     pub(super) fn prepare(&self, State { master, last }: State, fence: &Arc<Fence>) -> Led {
         let faces = Faces::new(self.faces.clone());
-        let journal = Arc::new(Replicated::new(last.saturating_add(1), self.journal_bytes, Arc::clone(fence)));
+        let journal =
+            Arc::new(Replicated::new(last.saturating_add(1), self.journal_bytes, Arc::clone(fence)));
         let observed = faces.observe(journal.clone());
         let server = Server::with_state(self.server.clone(), *master, Clock::start(), observed);
         server.master.finish_replay(server.clock.now_ms());

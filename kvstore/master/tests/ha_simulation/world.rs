@@ -1,15 +1,13 @@
-//! The network, the clocks, the callers and the trouble.
+//! The clocks, the store's callers, the masters' callers and the trouble.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use fastrand::Rng;
-use moongate_master::ha::follower::Follower;
-use moongate_master::ha::frame::{self, Frame, Records, Start};
 use moongate_master::ha::{Answer, Ask, Due, InSync, Listing, Tenure};
 
-use crate::master::{Kept, Link, Master, PATIENCE, Session, TIMES};
+use crate::master::{Master, PATIENCE, TIMES};
 use crate::store::Store;
 
 const MASTERS: usize = 3;
@@ -40,7 +38,7 @@ impl Trouble {
     pub(crate) const NONE: Self = Self { happens: false, impatient: false, overstays: false };
 }
 
-enum Event {
+pub(crate) enum Event {
     Step(usize, u64),
     /// A question reaches the store: master, life, number, sent.
     Asked(usize, u64, u64, Duration, Ask),
@@ -57,19 +55,19 @@ enum Event {
 }
 
 pub(crate) struct World {
-    seed: u64,
-    rng: Rng,
-    trouble: Trouble,
-    now: u64,
+    pub(crate) seed: u64,
+    pub(crate) rng: Rng,
+    pub(crate) trouble: Trouble,
+    pub(crate) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     events: BTreeMap<u64, Event>,
     numbers: u64,
     pub(crate) store: Store,
-    masters: Vec<Master>,
+    pub(crate) masters: Vec<Master>,
     /// Who cannot reach whom.
-    cuts: BTreeSet<(usize, usize)>,
+    pub(crate) cuts: BTreeSet<(usize, usize)>,
     /// When the last bytes of each connection's direction arrive.
-    arrivals: BTreeMap<(u64, bool), u64>,
+    pub(crate) arrivals: BTreeMap<(u64, bool), u64>,
     /// Whether masters keep their state over a crash.
     durable: bool,
     pub(crate) acknowledged: BTreeSet<u64>,
@@ -110,25 +108,25 @@ impl World {
         world
     }
 
-    fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
     }
 
-    fn after(&mut self, delay: u64, event: Event) {
+    pub(crate) fn after(&mut self, delay: u64, event: Event) {
         let number = self.number();
         self.queue.push(Reverse((self.now + delay, number)));
         self.events.insert(number, event);
     }
 
-    fn delay(&mut self) -> u64 {
+    pub(crate) fn delay(&mut self) -> u64 {
         match self.rng.u32(0..200) {
             0 if self.trouble.happens => self.rng.u64(0..2_000_000),
             _ => self.rng.u64(100..3_000),
         }
     }
 
-    fn is_cut(&self, one: usize, other: usize) -> bool {
+    pub(crate) fn is_cut(&self, one: usize, other: usize) -> bool {
         self.cuts.contains(&(one.min(other), one.max(other)))
     }
 
@@ -209,7 +207,7 @@ impl World {
     }
 
     /// What a master does again and again.
-    fn step(&mut self, at: usize) {
+    pub(crate) fn step(&mut self, at: usize) {
         let clock = self.masters[at].clock(self.now);
         self.elect(at, clock);
         let master = &mut self.masters[at];
@@ -331,157 +329,6 @@ impl World {
             Some(Listing::Deposed) => master.elector.deposed(),
         }
         self.step(at);
-    }
-
-    /// Sends followers what is new.
-    fn feed(&mut self, at: usize, clock: Duration) {
-        let master = &mut self.masters[at];
-        let Some(lead) = &mut master.lead else { return };
-        let (mut out, last) = (Vec::new(), master.kept.current.last);
-        for (connection, session) in &mut lead.sessions {
-            let idle = clock >= session.sent_at + PATIENCE / 4;
-            let mut send = |frame: &Frame<'_>| {
-                let mut bytes = Vec::new();
-                frame::write(frame, &mut bytes);
-                out.push((*connection, session.peer, bytes));
-                session.sent_at = clock;
-            };
-            if let Some(state) = &mut session.state {
-                let mut records = Vec::new();
-                for value in state.split_off(state.len().saturating_sub(200)) {
-                    frame::push_record(&value.to_le_bytes(), &mut records);
-                }
-                send(&Frame::State(Records::new(&records).unwrap()));
-                if state.is_empty() {
-                    session.state = None;
-                    send(&Frame::Whole(last));
-                }
-            }
-            if session.next <= last {
-                let mut records = Vec::new();
-                for value in &lead.records[(session.next - lead.first) as usize..] {
-                    frame::push_record(&value.to_le_bytes(), &mut records);
-                }
-                send(&Frame::Facts(session.next, Records::new(&records).unwrap()));
-                session.next = last + 1;
-            } else if session.state.is_none() && idle {
-                send(&Frame::Idle(last));
-            }
-        }
-        for (connection, peer, bytes) in out {
-            self.send(connection, at, peer, false, bytes);
-        }
-    }
-
-    /// Bytes keep their order on a connection. A cut ends it without a word.
-    fn send(&mut self, connection: u64, from: usize, to: usize, to_leader: bool, bytes: Vec<u8>) {
-        if self.is_cut(from, to) {
-            self.arrivals.insert((connection, to_leader), u64::MAX);
-        }
-        let earliest = self.arrivals.get(&(connection, to_leader)).copied().unwrap_or_default();
-        if earliest == u64::MAX {
-            return;
-        }
-        let at = earliest.max(self.now + self.delay()) + 1;
-        self.arrivals.insert((connection, to_leader), at);
-        let life = self.masters[to].life;
-        self.after(at - self.now, Event::Message(connection, to, life, to_leader, bytes));
-    }
-
-    fn message(&mut self, connection: u64, at: usize, to_leader: bool, bytes: &[u8]) {
-        let (_, sum) = frame::header(*bytes.first_chunk().unwrap()).unwrap();
-        let frame = frame::read(&bytes[frame::HEADER..], sum).unwrap();
-        if to_leader {
-            self.from_follower(connection, at, frame);
-        } else {
-            self.from_leader(connection, at, frame);
-        }
-    }
-
-    fn from_follower(&mut self, connection: u64, at: usize, frame: Frame<'_>) {
-        let (now, clock) = (self.now, self.masters[at].clock(self.now));
-        // The listener closes with the tenure.
-        if !self.masters[at].serves(now) {
-            return;
-        }
-        let master = &mut self.masters[at];
-        let Some(lead) = &mut master.lead else { return };
-        match frame {
-            Frame::Hello { member, term, has } if term == lead.tenure.term => {
-                let state = &master.kept.current;
-                let resumes = has.filter(|(before, number)| {
-                    *before == term && (lead.first - 1..=state.last).contains(number)
-                });
-                let start = match resumes {
-                    Some((_, number)) => Start::Resume(number),
-                    None => Start::Snapshot(state.last),
-                };
-                let next = match start {
-                    Start::Resume(number) | Start::Snapshot(number) => number + 1,
-                };
-                let peer = member.address.parse().unwrap();
-                lead.sessions.retain(|_, it| it.peer != peer);
-                let state = resumes.is_none().then(|| state.values.iter().copied().collect());
-                let session = Session { member, peer, state, next, joined: false, sent_at: clock };
-                lead.sessions.insert(connection, session);
-                let mut bytes = Vec::new();
-                frame::write(&Frame::Welcome { term, start }, &mut bytes);
-                self.send(connection, at, peer, false, bytes);
-                self.feed(at, clock);
-            }
-            Frame::Acknowledged(number) => {
-                let Some(session) = lead.sessions.get_mut(&connection) else { return };
-                if std::mem::replace(&mut session.joined, true) {
-                    if !lead.quorum.acknowledge(&session.member, number, clock) {
-                        // It was given up: it has to come again.
-                        lead.sessions.remove(&connection);
-                    }
-                } else {
-                    let last = master.kept.current.last;
-                    lead.quorum.join(&session.member, number, last, clock);
-                }
-                self.step(at);
-            }
-            _ => {}
-        }
-    }
-
-    fn follow(&mut self, at: usize, clock: Duration) {
-        let number = self.number();
-        let master = &mut self.masters[at];
-        if master.link.as_ref().is_some_and(|it| clock > it.heard + PATIENCE) {
-            master.link = None;
-        }
-        let Some(leader) = master.elector.leader() else { return };
-        if master.link.as_ref().is_some_and(|it| it.term == leader.term) {
-            return;
-        }
-        let (to, term) = (leader.replication.as_ref().unwrap().parse().unwrap(), leader.term);
-        let has = master.kept.term.map(|term| (term, master.kept.current.last));
-        let follower = Follower::new(term, has);
-        master.kept.loading = None;
-        master.link = Some(Link { id: number, leader: to, term, follower, heard: clock });
-        let mut bytes = Vec::new();
-        frame::write(&Frame::Hello { member: master.me.clone(), term, has }, &mut bytes);
-        self.send(number, at, to, true, bytes);
-    }
-
-    fn from_leader(&mut self, connection: u64, at: usize, frame: Frame<'_>) {
-        let clock = self.masters[at].clock(self.now);
-        let master = &mut self.masters[at];
-        let kept: &mut Kept = &mut master.kept;
-        let Some(link) = master.link.as_mut().filter(|it| it.id == connection) else { return };
-        link.heard = clock;
-        match link.follower.take(frame, kept) {
-            Ok(None) => {}
-            Ok(Some(number)) => {
-                let (leader, mut bytes) = (link.leader, Vec::new());
-                frame::write(&Frame::Acknowledged(number), &mut bytes);
-                self.send(connection, at, leader, true, bytes);
-            }
-            // A connection that lost its beginning to a cut.
-            Err(_) => master.link = None,
-        }
     }
 
     /// Somebody puts something, wherever a master serves.
