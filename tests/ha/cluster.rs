@@ -49,8 +49,9 @@ impl Network {
         Self { etcd: "127.0.0.1".to_owned(), masters, namespaces: None }
     }
 
-    /// Every master in a network namespace of its own, all on one bridge. Nothing where that cannot be had.
-    pub(crate) async fn namespaces() -> Option<Self> {
+    /// Every master in a network namespace of its own, all on one bridge. Where that cannot be had, the
+    /// command that has failed.
+    pub(crate) async fn namespaces() -> Result<Self, String> {
         let id = std::process::id() % 10_000;
         let (prefix, net) = (format!("mgha{id}"), format!("10.{}.{}", 64 + id / 250 % 64, id % 250));
         let mut lines = vec![
@@ -76,11 +77,10 @@ impl Network {
         let network = Self { etcd: format!("{net}.2"), masters, namespaces: Some(prefix) };
         for line in lines {
             if !run(&line).await {
-                eprintln!("`{line}` has failed");
-                return None;
+                return Err(line);
             }
         }
-        Some(network)
+        Ok(network)
     }
 
     fn inside(&self, master: usize) -> Option<String> {
