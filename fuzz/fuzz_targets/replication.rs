@@ -25,7 +25,10 @@ fuzz_target!(|bytes: &[u8]| {
         let mut again = Vec::new();
         frame::write(&frame, &mut again);
         let (length, sum) = frame::header(*again.first_chunk().unwrap()).unwrap();
-        assert_eq!((length, frame::read(&again[frame::HEADER..], sum).as_ref()), (again.len() - frame::HEADER, Ok(&frame)));
+        assert_eq!(
+            (length, frame::read(&again[frame::HEADER..], sum).as_ref()),
+            (again.len() - frame::HEADER, Ok(&frame))
+        );
         match follower.take(frame, &mut replica) {
             Ok(Some(number)) => {
                 assert!(number >= acknowledged);
