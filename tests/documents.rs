@@ -13,13 +13,14 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 6] = [
+const COMMANDS: [&str; 7] = [
     "moongate gateway",
     "moongate up",
     "moongate loadtest",
     "moongate loadtest run",
     "moongate loadtest engine",
     "moongate loadtest simulate",
+    "moongate loadtest live",
 ];
 
 /// Metrics with labels that one request to a fleet without failures does not show, or shows only if engines are quick to tell its

@@ -97,12 +97,63 @@ async fn headers_of_the_message_pass_and_those_of_the_connection_do_not() {
     }
 }
 
+fn script(role: &'static str) -> Script {
+    Script {
+        model: "sim",
+        dp_size: 1,
+        sglang_role: Some(role),
+        mooncake_query: None,
+        server_info: Vec::new(),
+    }
+}
+
+/// The prefill takes the smallest priority first, the decode the largest; what a client asks for does not count. Of two equal
+/// prompts the one that came first goes first.
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_order_by_priority_get_the_gateways() {
+    let ordered = |role, smallest_first: bool| {
+        let server_info = vec![
+            ("enable_priority_scheduling", json!(true)),
+            ("disable_priority_preemption", json!(true)),
+            ("schedule_low_priority_values_first", json!(smallest_first)),
+        ];
+        Script { server_info, ..script(role) }
+    };
+    let answer = || Answer::json(r#"{"object":"text_completion","choices":[]}"#);
+    let prefill = Scripted::start(ordered("prefill", true), answer()).await;
+    let decode = Scripted::start(ordered("decode", false), answer()).await;
+    let gateway = Gateway::start_ready(&[
+        format!("--prefill=http://{},{}", prefill.address, prefill.address.port()),
+        format!("--decode=http://{}", decode.address),
+    ])
+    .await;
+    for body in [
+        r#"{"model":"sim","prompt":"a","max_tokens":1}"#,
+        r#"{"model":"sim","priority":-9000000000000,"prompt":"a","max_tokens":1}"#,
+    ] {
+        let response = client().post(gateway.url("/v1/completions")).body(body).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        // Priorities count milliseconds, of which a tenth is for the time of arrival.
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let priorities = async |engine: &Scripted| -> Vec<i64> {
+        let bodies = engine.received(2).await;
+        bodies
+            .iter()
+            .map(|got| serde_json::from_slice::<Value>(&got.body).unwrap()["priority"].as_i64().unwrap())
+            .collect()
+    };
+    let at_prefill = priorities(&prefill).await;
+    assert!(0 < at_prefill[0] && at_prefill[0] < at_prefill[1], "{at_prefill:?}");
+    let at_decode = priorities(&decode).await;
+    assert_eq!(at_decode, at_prefill.iter().map(|priority| -priority).collect::<Vec<_>>());
+}
+
 /// A decode whose stream no writer of ours would write.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_and_its_headers_pass_byte_for_byte() {
     let stream = ": welcome\n\ndata:{\"id\" : \"x\",\"choices\":[ ],\"future\":1.50}\r\n\r\nevent: odd\nid: 7\ndata: {\"t\":\"\\u00e9 é\"}\n\n\
                   data: {\"usage\":{\"prompt_tokens\":1}}\n\ndata: [DONE]\n\n";
-    let script = |role| Script { model: "sim", dp_size: 1, sglang_role: Some(role), mooncake_query: None };
     let prefill = Scripted::start(script("prefill"), Answer::events("data: {}\n\ndata: [DONE]\n\n")).await;
     let headers = vec![("x-engine", "a"), ("x-engine", "b"), ("keep-alive", "timeout=5"), ("upgrade", "h2c")];
     let decode = Scripted::start(script("decode"), Answer { headers, ..Answer::events(stream) }).await;

@@ -42,6 +42,13 @@ fn rss(id: u32) -> u64 {
     line.trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024 / 1_000_000
 }
 
+/// What else the machine does: processes that ran or wanted to, averaged over one and fifteen minutes.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap();
+    let averages: Vec<&str> = text.split_whitespace().collect();
+    format!("machine's load {} to {}", averages[0], averages[2])
+}
+
 /// A number from the environment.
 fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
@@ -61,10 +68,12 @@ async fn fill(master: &RealMaster, prompts: usize) -> Vec<RealNode> {
     }
     let keys = prompts * 2 * PAGES as usize;
     println!(
-        "filled {keys} keys in {:.0?}; master {} MB, {:.1?} of CPU",
+        "filled {keys} keys on {} nodes in {:.0?}; master {} MB, {:.1?} of CPU; {}",
+        nodes.len(),
         begun.elapsed(),
         rss(master.id()),
-        cpu(master.id())
+        cpu(master.id()),
+        load(),
     );
     nodes
 }
@@ -85,12 +94,13 @@ async fn read(master: &RealMaster, engines: &Engines, index_pages: usize) -> (Bi
     }
     println!(
         "index of {index_pages} pages: read in {:.0?}; {} pages; gateway {before} MB before, {largest} at most, {} after, {:.1?} of CPU; \
-         master {masters} MB at most, {:.1?} of CPU",
+         master {masters} MB at most, {:.1?} of CPU; {}",
         begun.elapsed(),
         metric_at(&client, &admin, "moongate_index_pages").await,
         rss(gateway.id()),
         cpu(gateway.id()) - own,
         cpu(master.id()) - used,
+        load(),
     );
     (gateway, admin)
 }

@@ -123,7 +123,7 @@ async fn write(master: Master, known: Arc<Known>) {
         };
         let Ok(replicas) = master.call::<PutStart, String>(&begin).await else { return };
         known.write(&key, &replicas.unwrap());
-        if number % 7 == 0 {
+        if number.is_multiple_of(7) {
             // Some are never ended.
             continue;
         }
@@ -136,7 +136,7 @@ async fn write(master: Master, known: Arc<Known>) {
         let Ok(ended) = master.call::<PutEnd, String>(&end).await else { return };
         ended.unwrap();
         known.stored.lock().insert(key.clone());
-        if number % 5 == 0 {
+        if number.is_multiple_of(5) {
             known.stored.lock().remove(&key);
             let remove = RemoveArguments { key: key.clone(), force: true, tenant: tenant.clone() };
             let Ok(removed) = master.call::<Remove, String>(&remove).await else { return };

@@ -5,11 +5,13 @@ mod world;
 
 use std::time::Duration;
 
-use moongate_loadtest::engine::{Connector, Fault, FaultPlan, KvEvents, SimConfig};
+use moongate_loadtest::engine::{
+    Connector, Face, Fault, FaultPlan, KvEvents, Role, SimConfig, SimEngine, SimFleet, StoreAdmin,
+};
 use serde_json::{Value, json};
 
 use world::PATIENCE;
-use world::fleet::{Fleet, World};
+use world::fleet::{Engines, Fleet, World};
 
 /// Tokens of a conversation: its name, and how long it has become.
 fn tokens(conversation: u32, length: u32) -> Vec<u32> {
@@ -107,6 +109,34 @@ async fn hits_are_foretold_exactly() {
         assert_eq!(metric(&world, "moongate_prediction_missed_tokens_total").await, 0);
         assert!(metric(&world, "moongate_prediction_cached_tokens_total{tier=\"l1\"}").await > 10_000);
     }
+}
+
+/// Two engines share a store: what one has computed, the other is foretold to load, and does.
+#[tokio::test(flavor = "multi_thread")]
+async fn hits_in_a_simulated_store_are_foretold() {
+    // An engine fetches no more than what its host level has beyond the device's.
+    let tune = |config: SimConfig| SimConfig {
+        device_tokens: 10_000,
+        host_tokens: 100_000,
+        use_storage: true,
+        ..with_events(config)
+    };
+    let store = SimFleet::new(1_000_000);
+    let admin = StoreAdmin::start(&store, "sim").await.unwrap();
+    let start = || SimEngine::start_in(tune(SimConfig::new(Role::Plain, Face::Sglang)), &store);
+    let (first, second) = (start().await.unwrap(), start().await.unwrap());
+    let prompt = tokens(1, 2_000);
+    let body = json!({"model": "sim", "prompt": prompt, "max_tokens": 3});
+    let direct = world::client().post(format!("{}/v1/completions", first.url())).json(&body);
+    assert_eq!(direct.send().await.unwrap().status(), 200);
+    let flags = vec![format!("--worker={}", second.url()), format!("--mooncake-admin={}", admin.addr())];
+    let gateway = world::gateway::Gateway::start_ready(&flags).await;
+    let engines = Engines { prefills: vec![], decodes: vec![], workers: vec![second] };
+    let world = World { engines, gateway, client: world::client() };
+    settled(&world, &body, usable(&world, 2_000)).await;
+    assert_eq!(predict(&world, &body).await["l3_tokens"], usable(&world, 2_000));
+    assert!(ask(&world, &body).await > 1_900);
+    assert_eq!(world.engines.workers[0].stats().cached_storage_tokens, usable(&world, 2_000));
 }
 
 #[tokio::test(flavor = "multi_thread")]

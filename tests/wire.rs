@@ -94,6 +94,7 @@ impl Stage {
             dp_size: cast.dp_size,
             sglang_role: cast.sglang.then_some(role),
             mooncake_query: cast.mooncake_query.clone(),
+            server_info: Vec::new(),
         };
         let prefill = Scripted::start(script("prefill"), prefill).await;
         let decode = Scripted::start(script("decode"), decode).await;

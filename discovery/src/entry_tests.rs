@@ -20,6 +20,7 @@ fn facts(version: &str) -> EngineFacts {
         events: None,
         host_cache: None,
         store: None,
+        priority_order: None,
     }
 }
 

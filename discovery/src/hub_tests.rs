@@ -24,6 +24,7 @@ fn facts(models: &[&str], transfer: Option<KvTransfer>) -> EngineFacts {
         events: None,
         host_cache: None,
         store: None,
+        priority_order: None,
     }
 }
 

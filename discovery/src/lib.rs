@@ -37,5 +37,5 @@ pub use start::{probe_once, start};
 pub use static_file::StaticInstance;
 pub use topology::{
     Bootstrap, Declared, Engine, EngineFacts, Instance, InstanceId, KvConnector, KvTransfer, Place,
-    Readiness, Role, Source, Topology,
+    PriorityOrder, Readiness, Role, Source, Topology,
 };

@@ -199,6 +199,18 @@ pub struct EngineFacts {
     pub host_cache: Option<bool>,
     /// How it keeps pages in a Mooncake store; `None` if it uses none.
     pub store: Option<KvStore>,
+    /// In which order it takes waiting requests by the priority in their bodies; `None` if it does not, or would stop running requests
+    /// for it.
+    pub priority_order: Option<PriorityOrder>,
+}
+
+/// Which priorities an engine takes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PriorityOrder {
+    /// SGLang with `--schedule-low-priority-values-first`.
+    SmallestFirst,
+    /// SGLang without it.
+    LargestFirst,
 }
 
 /// Hand-off facts of one engine.

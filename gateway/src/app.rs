@@ -12,7 +12,7 @@ use moongate_telemetry::Traces;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::GatewayOptions;
-use crate::dispatch::{Aborter, Desk, Dispatcher};
+use crate::dispatch::{Aborter, Clock, Desk, Dispatcher};
 use crate::feedback::{Decisions, Metrics};
 use crate::fleet::{Endpoint, FleetReader, check_health, follow, poll_loads};
 use crate::ingress::{Gateway, admin_router, public_router};
@@ -111,7 +111,9 @@ pub async fn start(
     let settings = options.scheduler_settings();
     let scheduler = Scheduler::new(options.policy.build(&settings), settings);
     let decisions = Arc::new(Decisions::new(options.kept_decisions));
-    let desk = Desk::new(scheduler, options.held_requests, decisions.clone(), fleet.clone(), metrics.clone());
+    let clock = Clock::start(options.time_scale);
+    let room = options.held_requests;
+    let desk = Desk::new(scheduler, clock, room, decisions.clone(), fleet.clone(), metrics.clone());
     supervisor.spawn("attend to held requests", desk.clone().attend(supervisor.token()));
     if !options.load_interval.is_zero() {
         let client = reqwest::Client::builder().no_proxy().build()?;

@@ -183,6 +183,11 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "ENDPOINT", env = "MOONGATE_MOONCAKE_EVENTS", requires = "mooncake_admin")]
     pub mooncake_events: Option<moongate_zmtp::Endpoint>,
 
+    /// How many times faster than real engines the engines are: simulated ones with the same --time-scale. The scheduler's seconds pass
+    /// so many times faster; all other times stay as they are.
+    #[arg(long, value_name = "N", env = "MOONGATE_TIME_SCALE", default_value_t = 1.0, value_parser = parse_factor)]
+    pub time_scale: f64,
+
     /// Pages that the index of KV caches holds at most, 24 bytes each. Default 8 million, at most 192 MB: 512 million tokens in pages
     /// of 64.
     #[arg(long, value_name = "N", env = "MOONGATE_INDEX_PAGES", default_value_t = 8_000_000)]

@@ -14,6 +14,7 @@ use url::Url;
 
 use crate::engine::{Connector, Face, Fault, FaultPlan, KvEvents, Role, SimConfig, SimEngine, SimFleet};
 use crate::generate::{self, Arrivals, Limits, Report, Target, TargetApi};
+use crate::live::{LiveArgs, live};
 use crate::simulate::{SimulateArgs, simulate};
 
 /// Simulated engines and load.
@@ -25,6 +26,8 @@ pub enum LoadtestCommand {
     Run(Box<RunArgs>),
     /// Compare scheduling policies on a simulated fleet.
     Simulate(Box<SimulateArgs>),
+    /// Compare scheduling policies in real gateways between simulated engines on compressed time, beside the simulator.
+    Live(Box<LiveArgs>),
 }
 
 /// Arguments of `moongate loadtest engine`.
@@ -154,6 +157,11 @@ pub async fn run(command: LoadtestCommand, supervisor: &Supervisor) -> anyhow::R
         LoadtestCommand::Engine(args) => run_engine(*args, supervisor).await,
         LoadtestCommand::Run(args) => run_load(*args, supervisor).await,
         LoadtestCommand::Simulate(args) => run_simulation(args, supervisor).await,
+        LoadtestCommand::Live(args) => {
+            let (table, agrees) = live(&args, supervisor).await?;
+            tell(&table);
+            Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
     }
 }
 

@@ -5,11 +5,13 @@
 //!   end-to-end tests run on them.
 //! * [`generate`] – an open-loop load generator for any OpenAI-compatible endpoint, by rate or by trace.
 //! * [`simulate`] – a discrete-event simulator of a fleet around the scheduler that the gateway runs.
+//! * [`live`] – the gateway itself between simulated engines on compressed time, beside the simulator.
 //! * [`cli`] – the `moongate loadtest …` commands.
 
 pub mod cli;
 pub mod engine;
 pub mod generate;
+pub mod live;
 pub mod simulate;
 
 pub use cli::{LoadtestCommand, run};

@@ -11,9 +11,10 @@ pub struct Decision {
     pub route: Route,
     /// What the caller must add to its book until the request ends.
     pub booking: Booking,
-    /// Its place in the engine's own queue, for engines that can be told (SGLang's `priority` with low values first): smaller goes
-    /// first. Expected milliseconds of computation, less what it has waited. `None` from policies without an order.
-    pub engine_priority: Option<i32>,
+    /// Its place in the engine's own queue, for engines that can be told (SGLang's `priority`): smaller goes first. Expected milliseconds
+    /// of computation and a share of the time of arrival by the caller's clock, so that whoever comes later must be ever shorter to
+    /// overtake and nobody starves. `None` from policies without an order.
+    pub engine_priority: Option<i64>,
     /// Predicted time to first token; `None` from policies that do not predict.
     pub predicted_ttft: Option<Seconds>,
     /// Why.
@@ -99,6 +100,8 @@ pub struct Terms {
     pub duplicate: Seconds,
     /// Price of the engine's time for the requests that are held behind.
     pub congestion: Seconds,
+    /// Price of computing a prompt of this length where those of another length are.
+    pub length: Seconds,
     /// Load of the decode that would take over, and its distance.
     pub decode: Seconds,
     /// Tokens of the prompt that the engine need not compute.

@@ -18,6 +18,7 @@ mod prefill_queue;
 mod request;
 mod scheduler;
 mod service;
+mod service_mix;
 mod settings;
 mod snapshot;
 
@@ -32,5 +33,6 @@ pub use prediction::{L3Run, Medium, Prediction, TierHits};
 pub use request::{Request, Seconds};
 pub use scheduler::{Ask, Event, Scheduler, Ticket};
 pub use service::ServiceModel;
+pub use service_mix::ServiceMix;
 pub use settings::{Settings, TtftTarget};
 pub use snapshot::Snapshot;

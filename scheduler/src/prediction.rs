@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::cluster::{InstanceIx, Place};
+use crate::estimate::farthest;
 
 /// Hits per instance, in the cluster's order. Empty where nothing is known.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -24,6 +25,14 @@ impl Prediction {
     #[must_use]
     pub fn hits(&self, instance: InstanceIx) -> TierHits {
         self.per_instance.get(instance.at()).copied().unwrap_or_default()
+    }
+
+    /// Most tokens that any instance would take from the shared store, each counted as often as it takes longer than one nearby: an upper
+    /// bound.
+    #[must_use]
+    pub fn stored(&self) -> f64 {
+        let most = self.per_instance.iter().map(|hits| hits.l3_tokens).max().unwrap_or(0);
+        farthest(&self.shared) * f64::from(most)
     }
 
     /// Tokens of the prompt that `instance` need not compute, as far as known.

@@ -16,6 +16,7 @@ use crate::learn::{Learner, Work};
 use crate::policy::{Input, Policy, Round, Verdict};
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
+use crate::service_mix::ServiceMix;
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
 
@@ -80,6 +81,7 @@ pub struct Scheduler {
     wake_at: Option<Seconds>,
     /// Share of its computation that a prompt usually needs.
     uncached: f64,
+    mix: ServiceMix,
     /// The latest time heard of.
     now: Seconds,
     /// Held requests that this poll has not decided on yet.
@@ -96,6 +98,8 @@ struct Held {
     number: u64,
     ticket: Ticket,
     arrived: Seconds,
+    /// [`Prediction::stored`] of its prediction.
+    stored: f64,
     ask: Ask,
 }
 
@@ -125,6 +129,7 @@ impl Scheduler {
             decided: 0,
             wake_at: None,
             uncached: 1.0,
+            mix: ServiceMix::default(),
             now: 0.0,
             unasked: 0,
             captures: false,
@@ -196,7 +201,8 @@ impl Scheduler {
     pub fn submit(&mut self, now: Seconds, ticket: Ticket, ask: Ask) {
         let number = self.submitted;
         self.submitted += 1;
-        let mut held = Held { rank: 0.0, number, ticket, arrived: now, ask };
+        let stored = ask.prediction.stored();
+        let mut held = Held { rank: 0.0, number, ticket, arrived: now, stored, ask };
         self.read_loads(now);
         held.rank = self.rank(&held);
         self.hold(held);
@@ -210,7 +216,13 @@ impl Scheduler {
             return;
         }
         self.read_loads(now);
-        self.policy.begin(&Round { cluster: &self.cluster, loads: &self.loads, held: self.held.len(), now });
+        self.policy.begin(&Round {
+            cluster: &self.cluster,
+            loads: &self.loads,
+            held: self.held.len(),
+            most_stored: self.held.iter().map(|held| held.stored).fold(0.0, f64::max),
+            now,
+        });
         let mut held = std::mem::take(&mut self.held);
         self.unasked = held.len();
         if let Some(aged) = self.aged(now, &held) {
@@ -235,6 +247,7 @@ impl Scheduler {
             cluster: &self.cluster,
             loads: &self.loads,
             prediction: &held.ask.prediction,
+            mix: &self.mix,
             now,
             arrived: held.arrived,
             sequence: self.decided,
@@ -253,6 +266,7 @@ impl Scheduler {
             cluster: &self.cluster,
             loads: &self.loads,
             prediction: &held.ask.prediction,
+            mix: &self.mix,
             now,
             arrived: held.arrived,
             sequence: self.decided,
@@ -310,6 +324,7 @@ impl Scheduler {
     pub fn refresh(&mut self, ticket: Ticket, prediction: Prediction) {
         let Some(position) = self.held.iter().position(|held| held.ticket == ticket) else { return };
         let mut held = self.held.remove(position);
+        held.stored = prediction.stored();
         held.ask.prediction = prediction;
         self.read_loads(self.now);
         held.rank = self.rank(&held);
@@ -416,6 +431,7 @@ impl Scheduler {
             let estimate = Estimate::of(input_tokens, prediction, (entry, instance), load, load.prefill_wait);
             let share = estimate.service / load.service.seconds(input_tokens, 0);
             self.uncached += TYPICAL_GAIN * (share - self.uncached);
+            self.mix.add(estimate.service / load.service.speed);
             book.enter();
             book.push_prefill(now, held.ticket, input_tokens, decision.booking.prefill_tokens, &estimate);
         }

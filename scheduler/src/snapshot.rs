@@ -7,6 +7,7 @@ use crate::decision::Refusal;
 use crate::policy::{Input, PolicyName, Round, Verdict};
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
+use crate::service_mix::ServiceMix;
 use crate::settings::Settings;
 
 /// What a policy was asked. Policies that keep a picture of their own of what was sent where may answer otherwise without it.
@@ -24,6 +25,8 @@ pub struct Snapshot {
     pub loads: Vec<Load>,
     /// Held requests that had not been decided on yet, this one included.
     pub held: usize,
+    /// What prompts the engines had had to compute of late.
+    pub mix: ServiceMix,
     /// Cache hits; the keys of the prompt's pages are left out.
     pub prediction: Prediction,
     /// When it was decided.
@@ -47,6 +50,7 @@ impl Snapshot {
             instances: input.cluster.instances().to_vec(),
             loads: input.loads.to_vec(),
             held,
+            mix: input.mix.clone(),
             prediction: Prediction { pages: [].into(), ..input.prediction.clone() },
             now: input.now,
             arrived: input.arrived,
@@ -62,12 +66,19 @@ impl Snapshot {
     pub fn replay(&self) -> Result<Verdict, Refusal> {
         let cluster = Cluster::new(self.instances.clone());
         let mut policy = self.policy.build(&self.settings);
-        policy.begin(&Round { cluster: &cluster, loads: &self.loads, held: self.held, now: self.now });
+        policy.begin(&Round {
+            cluster: &cluster,
+            loads: &self.loads,
+            held: self.held,
+            most_stored: self.prediction.stored(),
+            now: self.now,
+        });
         policy.decide(&Input {
             request: &self.request,
             cluster: &cluster,
             loads: &self.loads,
             prediction: &self.prediction,
+            mix: &self.mix,
             now: self.now,
             arrived: self.arrived,
             sequence: self.sequence,

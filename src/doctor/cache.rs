@@ -129,6 +129,7 @@ mod tests {
             events: Some(vec![source(Some("tcp://10.0.0.1:5657"))]),
             host_cache: Some(true),
             store: None,
+            priority_order: None,
         }
     }
 

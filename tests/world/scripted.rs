@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
 use moongate_runtime::Supervisor;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -29,6 +29,8 @@ pub(crate) struct Script {
     pub(crate) sglang_role: Option<&'static str>,
     /// The Mooncake bootstrap server's answer to `/query`.
     pub(crate) mooncake_query: Option<String>,
+    /// More members of SGLang's `/server_info`.
+    pub(crate) server_info: Vec<(&'static str, Value)>,
 }
 
 /// A request as it came.
@@ -143,11 +145,16 @@ fn probe(script: &Script, path: &str) -> Response {
         ("/v1/models", ..) => {
             json!({"object": "list", "data": [{"id": model, "object": "model"}]}).to_string()
         }
-        ("/server_info", Some(role), _) => json!({
-            "model_path": model, "served_model_name": model, "disaggregation_mode": role, "version": "0.5.23",
-            "dp_size": dp_size, "page_size": 32,
-        })
-        .to_string(),
+        ("/server_info", Some(role), _) => {
+            let mut info = json!({
+                "model_path": model, "served_model_name": model, "disaggregation_mode": role, "version": "0.5.23",
+                "dp_size": dp_size, "page_size": 32,
+            });
+            for (key, value) in &script.server_info {
+                info[key] = value.clone();
+            }
+            info.to_string()
+        }
         ("/route", Some("prefill"), _) => json!({"dp_size": dp_size, "page_size": 32}).to_string(),
         ("/version", None, _) => json!({"version": "0.32.0"}).to_string(),
         ("/metrics", None, _) => (0..*dp_size)

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::cache::PrefetchPolicy;
-use crate::topology::{KvConnector, Role};
+use crate::topology::{KvConnector, PriorityOrder, Role};
 
 /// Most model names taken from one engine.
 const MAX_MODELS: usize = 1024;
@@ -17,6 +17,9 @@ pub(crate) const MAX_RANKS: u32 = 4096;
 const MAX_ALGORITHM: usize = 64;
 /// Longest path of a tokenizer that is taken: Linux has none that is longer.
 const MAX_PATH: usize = 4096;
+/// Priorities count milliseconds. An engine that stops running requests only for differences from here on, more than a quarter of an hour,
+/// is taken for one that stops none.
+const NO_PREEMPTION: u64 = 1_000_000;
 
 /// SGLang's `/server_info`: its server arguments and state; `/model_info` has the first half of these members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -70,6 +73,14 @@ pub(crate) struct ServerInfo {
     pub(crate) hicache_storage_backend_extra_config: Option<Value>,
     #[serde(default)]
     pub(crate) hicache_object_layout: Option<Value>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) enable_priority_scheduling: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) schedule_low_priority_values_first: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) disable_priority_preemption: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) priority_scheduling_preemption_threshold: Option<u64>,
     #[serde(default)]
     pub(crate) kv_events: Option<Value>,
     #[serde(default)]
@@ -109,6 +120,19 @@ impl ServerInfo {
             None => tokenizer(self.tokenizer_path.as_deref().or(self.model_path.as_deref())),
             Some(_) => None,
         }
+    }
+
+    /// How it orders waiting requests by priority, if it does that and stops no running ones for it.
+    pub(crate) fn priority_order(&self) -> Option<PriorityOrder> {
+        let preempts = self.disable_priority_preemption != Some(true)
+            && self.priority_scheduling_preemption_threshold.is_none_or(|least| least < NO_PREEMPTION);
+        if self.enable_priority_scheduling != Some(true) || preempts {
+            return None;
+        }
+        Some(match self.schedule_low_priority_values_first {
+            Some(true) => PriorityOrder::SmallestFirst,
+            _ => PriorityOrder::LargestFirst,
+        })
     }
 
     pub(crate) fn role(&self) -> Option<Role> {

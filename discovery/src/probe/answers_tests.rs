@@ -53,6 +53,25 @@ fn a_missing_mode_is_not_a_plain_engine() {
 }
 
 #[test]
+fn an_engine_orders_by_priority_if_it_says_so_and_stops_nothing_for_it() {
+    let order = |members: &str| {
+        let text = format!(r#"{{"model_path":"/m"{members}}}"#);
+        ServerInfo::parse(text.as_bytes()).unwrap().priority_order()
+    };
+    assert_eq!(ServerInfo::parse(RECORDED_SERVER_INFO).unwrap().priority_order(), None);
+    assert_eq!(order(r#","enable_priority_scheduling":true"#), None, "it may stop running requests");
+    assert_eq!(
+        order(r#","enable_priority_scheduling":true,"disable_priority_preemption":true"#),
+        Some(PriorityOrder::LargestFirst)
+    );
+    let old = r#","enable_priority_scheduling":true,"schedule_low_priority_values_first":true"#;
+    let threshold = |least| format!(r#"{old},"priority_scheduling_preemption_threshold":{least}"#);
+    assert_eq!(order(&threshold("10")), None);
+    assert_eq!(order(&threshold("1000000000")), Some(PriorityOrder::SmallestFirst));
+    assert_eq!(order(r#","enable_priority_scheduling":false,"disable_priority_preemption":true"#), None);
+}
+
+#[test]
 fn recorded_metrics_name_the_connector() {
     let nixl = Metrics::parse(RECORDED_NIXL_DECODE);
     assert_eq!(nixl.connector(), Some(KvConnector::Nixl));

@@ -42,6 +42,7 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, mut info
         events: events::with_declared(listed, dp_size, Some(events::sglang(&info, &listed.host))),
         host_cache: info.enable_hierarchical_cache,
         store: store::sglang(&info, &listed.declared.kv),
+        priority_order: info.priority_order(),
     };
     if let Some((concluded, mend)) = role_mismatch(listed.role, facts.reported_role) {
         let reason = format!("{}: {}", listed.url, talk.mend(concluded, mend));

@@ -46,6 +46,7 @@ pub(super) async fn probe(talk: &mut Conversation<'_>, listed: &Listed, version:
         events: None,
         host_cache: metrics.offloading,
         store: with_store.then(|| store::vllm(models.root.as_deref(), kv)),
+        priority_order: None,
     };
     facts.events = events::with_declared(listed, facts.dp_size, sources);
     if listed.role == Role::Plain {

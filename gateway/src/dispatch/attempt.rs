@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use http::Response;
 use moongate_discovery::KvTransfer;
+use moongate_scheduler::Decision;
 use serde::de::IgnoredAny;
 
 use super::abort::{Aborter, Ticket};
@@ -81,7 +82,8 @@ pub(crate) async fn attempt(
     aborter: &Arc<Aborter>,
     span: &RequestSpan,
 ) -> Result<Started, Failure> {
-    let Chosen { entry, exit, booked, .. } = chosen;
+    let Chosen { entry, exit, booked, decision } = chosen;
+    let decision = decision.as_ref();
     let mut suspect = None;
     let pair = match exit {
         Some(exit) => {
@@ -89,10 +91,11 @@ pub(crate) async fn attempt(
             if facts.is_some_and(|facts| matches!(facts.transfer, Some(KvTransfer::VllmMooncake { .. }))) {
                 suspect = Some(entry.clone());
             }
-            start_pair(ask, &entry, &exit, limits, aborter, span).await?
+            start_pair(ask, decision, (&entry, &exit), limits, aborter, span).await?
         }
         None => {
-            let request = ask.prepare(&entry.endpoint, Spliced::verbatim(ask.body.clone()), Vec::new());
+            let body = sglang::worker_body(ask, sglang::priority(decision, entry.facts()));
+            let request = ask.prepare(&entry.endpoint, body, Vec::new());
             let main = leg(Side::Worker, &entry.endpoint, request, limits.main(ask), span);
             Pair::new(None, main, Side::Worker, aborter.clone())
         }
@@ -119,8 +122,8 @@ fn leg(
 
 async fn start_pair(
     ask: &Ask,
-    prefill: &Member,
-    exit: &Exit,
+    decision: Option<&Decision>,
+    (prefill, exit): (&Member, &Exit),
     limits: AttemptLimits,
     aborter: &Arc<Aborter>,
     span: &RequestSpan,
@@ -155,11 +158,12 @@ async fn start_pair(
     match protocol {
         Protocol::Sglang(bootstrap) => {
             let rid: Arc<str> = id.into();
-            let body = sglang::body(ask, bootstrap, ranks, &rid, fastrand::u64(..));
+            let tie = sglang::Tie { bootstrap, ranks, rid: &rid, entropy: fastrand::u64(..) };
+            let body = |facts| sglang::body(ask, tie, sglang::priority(decision, facts));
+            let (p_body, d_body) = (body(Some(facts)), body(exit.decode.facts()));
+            let prefill = leg(Side::Prefill, p, ask.prepare(p, p_body, p_headers), limits.prefill, span);
+            let main = leg(Side::Decode, d, ask.prepare(d, d_body, d_headers), limits.main(ask), span);
             let ticket = Ticket { rid };
-            let prefill =
-                leg(Side::Prefill, p, ask.prepare(p, body.clone(), p_headers), limits.prefill, span);
-            let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main(ask), span);
             let (prefill, main) = (prefill.with_ticket(ticket.clone()), main.with_ticket(ticket));
             Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
         }

@@ -10,11 +10,12 @@ use moongate_scheduler::{
 };
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Duration, Instant, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::ask::Ask;
 use super::booked::Booked;
+use super::clock::Clock;
 use super::decide::{Chosen, Pickiness, Wish, choose_passthrough, engines};
 use crate::feedback::{Decisions, Metrics};
 use crate::fleet::{Endpoint, Fleet, FleetReader};
@@ -32,7 +33,7 @@ pub(crate) struct Desk {
     room: usize,
     fleet: FleetReader,
     metrics: Arc<Metrics>,
-    start: Instant,
+    clock: Clock,
 }
 
 struct State {
@@ -71,6 +72,7 @@ impl Desk {
     /// A desk at which at most `room` requests wait.
     pub(crate) fn new(
         mut scheduler: Scheduler,
+        clock: Clock,
         room: usize,
         decisions: Arc<Decisions>,
         fleet: FleetReader,
@@ -86,14 +88,7 @@ impl Desk {
             next: 0,
             events: Vec::new(),
         };
-        Arc::new(Self {
-            state: Mutex::new(state),
-            moved: Notify::new(),
-            room,
-            fleet,
-            metrics,
-            start: Instant::now(),
-        })
+        Arc::new(Self { state: Mutex::new(state), moved: Notify::new(), room, fleet, metrics, clock })
     }
 
     /// Waits for a route that avoids the engines in `tried`. Dropping the future gives the place up.
@@ -185,12 +180,11 @@ impl Desk {
         let mut generation = self.fleet.subscribe();
         loop {
             let wake_at = self.state.lock().scheduler.wake_at();
-            let wake_at = wake_at.and_then(|at| Duration::try_from_secs_f64(at.max(0.0)).ok());
-            let wake_at = wake_at.and_then(|after| self.start.checked_add(after));
+            let wake_at = wake_at.and_then(|at| self.clock.when(at));
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = self.moved.notified() => {}
-                () = sleep_until(wake_at.unwrap_or(self.start)), if wake_at.is_some() => self.change(|_, _| ()),
+                () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => self.change(|_, _| ()),
                 changed = generation.changed() => match changed {
                     Ok(()) => self.change(|_, _| ()),
                     Err(_) => return,
@@ -203,7 +197,7 @@ impl Desk {
     fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State, f64) -> R) -> R {
         let (result, told, moved) = {
             let mut state = self.state.lock();
-            let now = self.start.elapsed().as_secs_f64();
+            let now = self.clock.now();
             let before = state.scheduler.wake_at();
             state.follow(now, self.fleet.current());
             let result = change(&mut state, now);

@@ -1,10 +1,11 @@
 //! SGLang's disaggregation on the wire: the same body to both engines at once, with the bootstrap triple and a
-//! request id of our own appended.
+//! request id of our own appended, and the priority for engines that order their queue by it.
 
 use std::fmt::Write as _;
 
 use bytes::Bytes;
-use moongate_discovery::Bootstrap;
+use moongate_discovery::{Bootstrap, EngineFacts, PriorityOrder};
+use moongate_scheduler::Decision;
 
 use super::ask::Ask;
 use crate::prompt::{Edit, Member, Spliced};
@@ -16,16 +17,54 @@ pub(super) struct Ranks {
     pub(super) decode: (u32, u32),
 }
 
-/// The body of both legs.
-pub(super) fn body(ask: &Ask, bootstrap: &Bootstrap, ranks: Ranks, rid: &str, entropy: u64) -> Spliced {
+/// What ties the legs of a pair together: the same on both.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tie<'a> {
+    pub(super) bootstrap: &'a Bootstrap,
+    pub(super) ranks: Ranks,
+    pub(super) rid: &'a str,
+    pub(super) entropy: u64,
+}
+
+/// The body of a leg.
+pub(super) fn body(ask: &Ask, tie: Tie<'_>, priority: Option<i64>) -> Spliced {
     let sequences = if is_batch(ask) { Some(ask.head.sequences()) } else { None };
-    let triple = bootstrap_members(bootstrap, ranks, sequences, entropy);
-    if ask.head.has(Member::Rid) {
-        let edit = Edit::new(Member::Rid, format!("\"{rid}\""));
-        return Spliced::new(&ask.body, &ask.head, &[edit], Bytes::from(triple));
+    let triple = bootstrap_members(tie.bootstrap, tie.ranks, sequences, tie.entropy);
+    let mut members = vec![(Member::Rid, format!("\"{}\"", tie.rid))];
+    members.extend(priority.map(|priority| (Member::Priority, priority.to_string())));
+    with_members(ask, members, triple)
+}
+
+/// The body for a worker that serves alone: the client's own unless the worker orders its queue by priority.
+pub(super) fn worker_body(ask: &Ask, priority: Option<i64>) -> Spliced {
+    match priority {
+        Some(priority) => with_members(ask, vec![(Member::Priority, priority.to_string())], String::new()),
+        None => Spliced::verbatim(ask.body.clone()),
     }
-    let appended = format!("{triple},\"rid\":\"{rid}\"");
-    Spliced::new(&ask.body, &ask.head, &[], Bytes::from(appended))
+}
+
+/// What to write as the priority for an engine with these facts; `None` leaves the client's own, which such an engine ignores.
+pub(super) fn priority(decision: Option<&Decision>, facts: Option<&EngineFacts>) -> Option<i64> {
+    let smallest_first = decision?.engine_priority?;
+    Some(match facts?.priority_order? {
+        PriorityOrder::SmallestFirst => smallest_first,
+        PriorityOrder::LargestFirst => -smallest_first,
+    })
+}
+
+/// The client's body with `members` in place of its own, and `appended` members that it cannot have.
+fn with_members(ask: &Ask, members: Vec<(Member, String)>, mut appended: String) -> Spliced {
+    let mut edits = Vec::with_capacity(members.len());
+    for (member, value) in members {
+        if ask.head.has(member) {
+            edits.push(Edit::new(member, value));
+        } else {
+            let comma = if appended.is_empty() { "" } else { "," };
+            // Writing into a String does not fail.
+            let _infallible = write!(appended, "{comma}\"{}\":{value}", member.key());
+        }
+    }
+    Spliced::new(&ask.body, &ask.head, &edits, Bytes::from(appended))
 }
 
 /// Whether the engine sees more than one sequence, or one sequence in an array.

@@ -4,36 +4,52 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_scheduler::index::{EngineSlot, Hits, PageIndex, Size};
-use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Index entries swept while the lock is held once: a few microseconds.
-const SWEPT_AT_ONCE: usize = 1024;
+use super::brief_lock::BriefLock;
+
+/// Pages that are read while the lock is held once, as in a step of a lookup: two microseconds.
+const READ_AT_ONCE: usize = 64;
+/// Pages that are changed while the lock is held once: a microsecond or two.
+const CHANGED_AT_ONCE: usize = 8;
+/// Index entries swept while the lock is held once: about as long.
+const SWEPT_AT_ONCE: usize = 128;
+/// How often that is done without a pause.
+const SWEEPS: usize = 8;
 /// Pause between two steps of a sweep, so that lookups come in between.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 
-/// Which pages are where. Writers hold the lock for small batches only, so that a lookup never waits long.
+/// Which pages are where. Everybody holds the lock for small batches only, so that nobody waits long.
 #[derive(Debug)]
 pub(crate) struct KvIndex {
-    pages: RwLock<PageIndex>,
+    pages: BriefLock<PageIndex>,
     sweep: Notify,
 }
 
 impl KvIndex {
     /// An index of at most `max_pages` pages.
     pub(crate) fn new(max_pages: usize) -> Arc<Self> {
-        Arc::new(Self { pages: RwLock::new(PageIndex::new(max_pages)), sweep: Notify::new() })
+        Arc::new(Self { pages: BriefLock::new(PageIndex::new(max_pages)), sweep: Notify::new() })
     }
 
     /// Which engines have how much of a prompt.
     pub(crate) fn lookup(&self, keys: &[u64], hits: &mut Hits) {
-        self.pages.read().lookup(keys, hits);
+        hits.restart();
+        while !self.pages.read().lookup_step(keys, hits) {}
     }
 
     /// How many of these pages, from the first on, are complete in the store.
     pub(crate) fn shared_prefix(&self, keys: &[u64]) -> usize {
-        self.pages.read().shared_prefix(keys)
+        let mut prefix = 0;
+        for keys in keys.chunks(READ_AT_ONCE) {
+            let found = self.pages.read().shared_prefix(keys);
+            prefix += found;
+            if found < keys.len() {
+                break;
+            }
+        }
+        prefix
     }
 
     /// Whether a page is known, or can be added without displacing another.
@@ -51,6 +67,15 @@ impl KvIndex {
         result
     }
 
+    /// Applies a change to pages, a few at a time.
+    pub(crate) fn change_pages(&self, pages: &[u64], change: impl Fn(&mut PageIndex, &[u64])) {
+        // What has been read just now is changed faster, while others wait.
+        std::hint::black_box(self.pages.read().known(pages));
+        for pages in pages.chunks(CHANGED_AT_ONCE) {
+            self.change(|index| change(index, pages));
+        }
+    }
+
     /// How large it is.
     pub(crate) fn size(&self) -> Size {
         self.pages.read().size()
@@ -59,7 +84,7 @@ impl KvIndex {
     /// Removes pages that count no more, in small steps, whenever there are some.
     pub(crate) async fn keep_swept(self: Arc<Self>, stop: CancellationToken) {
         while stop.run_until_cancelled(self.sweep.notified()).await.is_some() {
-            while self.pages.write().sweep(SWEPT_AT_ONCE) {
+            while (0..SWEEPS).all(|_| self.pages.write().sweep(SWEPT_AT_ONCE)) {
                 tokio::time::sleep(SWEEP_PAUSE).await;
             }
         }

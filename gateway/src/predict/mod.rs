@@ -3,6 +3,9 @@
 //! Engines' events and the store's metadata fill one index ([`KvIndex`]); a request's tokens become page keys ([`PageKeys`]), and a lookup says how much of the
 //! prompt each engine has. All of it is a hint: whatever is missing or wrong here costs time on an engine, never a wrong answer.
 
+mod brief_lock;
+#[cfg(test)]
+mod brief_lock_tests;
 mod feeds;
 mod group;
 mod index;

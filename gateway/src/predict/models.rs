@@ -131,6 +131,7 @@ mod tests {
             events: None,
             host_cache: None,
             store: None,
+            priority_order: None,
         }
     }
 

@@ -47,10 +47,11 @@ pub(crate) enum Member {
     BootstrapPort,
     BootstrapRoom,
     Seed,
+    Priority,
 }
 
 impl Member {
-    const ALL: [(Member, &'static str); 18] = [
+    const ALL: [(Member, &'static str); 19] = [
         (Member::Model, "model"),
         (Member::Messages, "messages"),
         (Member::Prompt, "prompt"),
@@ -69,6 +70,7 @@ impl Member {
         (Member::BootstrapPort, "bootstrap_port"),
         (Member::BootstrapRoom, "bootstrap_room"),
         (Member::Seed, "seed"),
+        (Member::Priority, "priority"),
     ];
 
     /// Finds a member by its JSON key.

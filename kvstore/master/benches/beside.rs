@@ -175,7 +175,7 @@ fn load(caller: &mut Caller, case: Case, keys: &[String], fresh: &str) -> Vec<u6
                 let keys = keys[first..first + size].iter().map(String::as_str).collect();
                 let asked = KeysArguments { keys, tenant: DEFAULT_TENANT };
                 caller.call(|out| {
-                    encode_request::<BatchExistKey, &str>(1, Dialect::NEWEST, &asked, out).unwrap()
+                    encode_request::<BatchExistKey, &str>(1, Dialect::NEWEST, &asked, out).unwrap();
                 });
             }
             Case::Put => {

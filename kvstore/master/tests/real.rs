@@ -50,7 +50,7 @@ async fn life(rpc: &str, release: &str) {
 }
 
 #[tokio::test]
-async fn clients_of_every_release_live_together() {
+async fn clients_of_every_release_are_served() {
     for release in [NEWEST, "0.3.11.post1", "0.3.9"] {
         if has(release).await {
             let master = started_with(options());

@@ -7,7 +7,7 @@ use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
 use serde_json::{Map, Value, json};
 
-use super::rendezvous::{KvAsk, Missed};
+use super::rendezvous::{KvAsk, KvOffer, Missed};
 use super::reply::{self, Reply};
 use super::server::read_body;
 use super::{Connector, Engine, Face};
@@ -48,13 +48,24 @@ async fn hand_over(engine: &Engine, mut ask: KvAsk) -> Reply {
     if ask.rank.is_none() && engine.config.dp_size > 1 {
         ask.rank = room_rank(engine, &ask.key);
     }
-    match engine.places.take(&ask, |tokens| engine.timing.transfer(tokens)).await {
+    match engine.places.take(&ask, |offer| engine.timing.transfer(left_to_hand_over(engine, offer))).await {
         Ok(offer) => reply::json_ok(&serde_json::to_value(offer).unwrap_or_default()),
         Err(Missed::Unknown) => reply::text(StatusCode::NOT_FOUND, "no such request"),
         Err(Missed::Conflict) => reply::text(StatusCode::CONFLICT, "follow_bootstrap_room conflict"),
         Err(Missed::TimedOut | Missed::Full) => {
             reply::text(StatusCode::SERVICE_UNAVAILABLE, "too many requests")
         }
+    }
+}
+
+/// SGLang hands chunks over as they are computed, vLLM all at the end.
+fn left_to_hand_over(engine: &Engine, offer: &KvOffer) -> usize {
+    let tokens = offer.prompt_tokens;
+    match engine.config.face {
+        Face::Sglang => {
+            engine.config.service.last_handed_over(tokens, tokens - offer.cached.total().min(tokens))
+        }
+        Face::Vllm => tokens,
     }
 }
 

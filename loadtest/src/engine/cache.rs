@@ -1,8 +1,8 @@
 //! Prefix caches: page-granular, least recently used first out, keyed by the chained page hash.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 const NONE: u32 = u32::MAX;
@@ -63,16 +63,25 @@ impl PageLru {
         pages.iter().take_while(|page| self.contains(**page)).count()
     }
 
-    /// Makes every page of a prefix the most recently used, adding what is missing. The first page is touched
-    /// last, so a prefix loses its end first.
-    pub(crate) fn put_prefix(&mut self, pages: &[u128], page_tokens: usize) {
-        self.put_prefix_telling(pages, page_tokens, |_| {});
+    /// Makes those of `pages` that are held the most recently used, the first one last.
+    pub(crate) fn touch(&mut self, pages: &[u128]) {
+        for page in pages.iter().rev() {
+            if let Some(&slot) = self.slots.get(page) {
+                self.unlink(slot);
+                self.link_newest(slot);
+            }
+        }
     }
 
-    /// [`PageLru::put_prefix`], telling what it changes, in that order.
-    fn put_prefix_telling(&mut self, pages: &[u128], page_tokens: usize, mut tell: impl FnMut(Change)) {
+    /// Makes every page of a prefix the most recently used, adding what is missing. The first page is touched
+    /// last, so a prefix loses its end first. Tells what it changes, in that order.
+    pub(crate) fn put_prefix(&mut self, pages: &[u128], page_tokens: usize, mut tell: impl FnMut(Change)) {
         // Pages beyond the capacity would only push each other out.
         let fitting = self.capacity.checked_div(page_tokens).unwrap_or(0).min(pages.len());
+        if self.used + fitting * page_tokens > self.capacity {
+            // Room is made at the expense of other prefixes.
+            self.touch(&pages[..fitting]);
+        }
         for page in pages[..fitting].iter().rev() {
             self.put(*page, page_tokens, &mut tell);
         }
@@ -162,14 +171,20 @@ impl CachedTokens {
     }
 }
 
-/// The store that all engines of a fleet share.
-pub(crate) type SharedStore = Mutex<PageLru>;
-
 /// Which of an engine's own levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
     Device,
     Host,
+}
+
+/// How an engine came by pages of a prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// All are on the device.
+    Computed,
+    /// These came from the shared store, into host memory.
+    Fetched(Range<usize>),
 }
 
 /// One engine rank's own two levels.
@@ -189,40 +204,54 @@ impl PrefixCache {
         }
     }
 
-    /// What of a prompt of `length` tokens can be reused, contiguous from its start. At least one token is left
-    /// to compute. `threshold`: the shared store is left alone for fewer tokens than this (SGLang's
-    /// `prefetch_threshold`).
-    pub(crate) fn lookup(
+    /// Pages of a prompt of `length` tokens that can be reused: at least one token is left to compute.
+    pub(crate) fn usable<'a>(&self, pages: &'a [u128], length: usize) -> &'a [u128] {
+        &pages[..(length.saturating_sub(1) / self.page_size).min(pages.len())]
+    }
+
+    /// What of a prompt of `length` tokens can be reused, contiguous from its start. It counts as use.
+    pub(crate) fn look_up(&mut self, pages: &[u128], length: usize) -> CachedTokens {
+        let pages = self.usable(pages, length);
+        let device = self.device.leading(pages);
+        let host = pages[device..].iter().take_while(|page| self.holds(**page)).count();
+        self.device.touch(&pages[..device + host]);
+        self.host.touch(&pages[..device + host]);
+        CachedTokens { device: device * self.page_size, host: host * self.page_size, storage: 0 }
+    }
+
+    /// What was `found` of a prompt for which so many tokens came from the shared store: they are in the host level, if there is one.
+    pub(crate) fn with_fetched(
         &self,
+        found: CachedTokens,
         pages: &[u128],
         length: usize,
-        store: Option<(&SharedStore, usize)>,
+        fetched: usize,
     ) -> CachedTokens {
-        let usable = (length.saturating_sub(1) / self.page_size).min(pages.len());
-        let pages = &pages[..usable];
-        let device = self.device.leading(pages);
-        let host = self.host.leading(&pages[device..]);
-        let rest = &pages[device + host..];
-        let mut storage = 0;
-        if let Some((store, threshold)) = store
-            && rest.len() * self.page_size >= threshold
-        {
-            storage = store.lock().leading(rest);
-            if storage * self.page_size < threshold {
-                storage = 0;
-            }
-        }
-        CachedTokens {
-            device: device * self.page_size,
-            host: host * self.page_size,
-            storage: storage * self.page_size,
+        if self.has_host() {
+            let storage = fetched.min(found.host);
+            CachedTokens { host: found.host - storage, storage, ..found }
+        } else {
+            let rest = self.usable(pages, length).len() * self.page_size - found.total();
+            CachedTokens { storage: fetched.min(rest), ..found }
         }
     }
 
-    /// Keeps a prefix in both levels (the host level holds what the device level holds), telling what it changes.
-    pub(crate) fn insert(&mut self, pages: &[u128], mut tell: impl FnMut(Level, Change)) {
-        self.device.put_prefix_telling(pages, self.page_size, |change| tell(Level::Device, change));
-        self.host.put_prefix_telling(pages, self.page_size, |change| tell(Level::Host, change));
+    /// Keeps pages of a prefix, telling what it changes.
+    pub(crate) fn keep(&mut self, pages: &[u128], how: &Kept, mut tell: impl FnMut(Level, Change)) {
+        let mut on_host = pages;
+        match how {
+            // The host level holds what the device level holds.
+            Kept::Computed => {
+                self.device.put_prefix(pages, self.page_size, |change| tell(Level::Device, change));
+            }
+            Kept::Fetched(part) => on_host = pages.get(part.clone()).unwrap_or_default(),
+        }
+        self.host.put_prefix(on_host, self.page_size, |change| tell(Level::Host, change));
+    }
+
+    /// Whether there is a host level.
+    pub(crate) fn has_host(&self) -> bool {
+        self.host.capacity() > 0
     }
 
     /// Whether some level holds a page.
@@ -254,41 +283,42 @@ mod tests {
     #[test]
     fn a_prefix_loses_its_end_first() {
         let mut lru = PageLru::new(40);
-        lru.put_prefix(&[1, 2, 3, 4], 10);
-        lru.put_prefix(&[9], 10);
+        lru.put_prefix(&[1, 2, 3, 4], 10, |_| {});
+        lru.put_prefix(&[9], 10, |_| {});
         assert_eq!(lru.leading(&[1, 2, 3, 4]), 3);
     }
 
     #[test]
     fn what_was_used_last_stays() {
         let mut lru = PageLru::new(30);
-        lru.put_prefix(&[1], 10);
-        lru.put_prefix(&[2], 10);
-        lru.put_prefix(&[3], 10);
-        lru.put_prefix(&[1], 10);
-        lru.put_prefix(&[4], 10);
+        lru.put_prefix(&[1], 10, |_| {});
+        lru.put_prefix(&[2], 10, |_| {});
+        lru.put_prefix(&[3], 10, |_| {});
+        lru.put_prefix(&[1], 10, |_| {});
+        lru.put_prefix(&[4], 10, |_| {});
         assert!(lru.contains(1) && !lru.contains(2) && lru.contains(3) && lru.contains(4));
     }
 
     #[test]
-    fn levels_are_read_in_order_and_one_token_is_always_computed() {
-        let mut cache = PrefixCache::new(32, 64, 16);
-        cache.insert(&[1, 2, 3, 4], |_, _| {});
-        let store = Mutex::new(PageLru::new(1_000));
-        store.lock().put_prefix(&[1, 2, 3, 4, 5, 6], 16);
-        let hit = cache.lookup(&[1, 2, 3, 4, 5, 6], 97, Some((&store, 0)));
-        assert_eq!(hit, CachedTokens { device: 32, host: 32, storage: 32 });
-        assert_eq!(cache.lookup(&[1, 2], 32, None).total(), 16);
+    fn a_prefix_does_not_evict_itself() {
+        let mut lru = PageLru::new(40);
+        lru.put_prefix(&[1, 2, 3], 10, |_| {});
+        lru.put_prefix(&[9], 10, |_| {});
+        // 1, 2 and 3 are the oldest; making room for 4 must cost 9.
+        lru.put_prefix(&[1, 2, 3, 4], 10, |_| {});
+        assert_eq!(lru.leading(&[1, 2, 3, 4]), 4);
+        assert!(!lru.contains(9));
     }
 
     #[test]
-    fn the_shared_store_is_left_alone_below_the_threshold() {
-        let cache = PrefixCache::new(0, 0, 32);
-        let pages: Vec<u128> = (0..8).collect();
-        let store = Mutex::new(PageLru::new(10_000));
-        store.lock().put_prefix(&pages, 32);
-        assert_eq!(cache.lookup(&pages, 257, Some((&store, 256))).storage, 256);
-        assert_eq!(cache.lookup(&pages[..2], 65, Some((&store, 256))).storage, 0);
+    fn levels_are_read_in_order_and_one_token_is_always_computed() {
+        let mut cache = PrefixCache::new(32, 96, 16);
+        cache.keep(&[1, 2, 3, 4], &Kept::Computed, |_, _| {});
+        let hit = cache.look_up(&[1, 2, 3, 4, 5, 6], 97);
+        assert_eq!(hit, CachedTokens { device: 32, host: 32, storage: 0 });
+        cache.keep(&[1, 2, 3, 4, 5, 6], &Kept::Fetched(4..6), |level, _| assert_eq!(level, Level::Host));
+        assert_eq!(cache.look_up(&[1, 2, 3, 4, 5, 6], 97).host, 64);
+        assert_eq!(cache.look_up(&[1, 2], 32).total(), 16);
     }
 
     proptest! {
@@ -299,7 +329,7 @@ mod tests {
             // What the changes amount to is what is held.
             let mut told = std::collections::BTreeSet::new();
             for pages in prefixes {
-                lru.put_prefix_telling(&pages, page, |change| assert!(match change {
+                lru.put_prefix(&pages, page, |change| assert!(match change {
                     Change::Added(page) => told.insert(page),
                     Change::Evicted(page) => told.remove(&page),
                 }));

@@ -8,8 +8,8 @@ use clap::ValueEnum;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::cache::{PageLru, SharedStore};
 use super::events::KvEvents;
+use super::store::{SharedStore, Store};
 
 /// What an engine does of a request's two phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -112,6 +112,14 @@ impl ServiceModel {
         self.transfer_latency_s + self.bytes_s(tokens, self.transfer_bytes_per_s)
     }
 
+    /// Tokens that are left to hand over when a prompt of which `new` tokens were computed is complete, if its chunks are handed
+    /// over as they are computed. The reused part goes with the first chunk.
+    #[must_use]
+    pub fn last_handed_over(&self, tokens: usize, new: usize) -> usize {
+        let chunk = self.chunk_tokens.max(1);
+        if new <= chunk { tokens } else { (new - 1) % chunk + 1 }
+    }
+
     /// Seconds to read this many tokens from the shared store.
     #[must_use]
     pub fn storage_fetch_s(&self, tokens: usize) -> f64 {
@@ -163,6 +171,10 @@ pub struct SimConfig {
     pub scale_out: bool,
     /// Tokens per page (SGLang) or block (vLLM).
     pub page_size: usize,
+    /// Whether a prefill pass takes tokens of several prompts, up to the chunk size.
+    pub packed: bool,
+    /// An SGLang engine sends its first token at once and then an event for every so many (`--stream-interval`).
+    pub stream_interval: u32,
     /// Longest prompt in tokens.
     pub context_tokens: usize,
     /// Most requests that generate at once, per rank; more wait.
@@ -204,6 +216,8 @@ impl SimConfig {
             model_path: None,
             scale_out: false,
             page_size: if face == Face::Vllm { 16 } else { 64 },
+            packed: true,
+            stream_interval: 1,
             context_tokens: 1_000_000,
             max_running: 256,
             time_scale: 1.0,
@@ -263,6 +277,9 @@ impl SimConfig {
         if self.kv_events.is_some() && self.page_size > moongate_pages::MAX_PAGE_TOKENS as usize {
             return invalid("page-size must be at most 8192 where KV events are published");
         }
+        if self.stream_interval == 0 {
+            return invalid("stream-interval must be at least 1");
+        }
         if self.service.chunk_tokens == 0 {
             return invalid("chunk-tokens must be at least 1");
         }
@@ -308,7 +325,7 @@ impl SimFleet {
     /// A fleet whose shared store holds this many tokens; 0 is no store.
     #[must_use]
     pub fn new(storage_tokens: usize) -> Self {
-        Self { store: Arc::new(Mutex::new(PageLru::new(storage_tokens))) }
+        Self { store: Arc::new(Mutex::new(Store::new(storage_tokens))) }
     }
 
     /// Tokens in the shared store now.
@@ -320,6 +337,11 @@ impl SimFleet {
     /// Empties the shared store.
     pub fn clear_storage(&self) {
         self.store.lock().clear();
+    }
+
+    /// The store, whether it can hold anything or not.
+    pub(crate) fn shared(&self) -> Arc<SharedStore> {
+        Arc::clone(&self.store)
     }
 
     pub(crate) fn store(&self) -> Option<&SharedStore> {

@@ -305,10 +305,12 @@ fn loads(engine: &Engine, query: &str) -> Value {
         (0..engine.config.dp_size)
             .filter(|rank| wanted.is_none_or(|wanted| wanted == *rank))
             .map(|rank| {
-                let (used, capacity) = engine.rank(rank).cache.lock().device_usage();
+                let (_, capacity) = engine.rank(rank).cache.lock().device_usage();
                 engine.stats.read(|stats| {
                     let share = |count: u64| count / ranks + u64::from(count % ranks > u64::from(rank));
                     let seen = stats.prompt_tokens.max(1);
+                    // What could be evicted is not in use.
+                    let used = share(stats.used_tokens);
                     let hit =
                         stats.cached_device_tokens + stats.cached_host_tokens + stats.cached_storage_tokens;
                     let mut load = json!({
@@ -318,7 +320,7 @@ fn loads(engine: &Engine, query: &str) -> Value {
                         "num_used_tokens": used, "num_total_tokens": used, "num_active_tokens": used,
                         "num_prealloc_ready_tokens": 0,
                         "max_total_num_tokens": capacity, "max_running_requests": engine.config.max_running,
-                        "token_usage": fraction(used as u64, capacity as u64), "gen_throughput": 0.0,
+                        "token_usage": fraction(used, capacity as u64), "gen_throughput": 0.0,
                         "cache_hit_rate": fraction(hit, seen),
                         "utilization": fraction(share(stats.running), engine.config.max_running as u64),
                         "total_prefill_uncached_tokens": stats.prompt_tokens - hit.min(stats.prompt_tokens),

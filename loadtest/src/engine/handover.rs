@@ -1,10 +1,13 @@
 //! How a choice comes by its prompt's key-value cache: computed, computed and sent, or taken.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cache::CachedTokens;
+use super::cache::{CachedTokens, Kept};
 use super::events::Prefix;
+use super::prefill_queue::Begun;
+use super::rank::Fetching;
 use super::rendezvous::{KvAsk, KvOffer, Missed};
 use super::speech::{EngineError, Job, Take};
 use super::stats::Gauge;
@@ -26,29 +29,29 @@ pub(crate) async fn compute(
     chain: &PageChain,
 ) -> Result<CachedTokens, EngineError> {
     let rank = engine.rank(job.rank);
-    let threshold = match engine.config.face {
-        Face::Sglang => SGLANG_PREFETCH_THRESHOLD,
-        Face::Vllm => 0,
-    };
-    let store = engine.store().map(|store| (store, threshold));
-    let cached = rank.cache.lock().lookup(chain.pages(), chain.len(), store);
-    let new = chain.len() - cached.total();
+    let (own, fetch) = look_up(engine, job, chain);
+    let fetched = fetch.as_ref().map_or(0, |fetch| fetch.tokens);
     let waiting = Gauge::new(&engine.stats, 1, |stats, by| {
         stats.waiting = stats.waiting.saturating_add_signed(by);
     });
-    let uncached = Gauge::new(&engine.stats, new, |stats, by| {
-        stats.waiting_uncached_tokens = stats.waiting_uncached_tokens.saturating_add_signed(by);
-    });
-    if cached.storage > 0 {
-        // One read at a time: they share the network card.
-        let _card = rank.network_card.lock().await;
-        super::service::pause(job.timing.storage_fetch(cached.storage)).await;
-    }
-    let load_s = if cached.host > 0 { job.timing.host_load_s(cached.host) } else { 0.0 };
-    if !rank.prefill.compute(&job.timing, new, cached.total(), load_s).await {
+    let uncached = uncached(engine, chain.len() - own - fetched);
+    let begin = {
+        let (engine, number) = (Arc::clone(engine), job.rank);
+        let (pages, tokens) = (chain.pages().to_vec(), chain.len());
+        move || {
+            drop((waiting, uncached));
+            let cached = {
+                let mut cache = engine.rank(number).cache.lock();
+                let found = cache.look_up(&pages, tokens);
+                cache.with_fetched(found, &pages, tokens, fetched)
+            };
+            Begun { tokens, cached, gauges: vec![running(&engine), used(&engine, tokens)] }
+        }
+    };
+    let fetch = fetch.map(|fetch| fetch.run(engine, job, chain));
+    let Some(cached) = rank.prefill.compute(&job.timing, fetch, begin).await else {
         return Err(EngineError::new("the engine is shutting down"));
-    }
-    drop((waiting, uncached));
+    };
     engine.remember(job.rank, &Prefix { chain, tokens: &job.tokens, namespace: &job.namespace });
     engine.stats.change(|stats| {
         stats.prompt_tokens += chain.len() as u64;
@@ -57,6 +60,76 @@ pub(crate) async fn compute(
         stats.cached_storage_tokens += cached.storage as u64;
     });
     Ok(cached)
+}
+
+fn uncached(engine: &Engine, tokens: usize) -> Gauge {
+    Gauge::new(&engine.stats, tokens, |stats, by| {
+        stats.waiting_uncached_tokens = stats.waiting_uncached_tokens.saturating_add_signed(by);
+    })
+}
+
+/// Counts a choice that computes or generates.
+pub(crate) fn running(engine: &Engine) -> Gauge {
+    Gauge::new(&engine.stats, 1, |stats, by| {
+        stats.running = stats.running.saturating_add_signed(by);
+    })
+}
+
+/// Counts KV tokens in use.
+pub(crate) fn used(engine: &Engine, tokens: usize) -> Gauge {
+    Gauge::new(&engine.stats, tokens, |stats, by| {
+        stats.used_tokens = stats.used_tokens.saturating_add_signed(by);
+    })
+}
+
+/// What a prompt is to get from the shared store.
+struct Fetch {
+    /// Which of its pages.
+    pages: Range<usize>,
+    /// Their tokens.
+    tokens: usize,
+    /// Those tokens, counted as not cached until they are there.
+    uncached: Gauge,
+    fetching: Fetching,
+}
+
+/// Tokens that the engine has of a prompt, and what the shared store has behind them, if that is worth a fetch.
+fn look_up(engine: &Engine, job: &Job, chain: &PageChain) -> (usize, Option<Fetch>) {
+    let threshold = match engine.config.face {
+        Face::Sglang => SGLANG_PREFETCH_THRESHOLD,
+        Face::Vllm => 0,
+    };
+    let (rank, page) = (engine.rank(job.rank), engine.config.page_size);
+    let mut cache = rank.cache.lock();
+    let own = cache.look_up(chain.pages(), chain.len()).total();
+    let missing = chain.len() - own;
+    let fetch = engine.store().filter(|_| missing >= threshold).and_then(|store| {
+        let fetching = rank.fetch(missing)?;
+        let first = own / page;
+        let there = store.lock().asked(&cache.usable(chain.pages(), chain.len())[first..]);
+        let tokens = there * page;
+        (there > 0 && tokens >= threshold).then(|| Fetch {
+            pages: first..first + there,
+            tokens,
+            uncached: uncached(engine, tokens),
+            fetching,
+        })
+    });
+    (own, fetch)
+}
+
+impl Fetch {
+    async fn run(self, engine: &Arc<Engine>, job: &Job, chain: &PageChain) {
+        let rank = engine.rank(job.rank);
+        // One read at a time: they share the network card.
+        let card = rank.network_card.lock().await;
+        super::service::pause(job.timing.storage_fetch(self.tokens)).await;
+        drop(card);
+        let prefix = Prefix { chain, tokens: &job.tokens, namespace: &job.namespace };
+        // An engine without a host level has them on the device with the rest.
+        rank.keep(&prefix, &Kept::Fetched(self.pages));
+        drop((self.uncached, self.fetching));
+    }
 }
 
 /// SGLang's prefill: nothing starts before the decode engine has come, nothing is answered before it has all.

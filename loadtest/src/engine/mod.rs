@@ -9,8 +9,9 @@
 //! |---|---|
 //! | `tokens`, `tools` | what it says |
 //! | `rank`, `cache`, `namespace` | what it remembers |
+//! | `store`, `store_admin` | what a fleet shares, and its master's face |
 //! | `events` | what it tells about that |
-//! | `service` | how long it takes |
+//! | `service`, `prefill_queue` | how long it takes |
 //! | `speech` | the life of one choice |
 //! | `handover`, `rendezvous` | how prefill and decode meet |
 //! | `ask`, `write`, `serve`, `stream` | requests and answers |
@@ -28,6 +29,7 @@ mod faults;
 mod handover;
 mod metrics;
 mod namespace;
+mod prefill_queue;
 mod rank;
 mod rendezvous;
 mod reply;
@@ -36,6 +38,8 @@ mod server;
 mod service;
 mod speech;
 mod stats;
+mod store;
+mod store_admin;
 mod stream;
 mod tokenize;
 pub mod tokens;
@@ -58,14 +62,16 @@ pub use self::config::{Connector, Face, Role, ServiceModel, SimConfig, SimError,
 pub use self::events::KvEvents;
 pub use self::faults::{Fault, FaultPlan};
 pub use self::stats::{AbortEvent, AbortKind, RecordedRequest, SimStats};
+pub use self::store_admin::StoreAdmin;
 
-use self::cache::SharedStore;
+use self::cache::Kept;
 use self::events::{Ports, Prefix, Reporter};
 use self::faults::FaultSwitch;
 use self::rank::Rank;
 use self::rendezvous::{KvOffer, Places};
 use self::service::Timing;
 use self::stats::{Gauge, Stats};
+use self::store::SharedStore;
 
 /// How long a stop waits for the engine's tasks.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
@@ -121,9 +127,9 @@ impl Engine {
 
     /// Puts a computed prefix into the rank's cache, and into the shared store.
     fn remember(&self, rank: u32, prefix: &Prefix<'_>) {
-        self.rank(rank).insert(prefix);
+        let written = self.rank(rank).keep(prefix, &Kept::Computed);
         if let Some(store) = self.store() {
-            store.lock().put_prefix(prefix.chain.pages(), self.config.page_size);
+            store.lock().put(&written, self.config.page_size);
         }
     }
 

@@ -1,16 +1,22 @@
 //! One data-parallel rank: its own queue, cache and events.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::SimConfig;
-use super::cache::PrefixCache;
+use super::cache::{Change, Kept, Level, PrefixCache};
 use super::events::{Prefix, Reporter};
-use super::service::PrefillQueue;
+use super::prefill_queue::{Passes, PrefillQueue};
 use super::stats::Stats;
+use super::store::Written;
+
+/// Share of the host level beyond the device level that may be waited for at a time (SGLang's `prefetch_capacity_limit`).
+const FETCH_SHARE: f64 = 0.8;
 
 /// One data-parallel rank.
 #[derive(Debug)]
@@ -20,6 +26,9 @@ pub(crate) struct Rank {
     reporter: Option<Mutex<Reporter>>,
     pub(crate) prefill: PrefillQueue,
     pub(crate) network_card: tokio::sync::Mutex<()>,
+    /// Tokens of the prompts whose pages are being fetched, and how many they may be.
+    fetching: Arc<AtomicU64>,
+    fetch_capacity: u64,
     pub(crate) batch: Arc<Semaphore>,
 }
 
@@ -31,26 +40,50 @@ impl Rank {
         stats: &Arc<Stats>,
         supervisor: &Supervisor,
     ) -> Self {
-        let (prefill, worker) =
-            PrefillQueue::new(config.service.chunk_tokens, Arc::clone(stats), supervisor.token());
+        let passes = Passes { chunk_tokens: config.service.chunk_tokens, packed: config.packed };
+        let (prefill, worker) = PrefillQueue::new(passes, Arc::clone(stats), supervisor.token());
         supervisor.spawn("sim-engine-prefill", worker);
         Self {
             cache: Mutex::new(PrefixCache::new(config.device_tokens, config.host_tokens, config.page_size)),
             reporter: reporter.map(Mutex::new),
             prefill,
             network_card: tokio::sync::Mutex::new(()),
+            fetching: Arc::default(),
+            fetch_capacity: fetch_capacity(config),
             batch: Arc::new(Semaphore::new(config.max_running.min(Semaphore::MAX_PERMITS))),
         }
     }
 
-    /// Keeps a computed prefix, and tells of it.
-    pub(crate) fn insert(&self, prefix: &Prefix<'_>) {
+    /// Keeps a prefix, and tells of it. Answers the pages that go to the shared store: those that were new to the host level, or all
+    /// if there is none.
+    pub(crate) fn keep(&self, prefix: &Prefix<'_>, how: &Kept) -> Vec<Written> {
         // Held while events are numbered, so that their order is that of the changes.
         let mut cache = self.cache.lock();
-        match &self.reporter {
-            Some(reporter) => reporter.lock().insert(&mut cache, prefix),
-            None => cache.insert(prefix.chain.pages(), |_, _| {}),
+        let mut to_host = HashSet::new();
+        let names = match &self.reporter {
+            Some(reporter) => reporter.lock().keep(&mut cache, prefix, how, &mut to_host),
+            None => {
+                cache.keep(prefix.chain.pages(), how, |level, change| {
+                    if let (Level::Host, Change::Added(page)) = (level, change) {
+                        to_host.insert(page);
+                    }
+                });
+                Vec::new()
+            }
+        };
+        let pages = prefix.chain.pages().iter().enumerate();
+        let written = pages.filter(|(_, page)| !cache.has_host() || to_host.contains(*page));
+        written.map(|(at, page)| (*page, names.get(at).map(|name| name.key))).collect()
+    }
+
+    /// Takes note that a prompt with `tokens` to compute waits for its pages; `None` if too much does.
+    pub(crate) fn fetch(&self, tokens: usize) -> Option<Fetching> {
+        if self.fetching.load(Ordering::Relaxed) >= self.fetch_capacity {
+            return None;
         }
+        let tokens = tokens as u64;
+        self.fetching.fetch_add(tokens, Ordering::Relaxed);
+        Some(Fetching { all: Arc::clone(&self.fetching), tokens })
     }
 
     /// Empties the cache; `tell` says so.
@@ -66,4 +99,31 @@ impl Rank {
             change(&mut reporter.lock());
         }
     }
+}
+
+/// A prompt whose pages are being fetched, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Fetching {
+    all: Arc<AtomicU64>,
+    tokens: u64,
+}
+
+impl Drop for Fetching {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.tokens, Ordering::Relaxed);
+    }
+}
+
+/// Without a host level (vLLM's store connector) nothing bounds it.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "token counts are far below 2^52"
+)]
+fn fetch_capacity(config: &SimConfig) -> u64 {
+    if config.host_tokens == 0 {
+        return u64::MAX;
+    }
+    (config.host_tokens.saturating_sub(config.device_tokens) as f64 * FETCH_SHARE) as u64
 }

@@ -106,7 +106,7 @@ impl Places {
     pub(crate) async fn take(
         self: &Arc<Self>,
         ask: &KvAsk,
-        transfer: impl Fn(usize) -> Duration,
+        transfer: impl Fn(&KvOffer) -> Duration,
     ) -> Result<KvOffer, Missed> {
         if !ask.wait && !self.entries.lock().contains_key(&ask.key) {
             return Err(Missed::Unknown);
@@ -123,7 +123,7 @@ impl Places {
                 place.state.send_modify(|state| state.conflict = true);
                 return Err(Missed::Conflict);
             }
-            super::service::pause(transfer(offer.prompt_tokens)).await;
+            super::service::pause(transfer(&offer)).await;
             let mut still_offered = false;
             place.state.send_modify(|state| {
                 still_offered = state.offer == Some(offer);

@@ -10,7 +10,7 @@ use super::Engine;
 use super::cache::CachedTokens;
 use super::config::Role;
 use super::events::Prefix;
-use super::handover::{compute, offer, send, take};
+use super::handover::{compute, offer, running, send, take, used};
 use super::namespace::Namespace;
 use super::service::{Pacer, Timing};
 use super::stats::Gauge;
@@ -121,7 +121,7 @@ pub(crate) struct Speech {
     pacer: Pacer,
     keeps_output: bool,
     _place_in_batch: Option<OwnedSemaphorePermit>,
-    _running: Gauge,
+    _gauges: [Gauge; 2],
     pub(crate) prompt_tokens: usize,
     pub(crate) cached: CachedTokens,
     pub(crate) finish: Option<Finish>,
@@ -212,6 +212,7 @@ impl Speech {
                 None => (voice.natural_length(), Finish::Stop(None)),
             },
         };
+        let used = used(engine, chain.len() + limit as usize);
         let keeps_output = engine.config.role == Role::Plain && matches!(job.handover, Handover::Local);
         let told = keeps_output && engine.config.kv_events.is_some();
         Self {
@@ -233,9 +234,7 @@ impl Speech {
             pacer: Pacer::start(),
             keeps_output,
             _place_in_batch: permit,
-            _running: Gauge::new(&engine.stats, 1, |stats, by| {
-                stats.running = stats.running.saturating_add_signed(by);
-            }),
+            _gauges: [running(engine), used],
             cached,
             finish: None,
         }

@@ -52,12 +52,14 @@ pub struct SimStats {
     pub aborted_by_rid: u64,
     /// … that are open now.
     pub active: u64,
-    /// Choices waiting for their prefill, or for a place in the batch.
+    /// Choices whose prefill has not begun, or waiting for a place in the batch.
     pub waiting: u64,
     /// Prompt tokens of waiting choices that no cache holds.
     pub waiting_uncached_tokens: u64,
-    /// Choices generating now.
+    /// Choices whose prompt is being computed or that generate now.
     pub running: u64,
+    /// Tokens of those: their prompts, and all that they may still generate.
+    pub used_tokens: u64,
     /// Prefill choices that wait for their decode engine.
     pub bootstrapping: u64,
     /// Choices whose key-value cache is being handed over.

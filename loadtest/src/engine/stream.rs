@@ -60,6 +60,10 @@ struct EventStream {
     happenings: stream::SelectAll<BoxStream<'static, (usize, Happening)>>,
     frame: Frame,
     answers: Vec<Answer>,
+    /// Tokens that were not sent yet, by answer.
+    unsent: Vec<Option<Piece>>,
+    /// So many tokens are sent together, after the first one.
+    interval: u64,
     include_usage: bool,
     queue: VecDeque<Bytes>,
     guard: Option<OpenGuard>,
@@ -105,13 +109,19 @@ impl EventStream {
             }
             Happening::Piece(piece) => {
                 self.tokens_sent += 1;
-                if let Some(answer) = self.answers.get_mut(index) {
-                    answer.push(piece.clone());
-                    let value = self.frame.token(index, &piece, answer);
-                    self.push(&value);
+                if let (Some(answer), Some(unsent)) =
+                    (self.answers.get_mut(index), self.unsent.get_mut(index))
+                {
+                    let unsent = unsent.get_or_insert_with(|| Piece { text: String::new(), id: piece.id });
+                    unsent.text.push_str(&piece.text);
+                    answer.push(piece);
+                    if answer.token_ids.len() as u64 % self.interval == 1 % self.interval {
+                        self.flush(index);
+                    }
                 }
             }
             Happening::Ended(ended) => {
+                self.flush(index);
                 if let Some(answer) = self.answers.get_mut(index) {
                     answer.finish = ended.finish;
                     answer.prompt_tokens = ended.prompt_tokens;
@@ -124,6 +134,15 @@ impl EventStream {
                 self.failed = true;
                 self.push(&reply::stream_error_value(&error.message));
             }
+        }
+    }
+
+    /// Sends what was held back of an answer.
+    fn flush(&mut self, index: usize) {
+        let unsent = self.unsent.get_mut(index).and_then(Option::take);
+        if let (Some(piece), Some(answer)) = (unsent, self.answers.get(index)) {
+            let value = self.frame.token(index, &piece, answer);
+            self.push(&value);
         }
     }
 
@@ -160,8 +179,12 @@ pub(crate) async fn stream_answer(
         .enumerate()
         .map(|(index, job)| happenings(Arc::clone(engine), index, job))
         .collect::<Vec<_>>();
+    // What is told of each token needs an event for each.
+    let each = engine.config.face == Face::Vllm || frame.logprobs || frame.return_token_ids;
     let mut events = EventStream {
         happenings: stream::select_all(happenings),
+        unsent: vec![None; answers.len()],
+        interval: if each { 1 } else { u64::from(engine.config.stream_interval) },
         frame,
         answers,
         include_usage: ask.include_usage,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
+use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -108,8 +109,18 @@ impl Target {
             "model": self.model, name: prompt_member, "max_tokens": output_tokens, "stream": true,
             "stream_options": {"include_usage": true}, "temperature": 0, "ignore_eos": true,
         });
+        self.post(path, body.to_string().into_bytes()).await
+    }
+
+    /// Sends a body that asks for a stream to a path below `/v1/`, and reads the stream.
+    ///
+    /// # Errors
+    /// As [`Target::send`].
+    pub async fn post(&self, path: &str, body: Vec<u8>) -> Result<Outcome, Failure> {
         let begin = Instant::now();
-        let sending = self.client.post(format!("{}/v1/{path}", self.base)).json(&body).send();
+        let request =
+            self.client.post(format!("{}/v1/{path}", self.base)).header(CONTENT_TYPE, "application/json");
+        let sending = request.body(body).send();
         let answer = tokio::time::timeout(self.silence, sending)
             .await
             .map_err(|_| failure("timeout", format!("no answer within {:?}", self.silence)))?

@@ -1,5 +1,6 @@
 //! `moongate loadtest simulate`.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +46,7 @@ pub struct SimulateArgs {
     #[arg(long, env = "MOONGATE_LOADTEST_AGENTS")]
     pub agents: bool,
     /// Run the standard experiments on the traces conversation_trace.jsonl and synthetic_trace.jsonl of this folder, and print a
-    /// table of them in Markdown. Of the other arguments only --policy, --seeds, --set and --suite-row are used.
+    /// table of them in Markdown. Of the other arguments only --policy, --seeds, --first-seed, --set and --suite-row are used.
     #[arg(long, value_name = "DIR", env = "MOONGATE_LOADTEST_SUITE")]
     pub suite: Option<PathBuf>,
     /// Show one engine without routing beside the benchmark that its constants were fitted to.
@@ -83,6 +84,9 @@ pub struct SimulateArgs {
     /// Runs with different arrivals; the figures are their mean.
     #[arg(long, default_value_t = 2, env = "MOONGATE_LOADTEST_SEEDS")]
     pub seeds: u64,
+    /// Seed of the first run; the next run has the next seed.
+    #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_FIRST_SEED")]
+    pub first_seed: u64,
     /// Gateways, each with a scheduler of its own.
     #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_GATEWAYS")]
     pub gateways: usize,
@@ -192,7 +196,7 @@ impl SimulateArgs {
             scheduling: self.scheduling()?,
             load,
             contenders: self.policy.clone(),
-            seeds: self.seeds,
+            seeds: self.all_seeds(),
         })
     }
 
@@ -243,6 +247,10 @@ impl SimulateArgs {
         Ok(())
     }
 
+    fn all_seeds(&self) -> RangeInclusive<u64> {
+        self.first_seed..=self.first_seed.saturating_add(self.seeds.saturating_sub(1))
+    }
+
     fn settings(&self) -> Settings {
         let mut settings = Settings::eight_plus_four();
         let service = &mut settings.service;
@@ -282,7 +290,14 @@ impl SimulateArgs {
 pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String> {
     if let Some(folder) = &args.suite {
         args.check()?;
-        return suite::run(folder, &args.policy, &args.scheduling()?, args.seeds, &args.suite_row, stop);
+        return suite::run(
+            folder,
+            &args.policy,
+            &args.scheduling()?,
+            &args.all_seeds(),
+            &args.suite_row,
+            stop,
+        );
     }
     if args.calibrate {
         args.check()?;

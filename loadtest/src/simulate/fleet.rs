@@ -188,22 +188,15 @@ impl<'a> Fleet<'a> {
                 self.attempts[attempt as usize].decode = engine;
                 self.handed_over(now, attempt);
             } else {
-                let tokens = self.left_to_hand_over(request, &computed);
-                let at = now + self.settings.service.transfer_s(tokens);
+                let input = self.workload.requests[request as usize].input_tokens as usize;
+                let new = input - computed.cached_tokens() as usize;
+                let service = &self.settings.service;
+                let at = now + service.transfer_s(service.last_handed_over(input, new));
                 self.calendar.plan(at, Event::HandedOver(attempt));
             }
         }
         self.done = done;
         self.begin(now, engine);
-    }
-
-    /// Chunks are handed over as they are computed: when the prompt is complete, the last one is left. The reused part
-    /// goes with the first chunk.
-    fn left_to_hand_over(&self, request: u32, computed: &Computed) -> usize {
-        let input = self.workload.requests[request as usize].input_tokens as usize;
-        let new = input - computed.cached_tokens() as usize;
-        let chunk = self.settings.service.chunk_tokens.max(1);
-        if new <= chunk { input } else { (new - 1) % chunk + 1 }
     }
 
     fn handed_over(&mut self, now: f64, attempt: u32) {

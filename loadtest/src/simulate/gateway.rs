@@ -244,7 +244,7 @@ fn refuse(now: f64, ticket: Ticket, refusal: &Refusal, fleet: &mut Fleet<'_>) {
 /// in milliseconds and some of the time of arrival, so that nobody waits for ever.
 fn priority(ticket: Ticket, decision: &Decision, fleet: &Fleet<'_>) -> i64 {
     if let Some(priority) = decision.engine_priority {
-        return i64::from(priority);
+        return priority;
     }
     let request = fleet.attempts[ticket.0 as usize].request as usize;
     let input = fleet.workload.requests[request].input_tokens as usize;

@@ -153,6 +153,11 @@ impl Outcome {
         self.progress_s = now;
     }
 
+    /// The first token of a live engine's answer, which tells only how many tokens were cached.
+    pub(crate) fn answered(&mut self, at: f64, request: u32, cached_tokens: u32) {
+        self.first_token(at, request, &Computed { l1_tokens: cached_tokens, ..Computed::default() });
+    }
+
     pub(crate) fn finished(&mut self, now: f64, request: u32, state: State) {
         self.records[request as usize].state = state;
         self.open -= 1;

@@ -83,7 +83,7 @@ fn describe(case: &Case) -> String {
         settings.l3_tokens / 1_000,
         settings.service.storage_bytes_per_s / 1e9,
         settings.prefetch,
-        case.seeds
+        case.seeds.clone().count()
     )
 }
 

@@ -1,6 +1,7 @@
 //! The standard experiments: what a scheduler is judged by.
 
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -287,7 +288,7 @@ pub(crate) fn run(
     folder: &Path,
     contenders: &[Contender],
     scheduling: &SchedulerSettings,
-    seeds: u64,
+    seeds: &RangeInclusive<u64>,
     only: &[String],
     stop: &AtomicBool,
 ) -> anyhow::Result<String> {
@@ -312,8 +313,13 @@ pub(crate) fn run(
         };
         let mut settings = settings(row.source);
         (row.change)(&mut settings);
-        let case =
-            Case { settings, scheduling: scheduling.clone(), load, contenders: contenders.to_vec(), seeds };
+        let case = Case {
+            settings,
+            scheduling: scheduling.clone(),
+            load,
+            contenders: contenders.to_vec(),
+            seeds: seeds.clone(),
+        };
         lines.extend(lines_of(row, &run_case(&case, stop)));
     }
     anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");

@@ -1,6 +1,7 @@
 //! Runs of several seeds and several policies on the same load.
 
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -134,7 +135,8 @@ pub enum Load {
 }
 
 impl Load {
-    fn workload(&self, seed: u64) -> Workload {
+    /// What arrives with this seed.
+    pub(crate) fn workload(&self, seed: u64) -> Workload {
         match self {
             Load::Open(workload, replay) => workload.replayed(Replay { seed, ..*replay }),
             Load::Agents(settings, replay) => agents(settings, seed).replayed(Replay { seed, ..*replay }),
@@ -154,8 +156,8 @@ pub struct Case {
     pub load: Load,
     /// Who decides, one after the other.
     pub contenders: Vec<Contender>,
-    /// Seeds 1 to this.
-    pub seeds: u64,
+    /// One run each.
+    pub seeds: RangeInclusive<u64>,
 }
 
 /// What one contender achieved.
@@ -173,21 +175,20 @@ pub struct Standing {
 /// figures of no worth.
 #[must_use]
 pub fn run_case(case: &Case, stop: &AtomicBool) -> Vec<Standing> {
-    let seeds = case.seeds.max(1);
-    let jobs: Vec<(usize, u64)> =
-        (1..=seeds).flat_map(|seed| (0..case.contenders.len()).map(move |at| (at, seed))).collect();
-    let workloads: Vec<Workload> = (1..=seeds).map(|seed| case.load.workload(seed)).collect();
+    let workloads: Vec<(u64, Workload)> =
+        case.seeds.clone().map(|seed| (seed, case.load.workload(seed))).collect();
+    let jobs: Vec<(usize, usize)> =
+        (0..workloads.len()).flat_map(|run| (0..case.contenders.len()).map(move |at| (at, run))).collect();
     let done: Vec<Mutex<Option<Outcome>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(jobs.len());
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(&(at, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let workload = &workloads[usize::try_from(seed - 1).unwrap_or(0)];
-                    let outcome = run_one(case, &case.contenders[at], workload, seed, stop);
-                    let position = usize::try_from(seed - 1).unwrap_or(0) * case.contenders.len() + at;
-                    *done[position].lock() = Some(outcome);
+                while let Some(&(at, run)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (seed, workload) = &workloads[run];
+                    let outcome = run_one(case, &case.contenders[at], workload, *seed, stop);
+                    *done[run * case.contenders.len() + at].lock() = Some(outcome);
                 }
             });
         }

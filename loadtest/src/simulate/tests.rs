@@ -129,7 +129,7 @@ fn a_turn_comes_after_the_answer_that_it_follows() {
 
 fn case(settings: Settings, contenders: Vec<Contender>, speed: f64) -> Case {
     let scheduling = SchedulerSettings::default();
-    Case { settings, scheduling, load: Load::Open(trace(), replay(speed)), contenders, seeds: 1 }
+    Case { settings, scheduling, load: Load::Open(trace(), replay(speed)), contenders, seeds: 1..=1 }
 }
 
 fn all_policies() -> Vec<Contender> {

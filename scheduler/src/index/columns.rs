@@ -67,6 +67,8 @@ pub(super) struct Columns {
     /// Columns any of whose bits count, as a bit set.
     counting: Vec<u64>,
     aliases: Vec<Alias>,
+    /// Changes when anything that lookups need does.
+    revision: u64,
 }
 
 pub(super) fn has(set: &[u64], column: u32) -> bool {
@@ -107,6 +109,11 @@ impl Columns {
 
     pub(super) fn counting(&self) -> &[u64] {
         &self.counting
+    }
+
+    /// Another number whenever columns have got another meaning.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
     }
 
     pub(super) fn aliases(&self) -> &[Alias] {
@@ -221,6 +228,7 @@ impl Columns {
 
     /// Frees columns without bits, and computes what lookups need.
     fn refresh(&mut self) {
+        self.revision += 1;
         let columns = &mut self.columns;
         let free = &mut self.free;
         self.left.retain(|&column| {

@@ -1,13 +1,17 @@
 //! How much of a prompt every engine has, in one pass over its pages.
 
 use super::columns::{EngineSlot, has, members, put};
+use super::table::UNKNOWN;
 use super::{PageIndex, SharedPlace};
 use crate::Place;
 use crate::prediction::{L3Run, Prediction, TierHits};
 
 /// Pages that are searched before any is looked at, so that their cache misses overlap.
-const BATCH: usize = 32;
-const UNKNOWN: u32 = u32::MAX;
+const BATCH: usize = 64;
+/// Pages of one step: two microseconds.
+const STEP: usize = 64;
+/// How often a lookup in steps begins again, because the index has changed under it, before it does the rest in one step.
+const MAX_RESTARTS: u32 = 2;
 
 /// Contiguous prefix of a prompt in one engine, in pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -62,6 +66,11 @@ struct Scan {
     ends: Vec<u32>,
     /// Where the longest prefix in an engine has ended.
     longest: Option<u32>,
+    /// Pages that earlier steps have looked at.
+    done: u32,
+    /// Of the columns that the sets are made of; `None` before the first step.
+    revision: Option<u64>,
+    restarts: u32,
 }
 
 impl PageIndex {
@@ -70,27 +79,59 @@ impl PageIndex {
     /// `pages` are keys in prompt order, as [`Namespace::key`](super::Namespace::key) makes them. Stops at the first page that
     /// extends nothing.
     pub fn lookup(&self, pages: &[u64], out: &mut Hits) {
-        self.begin(out);
+        out.restart();
+        while !self.lookup_step(pages, out) {}
+    }
+
+    /// A step of a lookup, which takes some microseconds: for those who share the index behind a lock, and let others have it
+    /// between the steps. Begins with [`Hits::restart`]; returns whether the answer is complete. What changes between two
+    /// steps may count or not.
+    pub fn lookup_step(&self, pages: &[u64], out: &mut Hits) -> bool {
+        let revision = self.columns.revision();
+        if out.scan.revision != Some(revision) {
+            out.scan.restarts += u32::from(out.scan.revision.is_some());
+            out.scan.revision = Some(revision);
+            self.begin(out);
+        }
+        let from = out.scan.done as usize;
+        let most = if out.scan.restarts > MAX_RESTARTS { usize::MAX } else { STEP };
+        let rest = pages.get(from..).unwrap_or_default();
+        let some = rest.get(..most).unwrap_or(rest);
+        let at = self.extend(some, out);
+        out.scan.done = at;
+        let complete = (at as usize) < from + some.len() || some.len() == rest.len();
+        if complete {
+            self.finish(at, out);
+        }
+        complete
+    }
+
+    /// Looks at more pages. Returns how many there were until now.
+    fn extend(&self, pages: &[u64], out: &mut Hits) -> u32 {
         let mut last = None;
         let mut place = None;
-        let mut at = 0;
-        'pages: for batch in pages.chunks(BATCH) {
-            let mut ids = [UNKNOWN; BATCH];
-            for (id, &key) in ids.iter_mut().zip(batch) {
-                *id = self.table.touch(key).unwrap_or(UNKNOWN);
-            }
+        let mut at = out.scan.done;
+        for batch in pages.chunks(BATCH) {
+            let ids: [u32; BATCH] = self.table.touch_all(batch);
             for alike in ids[..batch.len()].chunk_by(PartialEq::eq) {
                 if last != Some(alike[0]) {
                     last = Some(alike[0]);
                     place = self.enter(alike[0], at, out);
                 }
                 if !out.scan.take(at, alike.len() as u32, place, &mut out.shared) {
-                    break 'pages;
+                    return at;
                 }
                 at += alike.len() as u32;
             }
         }
-        self.finish(at, out);
+        at
+    }
+
+    /// How many of these pages are known. Marks none as used. Whoever is about to change them has their entries at hand then,
+    /// and takes less time.
+    #[must_use]
+    pub fn known(&self, pages: &[u64]) -> usize {
+        pages.iter().filter(|&&key| self.table.find(key).is_some()).count()
     }
 
     /// How many pages at the beginning of `pages` are complete in the store. Marks none as used.
@@ -123,6 +164,7 @@ impl PageIndex {
             set.clear();
             set.resize(words, 0);
         }
+        scan.done = 0;
         scan.longest = scan.in_own.iter().all(|&word| word == 0).then_some(0);
     }
 
@@ -239,6 +281,11 @@ impl Hits {
             shared: self.shared.iter().map(run).collect(),
             ..Prediction::default()
         }
+    }
+
+    /// Before the first step of a lookup.
+    pub fn restart(&mut self) {
+        (self.scan.revision, self.scan.restarts) = (None, 0);
     }
 
     /// The hits of one engine.

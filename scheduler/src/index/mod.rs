@@ -9,7 +9,7 @@
 //!
 //! Nothing here takes long. Parts of the table grow one by one; clearing an engine, losing a store node and ending a
 //! reconciliation take effect at once and leave the pages to [`PageIndex::sweep`], which the owner calls in small steps
-//! while [`PageIndex::needs_sweep`].
+//! while [`PageIndex::needs_sweep`]. A lookup can be taken in steps too, by an owner that shares the index behind a lock.
 
 mod columns;
 mod lookup;
@@ -19,6 +19,8 @@ mod shared;
 mod table;
 mod upkeep;
 
+#[cfg(test)]
+mod step_tests;
 #[cfg(test)]
 mod tests;
 

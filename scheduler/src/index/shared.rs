@@ -120,6 +120,8 @@ pub(super) struct Store {
     oldest: u8,
     /// Pages by generation.
     pages: Box<[u64]>,
+    /// Pages of all generations.
+    total: u64,
     /// Pages with unconfirmed parts.
     unconfirmed: u64,
     /// Pages of lost nodes that are still in the table.
@@ -129,7 +131,7 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn new() -> Self {
         let pages = vec![0; 256].into_boxed_slice();
-        Self { nodes: Vec::new(), generation: 0, oldest: 0, pages, unconfirmed: 0, orphans: 0 }
+        Self { nodes: Vec::new(), generation: 0, oldest: 0, pages, total: 0, unconfirmed: 0, orphans: 0 }
     }
 
     /// A number is given again only when no page mentions it any more.
@@ -179,8 +181,10 @@ impl Store {
 
     /// Pages that must be changed, or removed, before the past is forgotten.
     pub(super) fn unswept(&self) -> u64 {
-        let too_old = |&(generation, _): &(usize, &u64)| self.age(generation as u8) > self.age(self.oldest);
-        let forgotten: u64 = self.pages.iter().enumerate().filter(too_old).map(|(_, pages)| pages).sum();
+        // Hardly ever more than two generations count.
+        let counting = (0..=self.age(self.oldest)).map(|age| self.generation.wrapping_sub(age));
+        let counting: u64 = counting.map(|generation| self.pages[usize::from(generation)]).sum();
+        let forgotten = self.total.saturating_sub(counting);
         let unconfirmed = if self.reconciling() { 0 } else { self.unconfirmed };
         self.orphans + unconfirmed + forgotten
     }
@@ -220,6 +224,7 @@ impl Store {
             *number = if gained { *number + 1 } else { number.saturating_sub(1) };
         };
         step(&mut self.pages[usize::from(page.generation)]);
+        step(&mut self.total);
         if page.unconfirmed != 0 {
             step(&mut self.unconfirmed);
         }
@@ -238,7 +243,8 @@ impl Store {
         again.nodes.iter_mut().for_each(|node| node.pages = 0);
         all.for_each(|page| again.count(page, true));
         assert_eq!(again.pages, self.pages);
-        assert_eq!((again.unconfirmed, again.orphans), (self.unconfirmed, self.orphans));
+        let counts = |store: &Self| (store.total, store.unconfirmed, store.orphans);
+        assert_eq!(counts(&again), counts(self));
         let pages = |store: &Self| store.nodes.iter().map(|node| node.pages).collect::<Vec<_>>();
         assert_eq!(pages(&again), pages(self));
     }

@@ -97,6 +97,10 @@ impl PageIndex {
             self.table.remove(at);
             self.placements.release(id);
         }
+        if self.hand == self.table.after(at) {
+            // Another entry may have moved here.
+            self.hand = at;
+        }
     }
 
     fn worth(&mut self, at: Position) -> Worth {

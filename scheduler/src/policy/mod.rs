@@ -25,6 +25,7 @@ use crate::cluster::{Cluster, Instance, InstanceIx, Load, Role};
 use crate::decision::{Booking, Candidate, Decision, Explanation, Refusal, Route};
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
+use crate::service_mix::ServiceMix;
 use crate::settings::Settings;
 
 /// Everything a decision may depend on.
@@ -38,6 +39,8 @@ pub struct Input<'a> {
     pub loads: &'a [Load],
     /// Cache hits, in the cluster's order.
     pub prediction: &'a Prediction,
+    /// What prompts the engines have had to compute of late.
+    pub mix: &'a ServiceMix,
     /// The caller's clock.
     pub now: Seconds,
     /// When the request arrived, by the same clock.
@@ -57,6 +60,8 @@ pub struct Round<'a> {
     pub loads: &'a [Load],
     /// Requests that will be asked about.
     pub held: usize,
+    /// Most tokens that any of them could be given from the shared store, by the time that they take: see [`Prediction::stored`].
+    pub most_stored: f64,
     /// The caller's clock.
     pub now: Seconds,
 }

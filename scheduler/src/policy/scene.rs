@@ -6,6 +6,7 @@ use crate::cluster::{Cluster, Instance, InstanceIx, Load, ModelIx, PairingDomain
 use crate::decision::{Decision, Refusal};
 use crate::prediction::{Prediction, TierHits};
 use crate::request::{Request, Seconds};
+use crate::service_mix::ServiceMix;
 
 /// Tokens of the prompt unless a test says otherwise.
 pub(super) const PROMPT: u32 = 1000;
@@ -14,6 +15,7 @@ pub(super) struct Scene {
     pub(super) cluster: Cluster,
     pub(super) loads: Vec<Load>,
     pub(super) prediction: Prediction,
+    pub(super) mix: ServiceMix,
     pub(super) request: Request,
     pub(super) now: Seconds,
     pub(super) entropy: u64,
@@ -44,6 +46,7 @@ impl Scene {
                 ttft_target: None,
             },
             now: 0.0,
+            mix: ServiceMix::default(),
             entropy: 0,
         }
     }
@@ -75,6 +78,7 @@ impl Scene {
             cluster: &self.cluster,
             loads: &self.loads,
             prediction: &self.prediction,
+            mix: &self.mix,
             now: self.now,
             arrived: self.now,
             sequence: 0,

@@ -7,7 +7,7 @@ use moongate_scheduler::index::{EngineSlot, Namespace, Tier};
 
 use crate::predict::index::KvIndex;
 
-/// Pages that are applied while the lock is held once: some ten microseconds.
+/// Pages that are looked for before any is changed.
 const PAGES_AT_ONCE: usize = 64;
 
 /// Where one engine's events go.
@@ -64,11 +64,11 @@ impl Target {
             if len == 0 {
                 return;
             }
-            self.index.change(|pages| {
+            self.index.change_pages(&batch[..len], |index, pages| {
                 if stored {
-                    pages.stored(self.slot, tier, &batch[..len]);
+                    index.stored(self.slot, tier, pages);
                 } else {
-                    pages.removed(self.slot, tier, &batch[..len]);
+                    index.removed(self.slot, tier, pages);
                 }
             });
         }

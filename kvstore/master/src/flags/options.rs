@@ -216,7 +216,7 @@ fn metadata(values: &Values) -> Result<Option<MetadataOptions>, FlagError> {
     let address = values.address("http_metadata_server_host", values.port("http_metadata_server_port"))?;
     Ok(Some(MetadataOptions {
         address,
-        folder: values.optional("http_metadata_server_dir").map(PathBuf::from),
+        folder: values.optional("data_dir").map(|folder| PathBuf::from(folder).join("metadata")),
         cleanup: values.is_on("enable_metadata_cleanup_on_timeout"),
     }))
 }

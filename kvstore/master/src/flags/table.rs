@@ -48,7 +48,6 @@ pub(super) const FLAGS: &[Flag] = &[
     ours("ha_lease_seconds", Number(2, 60), "3", "Seconds after which a leader that is not heard of has lost the lead"),
     ours("ha_follower_timeout", Duration, "1s", "Silence after which a leader goes on without a follower"),
     ours("ha_force_leader", Bool, "false", "Lead once even if other masters may have changes that this one lacks"),
-    ours("http_metadata_server_dir", Text, "", "Folder in which transfer metadata outlives the master; none for in memory only"),
     ours("kv_events_replay_endpoint", Text, "", "Where events that were missed can be had again, such as tcp://0.0.0.0:5558"),
     ours("shutdown_grace_seconds", Number(0, MOST), "10", "Seconds for calls in progress when asked to stop"),
     ours("log_format", Choice(FORMATS), "text", "Form of a log line"),

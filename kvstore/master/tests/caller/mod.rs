@@ -60,8 +60,17 @@ impl Connection {
         Self::at(&master.rpc.address().to_string()).await
     }
 
+    /// Mooncake's master says that it is ready a moment before it listens.
     pub(crate) async fn at(address: &str) -> Self {
-        let stream = TcpStream::connect(address).await.unwrap();
+        let connected = async {
+            loop {
+                match TcpStream::connect(address).await {
+                    Ok(stream) => return stream,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        let stream = tokio::time::timeout(LIMIT, connected).await.expect("it listens in time");
         Self { stream, dialect: Dialect::NEWEST, buffer: BytesMut::new() }
     }
 

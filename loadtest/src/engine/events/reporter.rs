@@ -8,7 +8,7 @@ use moongate_pages::{Chain, Page};
 
 use super::Channel;
 use crate::engine::Face;
-use crate::engine::cache::{Change, Level, PrefixCache};
+use crate::engine::cache::{Change, Kept, Level, PrefixCache};
 use crate::engine::namespace::Namespace;
 use crate::engine::tokens::PageChain;
 
@@ -52,10 +52,17 @@ impl Reporter {
         }
     }
 
-    /// Puts a prefix into the cache and tells what has changed: a message for the device, and one for the host.
-    pub(crate) fn insert(&mut self, cache: &mut PrefixCache, prefix: &Prefix<'_>) {
+    /// Puts a prefix into the cache and tells what has changed: a message for the device, and one for the host. Answers the names of
+    /// the prefix's pages, and puts the pages that were new to the host into `to_host`.
+    pub(crate) fn keep(
+        &mut self,
+        cache: &mut PrefixCache,
+        prefix: &Prefix<'_>,
+        how: &Kept,
+        to_host: &mut HashSet<u128>,
+    ) -> Vec<Page> {
         let (mut device, mut host) = (Changes::default(), Changes::default());
-        cache.insert(prefix.chain.pages(), |level, change| {
+        cache.keep(prefix.chain.pages(), how, |level, change| {
             let changes = if level == Level::Device { &mut device } else { &mut host };
             match change {
                 Change::Added(page) => {
@@ -64,10 +71,10 @@ impl Reporter {
                 Change::Evicted(page) => changes.evicted.push(page),
             }
         });
-        if device.is_empty() && host.is_empty() {
-            return;
-        }
         let names = self.name(prefix);
+        if device.is_empty() && host.is_empty() {
+            return names;
+        }
         for (page, name) in prefix.chain.pages().iter().zip(&names) {
             if cache.holds(*page) {
                 self.names.insert(*page, *name);
@@ -81,6 +88,8 @@ impl Reporter {
                 self.names.remove(page);
             }
         }
+        *to_host = host.added;
+        names
     }
 
     /// All pages are gone, and subscribers are told.

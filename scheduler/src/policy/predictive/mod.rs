@@ -1,13 +1,16 @@
 //! Least predicted time to first token, decided as late as possible.
 
 mod decodes;
+mod plan;
 mod promises;
 mod tenants;
 
 use self::decodes::Decodes;
+use self::plan::Plan;
 use self::promises::Promises;
 use self::tenants::Tenants;
 use super::lightest::Lightest;
+use super::name_hash::scatter;
 use super::{Input, Policy, PolicyName, Round, Verdict, available, conclude};
 use crate::cluster::{InstanceIx, Role};
 use crate::decision::{Candidate, Decision, Refusal, Term, Terms};
@@ -28,6 +31,9 @@ const ENOUGH_PLANNED: usize = 2;
 /// in time.
 const SLOWEST: f64 = 2.0;
 
+/// A request that has waited so many times its own expected service is one of the aged.
+const AGED_AFTER: f64 = 5.0;
+
 /// Each step of priority makes a request count as if it were so much shorter.
 const PRIORITY_STEP: f64 = 0.5;
 
@@ -40,16 +46,8 @@ const PRIORITY_STEP: f64 = 0.5;
 #[derive(Debug)]
 pub(super) struct Predictive {
     settings: Settings,
-    /// Work of held requests that go first, by engine. Anew in every round.
-    planned: Vec<Seconds>,
-    /// Requests planned in this round.
-    held: usize,
-    /// Most backlog of any engine without planned work.
-    most_backlog: Seconds,
-    /// Time to fetch a token from a near store, by engine.
-    fetch_per_token: Vec<Seconds>,
-    /// Held requests that have not been asked about in this round.
-    behind: usize,
+    /// Anew in every round.
+    plan: Plan,
     decodes: Decodes,
     tenants: Tenants,
     promises: Promises,
@@ -69,11 +67,7 @@ impl Predictive {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
             settings: settings.clone(),
-            planned: Vec::new(),
-            held: 0,
-            most_backlog: 0.0,
-            fetch_per_token: Vec::new(),
-            behind: 0,
+            plan: Plan::default(),
             decodes: Decodes::default(),
             tenants: Tenants::default(),
             promises: Promises::default(),
@@ -92,7 +86,7 @@ impl Predictive {
             return None;
         }
         let (instance, load) = (input.cluster.get(ix)?, input.loads.get(ix.at())?);
-        let wait = load.prefill_wait + self.planned(ix);
+        let wait = load.prefill_wait + self.plan.work(ix);
         let tokens = input.request.total_input_tokens();
         let estimate = Estimate::of(tokens, input.prediction, (ix, instance), load, wait);
         let (decode, decode_cost) = if instance.role == Role::Prefill {
@@ -108,6 +102,8 @@ impl Predictive {
         let duplicate = self.settings.duplicate_price * recomputed * (1.0 + second);
         // A second of a slow engine is worth less, because less would be done in it.
         let congestion = second * estimate.service / load.service.speed;
+        let length = self.out_of_place(input, ix, estimate.service / load.service.speed) * estimate.service
+            / (1.0 + self.congestion(input));
         let Estimate { wait, fetch, service, handover, cached_tokens, .. } = estimate;
         let terms = Terms {
             wait,
@@ -116,6 +112,7 @@ impl Predictive {
             handover,
             duplicate,
             congestion,
+            length,
             decode: decode_cost,
             cached_tokens,
         };
@@ -126,24 +123,59 @@ impl Predictive {
     /// much longer.
     fn congestion(&self, input: &Input<'_>) -> f64 {
         let engines = input.cluster.entries(input.request.model).len().max(1);
-        (self.settings.congestion_price * self.behind as f64 / engines as f64).min(MOST_CONGESTED)
+        (self.settings.congestion_price * self.plan.behind() as f64 / engines as f64).min(MOST_CONGESTED)
     }
 
-    fn cheapest(&mut self, input: &Input<'_>, most_cached: u32) -> Option<Best> {
+    /// Price of a second of the engine at `ix` for a prompt that takes `service`. Engines are thought of as a row, by their index, from
+    /// those for the shortest prompts to those for the longest, each with the same part of the work. So a long prompt makes few
+    /// short ones wait or look for another engine, and drives few of their pages out.
+    fn out_of_place(&self, input: &Input<'_>, ix: InstanceIx, service: Seconds) -> f64 {
+        let entries = input.cluster.entries(input.request.model);
+        let place = entries.partition_point(|entry| entry.at() < ix.at());
+        // Prompts of one length are spread over the engines of that length.
+        let chance = scatter(input.arrived.to_bits()) as f64 / u64::MAX as f64;
+        let Some(shorter) = input.mix.shorter(service, chance) else { return 0.0 };
+        let place = (place as f64 + 0.5) / entries.len().max(1) as f64;
+        self.settings.length_price * (place - shorter).abs()
+    }
+
+    /// The cheapest pair. Looks first at the engines that are likeliest to be it, so that most others need no price: no engine costs
+    /// less than its backlog and the computation of what it cannot have cached.
+    fn cheapest(&mut self, input: &Input<'_>, (home, most_cached): (InstanceIx, u32)) -> Option<Best> {
         self.decodes.begin();
+        let entries = input.cluster.entries(input.request.model);
+        let idlest = entries
+            .iter()
+            .copied()
+            .min_by(|&a, &b| self.backlog(input, a).total_cmp(&self.backlog(input, b)))?;
+        let tokens = input.request.total_input_tokens();
+        let second = 1.0 + self.congestion(input);
         let mut lightest = Lightest::new(input.entropy);
-        for &entry in input.cluster.entries(input.request.model) {
-            // No engine costs less than its backlog.
-            let backlog =
-                input.loads.get(entry.at()).map_or(0.0, |load| load.prefill_wait) + self.planned(entry);
-            if lightest.least().is_some_and(|least| backlog > least) {
+        let mut offer = |policy: &mut Self, entry| {
+            if let Some((estimate, terms, decode)) = policy.price(input, entry, most_cached) {
+                lightest.offer(Best { entry, decode, estimate }, terms.cost());
+            }
+            lightest.least().unwrap_or(f64::INFINITY)
+        };
+        let mut least = offer(self, idlest);
+        if home != idlest {
+            least = offer(self, home);
+        }
+        for &entry in entries {
+            if entry == idlest || entry == home {
                 continue;
             }
-            if let Some((estimate, terms, decode)) = self.price(input, entry, most_cached) {
-                lightest.offer(Best { entry, decode, estimate }, terms.cost());
+            let computation = self.plan.shortest(tokens, input.prediction.hits(entry));
+            if self.backlog(input, entry) + second * computation <= least {
+                least = offer(self, entry);
             }
         }
         lightest.found().map(|(best, _)| best)
+    }
+
+    /// Until the engine is done with what it has and what held requests before this one will give it.
+    fn backlog(&self, input: &Input<'_>, ix: InstanceIx) -> Seconds {
+        input.loads.get(ix.at()).map_or(0.0, |load| load.prefill_wait) + self.plan.work(ix)
     }
 
     /// The decision with all candidates and what they would have cost.
@@ -162,9 +194,8 @@ impl Predictive {
         }
         let mut verdict = conclude(input, self.name(), reason, best.entry, best.decode, candidates);
         if let Verdict::Send(decision) = &mut verdict {
-            let waited = input.now - input.arrived;
-            let order = best.estimate.service - self.settings.engine_ageing * waited;
-            decision.engine_priority = Some((order * 1000.0) as i32);
+            let order = best.estimate.service + self.settings.engine_ageing * input.arrived;
+            decision.engine_priority = Some((order * 1000.0) as i64);
             decision.predicted_ttft = Some(best.estimate.ttft());
             decision.explanation.terms = all_terms;
         }
@@ -187,54 +218,56 @@ impl Predictive {
 
     /// The soonest possible first token, if the request were next on every engine.
     fn soonest(&mut self, input: &Input<'_>) -> Seconds {
-        let planned = std::mem::take(&mut self.planned);
+        let plan = std::mem::take(&mut self.plan);
         let entries = input.cluster.entries(input.request.model);
         let times = entries.iter().filter_map(|&ix| self.price(input, ix, 0));
         let soonest = times.map(|(estimate, ..)| estimate.ttft()).fold(f64::INFINITY, f64::min);
-        self.planned = planned;
+        self.plan = plan;
         input.now + soonest
-    }
-
-    /// Notes that a held request will have the engine before those that are asked about later.
-    fn plan(&mut self, best: &Best) {
-        let ix = best.entry.at();
-        if self.planned.len() <= ix {
-            self.planned.resize(ix + 1, 0.0);
-        }
-        self.held += 1;
-        self.planned[ix] += best.estimate.service;
     }
 
     /// How long to hold a request that no engine is ready for, whatever its price there; `None` if it must be looked at.
     fn too_early(&self, input: &Input<'_>) -> Option<Seconds> {
+        let due = match self.plan.first_due() {
+            None if self.plan.requests()
+                < ENOUGH_PLANNED * input.cluster.entries(input.request.model).len() =>
+            {
+                return None;
+            }
+            None => self.own_due(input)?,
+            Some(due) => due,
+        };
+        // Without any engine it is refused in the usual way.
+        (due.is_finite() && self.is_surely_in_time(input)).then_some(due)
+    }
+
+    /// How long until any engine could be given this request, if that is not now.
+    fn own_due(&self, input: &Input<'_>) -> Option<Seconds> {
         let farthest = farthest(&input.prediction.shared);
-        let (mut due, mut longest_fetch) = (f64::INFINITY, 0.0_f64);
+        let mut due = f64::INFINITY;
         for &ix in input.cluster.entries(input.request.model) {
             let Some(load) = input.loads.get(ix.at()).filter(|load| load.available) else { continue };
             let stored = f64::from(input.prediction.hits(ix).l3_tokens);
-            let per_token = self.fetch_per_token.get(ix.at()).copied().unwrap_or(0.0);
             let fetch = if stored > 0.0 {
-                load.fetch_wait + FETCH_LATENCY + farthest * stored * per_token
+                load.fetch_wait + FETCH_LATENCY + farthest * stored * self.plan.fetch_per_token(ix)
             } else {
                 0.0
             };
-            longest_fetch = longest_fetch.max(fetch);
-            due = due.min(load.prefill_wait + self.planned(ix) - self.settings.slack - fetch);
+            due = due.min(load.prefill_wait + self.plan.work(ix) - self.settings.slack - fetch);
             if due <= 0.0 {
                 return None;
             }
         }
-        // Without any engine it is refused in the usual way.
-        (due.is_finite() && self.is_surely_in_time(input, longest_fetch)).then_some(due)
+        Some(due)
     }
 
-    fn is_surely_in_time(&self, input: &Input<'_>, longest_fetch: Seconds) -> bool {
+    fn is_surely_in_time(&self, input: &Input<'_>) -> bool {
         let Some(latest) = self.latest(input) else { return true };
         let first = input.cluster.entries(input.request.model).first();
         let cold = first
             .and_then(|ix| input.loads.get(ix.at()))
             .map_or(f64::INFINITY, |load| load.service.seconds(input.request.total_input_tokens(), 0));
-        input.now + self.most_backlog.max(longest_fetch) + SLOWEST * cold < latest
+        input.now + self.plan.longest_wait() + SLOWEST * cold < latest
     }
 
     /// Expected computation, with what the caches hold wherever it is cheapest.
@@ -263,38 +296,30 @@ impl Policy for Predictive {
     }
 
     fn begin(&mut self, round: &Round<'_>) {
-        self.planned.clear();
-        self.held = 0;
-        self.behind = round.held;
-        self.most_backlog = round.loads.iter().map(|load| load.prefill_wait).fold(0.0, f64::max);
-        self.fetch_per_token.clear();
-        let caches = round.cluster.instances().iter().map(|instance| &instance.cache);
-        self.fetch_per_token.extend(caches.map(|cache| cache.kv_bytes_per_token / cache.l3_bytes_per_s));
+        self.plan.begin(round, self.settings.slack);
     }
 
     fn planned(&self, engine: InstanceIx) -> Seconds {
-        self.planned.get(engine.at()).copied().unwrap_or(0.0)
+        self.plan.work(engine)
     }
 
     fn is_aged(&self, input: &Input<'_>) -> bool {
-        self.aged_credit > 0.0
-            && input.now - input.arrived > self.settings.aged_after * Self::least_service(input)
+        self.aged_credit > 0.0 && input.now - input.arrived > AGED_AFTER * Self::least_service(input)
     }
 
     fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        self.behind = self.behind.saturating_sub(1);
+        self.plan.asked();
         let entries = input.cluster.entries(input.request.model);
-        if self.held >= ENOUGH_PLANNED * entries.len()
-            && let Some(due) = self.too_early(input)
-        {
+        if let Some(due) = self.too_early(input) {
             return Ok(Verdict::Hold { until: input.now + due.max(SHORTEST_NAP) });
         }
-        let most_cached = entries.iter().filter(|&&ix| available(input, ix)).map(|&ix| {
+        let own = entries.iter().filter(|&&ix| available(input, ix)).map(|&ix| {
             let hits = input.prediction.hits(ix);
-            hits.l1_tokens.saturating_add(hits.l2_tokens)
+            (ix, hits.l1_tokens.saturating_add(hits.l2_tokens))
         });
-        let most_cached = most_cached.max().unwrap_or(0);
-        let Some(best) = self.cheapest(input, most_cached) else {
+        let home = own.max_by_key(|&(_, tokens)| tokens);
+        let best = home.and_then(|home| Some((self.cheapest(input, home)?, home.1)));
+        let Some((best, most_cached)) = best else {
             // Says why.
             super::open_entries(input)?;
             return Err(Refusal::UnknownModel);
@@ -318,7 +343,7 @@ impl Policy for Predictive {
             };
             return Ok(self.explained(input, &best, most_cached, reason));
         }
-        self.plan(&best);
+        self.plan.add(best.entry, best.estimate.service);
         Ok(Verdict::Hold { until: input.now + due.max(SHORTEST_NAP) })
     }
 
@@ -329,8 +354,9 @@ impl Policy for Predictive {
         };
         let tokens = input.request.total_input_tokens();
         let estimate = Estimate::of(tokens, input.prediction, (entry, instance), load, load.prefill_wait);
+        self.plan.occupy(entry, estimate.service);
         let waited = input.now - input.arrived;
-        let aged = waited > self.settings.aged_after * Self::least_service(input);
+        let aged = waited > AGED_AFTER * Self::least_service(input);
         self.promises.keep(input);
         self.aged_credit += self.settings.aged_share * estimate.service;
         if aged {
@@ -344,7 +370,7 @@ impl Terms {
     /// The sum, in seconds.
     fn cost(&self) -> f64 {
         let own = self.wait.max(self.fetch) + self.service + self.handover;
-        own + self.duplicate + self.congestion + self.decode
+        own + self.duplicate + self.congestion + self.length + self.decode
     }
 
     fn leading(&self) -> Term {

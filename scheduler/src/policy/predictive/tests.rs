@@ -315,3 +315,44 @@ proptest! {
         prop_assert_eq!(run(), run());
     }
 }
+
+#[test]
+fn prompts_of_like_length_go_to_the_same_engine_if_both_are_free() {
+    let mut world = world(2);
+    let mut engines = [Vec::new(), Vec::new()];
+    let mut now = 0.0;
+    for step in 0..1_000 {
+        // As much work in a hundred short prompts as in a long one.
+        let long = step % 101 == 0;
+        let ticket = world.submit(now, if long { 10_000 } else { 100 }, &[]);
+        let sent = world.sent(now);
+        assert_eq!(sent.len(), 1);
+        engines[usize::from(long)].push(sent[0].1);
+        now += 20.0;
+        world.scheduler.first_token(now, Ticket(ticket), None);
+        world.scheduler.ended(now, Ticket(ticket));
+    }
+    let on_second = |engines: &[usize]| {
+        let late = &engines[engines.len() / 2..];
+        late.iter().sum::<usize>() as f64 / late.len() as f64
+    };
+    assert!(on_second(&engines[0]) < 0.3, "{:?}", engines[0]);
+    assert!(on_second(&engines[1]) > 0.7, "{:?}", engines[1]);
+}
+
+#[test]
+fn an_engines_own_order_is_by_length_until_the_longer_one_has_waited() {
+    let priority = |arrived: f64, tokens| {
+        let mut world = world(1);
+        world.submit(arrived, tokens, &[]);
+        match &world.poll(arrived)[..] {
+            [Event::Send { decision, .. }] => decision.engine_priority.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let hour = 1.8e9;
+    assert!(priority(hour, 1_000) < priority(hour, 1_001));
+    assert!(priority(hour + 30.0, 1_000) < priority(hour, 10_000));
+    // Nine seconds longer, and a tenth of the waiting counts.
+    assert!(priority(hour + 100.0, 1_000) > priority(hour, 10_000));
+}

@@ -1,3 +1,5 @@
+mod recorded;
+
 use std::sync::Arc;
 
 use axum::Router;
@@ -6,23 +8,14 @@ use http::Request;
 use http_body_util::BodyExt as _;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 use moongate_kvcore::Settings;
-use regex::Regex;
 use tower::ServiceExt as _;
-
-use mooncake_wire::rpc::Method;
 
 use super::stream::Pieces as _;
 use super::*;
 use crate::events::Queue;
 use crate::journal::MemoryJournal;
-use crate::metadata::{Metadata, metadata_router};
 use crate::observe::Observed;
 use crate::server::{ServerOptions, Standing};
-
-/// The samples, recorded from Mooncake 0.3.13.post1.
-const SAMPLES: &str = include_str!("../../tests/vectors/http_samples.txt");
-const TENANT_SAMPLES: &str = include_str!("../../tests/vectors/tenant_quota_samples.txt");
-const METRICS: &str = include_str!("../../tests/vectors/metrics.txt");
 
 const SEGMENTS: [&str; 2] = ["127.0.0.1:13102", "127.0.0.1:13681"];
 
@@ -94,122 +87,6 @@ async fn get_path(router: &Router, path: &str) -> Answer {
     ask(router, Request::get(path).body(Body::empty()).unwrap()).await
 }
 
-/// A recorded request: how it was made with curl.
-struct Sample<'a> {
-    method: &'a str,
-    port: &'a str,
-    path: &'a str,
-    body: &'a str,
-    answer: Answer,
-}
-
-fn samples(text: &'static str) -> Vec<Sample<'static>> {
-    text.split("### ").filter(|it| !it.trim().is_empty()).map(sample).collect()
-}
-
-fn sample(text: &'static str) -> Sample<'static> {
-    let (request, answer) = text.split_once('\n').unwrap();
-    let word_after = |flag: &str| request.split_once(flag).map(|(_, rest)| rest.split(' ').next().unwrap());
-    let (port, path) = request.split_once("127.0.0.1:").unwrap().1.split_at(4);
-    let (head, body) =
-        answer.split_once("GMT\n").or_else(|| answer.split_once("\n\n")).unwrap_or((answer, ""));
-    let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-    let status = head.lines().next().unwrap().strip_prefix("HTTP/1.1 ").unwrap();
-    Sample {
-        method: word_after("-X ").unwrap_or("GET"),
-        port,
-        path: path.split(' ').next().unwrap(),
-        body: word_after("-d ").unwrap_or_default(),
-        answer: Answer {
-            status: status.to_owned(),
-            content_type: header("Content-Type: ").to_owned(),
-            body: body.to_owned(),
-        },
-    }
-}
-
-/// Replaces what differs from run to run, and what differs for a reason: space in use is counted as it was rounded.
-fn shape(body: &str) -> String {
-    let replace = |text: String, pattern: &str, by: &str| {
-        Regex::new(pattern).unwrap().replace_all(&text, by).into_owned()
-    };
-    let mut text = body.trim_end().to_owned();
-    for (pattern, by) in [
-        (r"\d{5,}-\d{5,}", "ID"),
-        ("0x[0-9a-f]+", "ADDRESS"),
-        (
-            r#"("(?:buffer_address_|allocator_used_bytes|\w+_units|migrated_bytes|\w+_ms_epoch)":)\d+"#,
-            "${1}N",
-        ),
-        (r"Used\(bytes\): \d+", "Used(bytes): N"),
-        (r"\d\.\d+E-1", "SHARE"),
-        ("(Invalid JSON body: ).*\"}", "${1}…\"}"),
-        (r"\d+(\.\d+)? (B|KB|MB|GB)", "SIZE"),
-        (r"\(\d+\.\d%\)", "(N%)"),
-        (r"\d+\.\d\d", "RATE"),
-        (r"(=|/|: )\d+", "${1}N"),
-    ] {
-        // Only the line of figures has figures that are rates and sums.
-        if !pattern.contains("RATE") && pattern.starts_with("(=") && !text.starts_with("role=") {
-            continue;
-        }
-        text = replace(text, pattern, by);
-    }
-    let mut lines: Vec<&str> = text.lines().collect();
-    lines.sort_unstable();
-    lines.join("\n")
-}
-
-async fn compare(admin: &Arc<Admin>, admin_port: &str, samples: Vec<Sample<'_>>) {
-    let (router, metadata) =
-        (admin_router(Arc::clone(admin)), metadata_router(Arc::new(Metadata::in_memory())));
-    let mut job = String::new();
-    for sample in samples {
-        let path = sample.path.replace("6433642746086771731-17100531213125438380", &job);
-        let what = format!("{} {path} {}", sample.method, sample.body);
-        let request = Request::builder().method(sample.method).uri(&path);
-        let request = request.body(Body::from(sample.body.to_owned())).unwrap();
-        let router = if sample.port == admin_port { &router } else { &metadata };
-        let answer = ask(router, request).await;
-        assert_eq!(answer.status, sample.answer.status, "{what}: {}", answer.body);
-        if !sample.answer.content_type.is_empty() || sample.port != admin_port {
-            assert_eq!(answer.content_type, sample.answer.content_type, "{what}");
-        }
-        assert_eq!(shape(&answer.body), shape(&sample.answer.body), "{what}");
-        if path == "/api/v1/drain_jobs" && answer.status == "200 OK" {
-            let created: mooncake_wire::admin::DrainJobChanged = serde_json::from_str(&answer.body).unwrap();
-            job = created.job_id.to_string();
-            let server = &admin.server;
-            server.master.tick(server.clock.now_ms() + 1000, &mut server.recorder());
-        }
-    }
-}
-
-#[tokio::test]
-async fn answers_are_those_that_were_recorded() {
-    let admin = admin(settings());
-    let server = &admin.server;
-    mount(server);
-    put(server, "hk1", 4096, 1);
-    put(server, "hk2", 100_000, 2);
-    put(server, "a b/c?d&e=1,2", 1, 1);
-    let samples = samples(SAMPLES);
-    assert_eq!(samples.len(), 49);
-    compare(&admin, "9103", samples).await;
-    assert_eq!(server.counters.of(Method::RemoveAll).requests, 2);
-    let gets = server.counters.of(Method::GetReplicaList);
-    assert_eq!((gets.requests, gets.failures), (5, 3));
-}
-
-#[tokio::test]
-async fn quotas_are_those_that_were_recorded() {
-    let admin = admin(Settings { multi_tenant: true, ..settings() });
-    mount(&admin.server);
-    let samples = samples(TENANT_SAMPLES);
-    assert_eq!(samples.len(), 8);
-    compare(&admin, "9703", samples).await;
-}
-
 #[tokio::test]
 async fn quotas_are_kept_in_their_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -230,59 +107,6 @@ async fn quotas_are_kept_in_their_file() {
     let metrics = get_path(&router, "/metrics").await.body;
     assert!(metrics.contains("\nmooncake_tenant_quota_requested_bytes{tenant_id=\"b\"} 5\n"), "{metrics}");
     assert!(metrics.contains("\nmooncake_tenant_quota_requested_bytes_sum 5\n"), "{metrics}");
-}
-
-/// Names, types and labels of all families.
-fn families(text: &str) -> std::collections::BTreeMap<String, (String, Vec<String>)> {
-    let mut families = std::collections::BTreeMap::new();
-    let mut last = String::new();
-    for line in text.lines() {
-        if let Some(typed) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = typed.split_once(' ').unwrap();
-            name.clone_into(&mut last);
-            families.insert(last.clone(), (kind.to_owned(), Vec::new()));
-        } else if !line.starts_with('#') {
-            assert!(line.starts_with(&last), "{line} is not of {last}");
-            let labels = line.split_once('{').map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
-            let names =
-                labels.split(',').filter_map(|label| label.split_once('=')).map(|(name, _)| name.to_owned());
-            families.get_mut(&last).unwrap().1 = names.collect();
-        }
-    }
-    families
-}
-
-#[tokio::test]
-async fn metrics_have_the_families_of_mooncake() {
-    let admin = admin(settings());
-    mount(&admin.server);
-    put(&admin.server, "model_x", 70_000, 1);
-    let router = admin_router(Arc::clone(&admin));
-    get_path(&router, "/query_key?key=model_x").await;
-    let answer = get_path(&router, "/metrics").await;
-    assert_eq!(answer.content_type, "text/plain; version=0.0.4");
-    let ours = families(&answer.body);
-    let theirs = families(METRICS);
-    assert!(theirs.len() > 130, "{}", theirs.len());
-    for (name, theirs) in &theirs {
-        assert_eq!(ours.get(name), Some(theirs), "{name}");
-    }
-    for name in ours.keys().filter(|name| !theirs.contains_key(*name)) {
-        assert!(name.starts_with("moongate_master_"), "{name}");
-    }
-    for line in [
-        "master_key_count 1",
-        "master_value_size_bytes_bucket{le=\"65536.000000\"} 0",
-        "master_value_size_bytes_bucket{le=\"262144.000000\"} 1",
-        "master_value_size_bytes_sum 70000",
-        "segment_total_capacity_bytes{segment=\"127.0.0.1:13102\"} 33554432",
-        "master_get_replica_list_requests_total 1",
-        "mem_cache_hit_nums_ 1",
-        "moongate_master_prefix_keys{prefix=\"model\"} 1",
-        "moongate_master_rpc_duration_seconds_count{method=\"GetReplicaList\"} 1",
-    ] {
-        assert!(answer.body.lines().any(|it| it == line), "{line}\n{}", answer.body);
-    }
 }
 
 #[tokio::test]
@@ -361,43 +185,6 @@ async fn all_keys_come_though_the_answer_has_many_pieces() {
     assert_eq!(lines.iter().filter(|line| line["key"].is_string()).count(), 5000);
     assert_eq!(lines.last().unwrap()["objects"], 5000);
     assert!(lines.iter().filter(|line| line["segment_name"].is_string()).all(|line| line["live"] == true));
-}
-
-/// docs/master.md describes every family that Mooncake has not, and every path.
-#[tokio::test]
-async fn the_page_says_what_there_is() {
-    let page = include_str!("../../../../docs/master.md");
-    let supervisor = moongate_runtime::Supervisor::new();
-    let bind = "tcp://127.0.0.1:*".parse().unwrap();
-    let options = crate::events::EventsOptions { bind, replay: None, backend: String::new(), kept_bytes: 0 };
-    let events = Events::start(Arc::new(Queue::new(1)), options, &supervisor).await.unwrap();
-    let admin = Arc::into_inner(admin(settings())).unwrap();
-    mount(&admin.server);
-    put(&admin.server, "model_x", 70_000, 1);
-    let router = admin_router(Arc::new(Admin { events: Some(events), ..admin }));
-    get_path(&router, "/query_key?key=model_x").await;
-    let metrics = families(&get_path(&router, "/metrics").await.body);
-    let ours: Vec<String> = metrics
-        .iter()
-        .filter(|(name, _)| name.starts_with("moongate_"))
-        .map(|(name, (kind, labels))| {
-            let labels: Vec<&String> = labels.iter().filter(|label| *label != "le").collect();
-            let label = labels.first().map_or("–".to_owned(), |label| format!("`{label}`"));
-            format!("| `{name}` | {kind} | {label} |")
-        })
-        .collect();
-    let mut described: Vec<&str> = page.lines().filter(|line| line.starts_with("| `moongate_")).collect();
-    described.sort_unstable();
-    assert_eq!(ours.len(), described.len());
-    for (ours, described) in ours.iter().zip(described) {
-        assert!(described.starts_with(ours.as_str()), "{ours}\n{described}");
-    }
-    for path in ["/api/v1/peek?keys=model_x", "/api/v1/prefixes", "/api/v1/snapshot"] {
-        let name = path.split('?').next().unwrap();
-        assert!(page.contains(name), "{name}");
-        assert_eq!(get_path(&router, path).await.status, "200 OK", "{path}");
-    }
-    supervisor.shutdown(std::time::Duration::from_secs(60)).await.unwrap();
 }
 
 /// Whatever happens between two pieces of a snapshot: with the events after the number that it begins with, it is the truth.

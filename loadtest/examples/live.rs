@@ -1,0 +1,23 @@
+//! `moongate loadtest live` without the rest of the program: quick to build while engines are being tuned. The gateway is another one.
+//!
+//! `cargo run --release -p moongate-loadtest --example live -- --gateway target/release/moongate --trace FILE`
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use moongate_loadtest::live::{LiveArgs, live};
+use moongate_runtime::Supervisor;
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: LiveArgs,
+}
+
+#[tokio::main]
+#[expect(clippy::print_stdout, reason = "an example talks to the person at the terminal")]
+async fn main() -> anyhow::Result<ExitCode> {
+    let (table, agrees) = live(&Cli::parse().args, &Supervisor::new()).await?;
+    println!("{table}");
+    Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

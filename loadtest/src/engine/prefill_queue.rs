@@ -1,0 +1,358 @@
+//! One queue of prefill work per rank.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::cache::CachedTokens;
+use super::service::{Pacer, Timing};
+use super::stats::{Gauge, Stats};
+
+/// Most prefill jobs that wait in one rank's queue; whoever comes later waits for a place.
+const MAX_QUEUED_PREFILLS: usize = 65_536;
+
+/// What an engine finds of a prompt when its turn comes.
+pub(crate) struct Begun {
+    /// Its tokens.
+    pub(crate) tokens: usize,
+    /// Those that it need not compute.
+    pub(crate) cached: CachedTokens,
+    /// Counted as in computation until they are dropped.
+    pub(crate) gauges: Vec<Gauge>,
+}
+
+type Begin = Box<dyn FnOnce() -> Begun + Send>;
+
+/// One prompt that waits.
+struct Waiting {
+    number: u64,
+    /// Whether all that it waits for has arrived.
+    ready: bool,
+    begin: Begin,
+    /// Slowness of this request.
+    timing: Timing,
+    done: oneshot::Sender<CachedTokens>,
+}
+
+/// One prompt in computation.
+struct Running {
+    /// Tokens left to compute.
+    left: usize,
+    /// Tokens before those.
+    context: usize,
+    /// Seconds to load the host-cached part, during the first pass.
+    load_s: f64,
+    timing: Timing,
+    started: bool,
+    begun: Begun,
+    done: oneshot::Sender<CachedTokens>,
+}
+
+impl Waiting {
+    fn begin(self) -> Running {
+        let Self { begin, timing, done, .. } = self;
+        let begun = begin();
+        let context = begun.cached.total();
+        let from_host = begun.cached.host + begun.cached.storage;
+        Running {
+            left: begun.tokens.saturating_sub(context).max(1),
+            context,
+            load_s: timing.model.host_load_s(from_host),
+            timing,
+            started: false,
+            begun,
+            done,
+        }
+    }
+}
+
+enum Message {
+    Add(Waiting),
+    Ready(u64),
+}
+
+/// The queue of one rank's prefill work.
+#[derive(Debug, Clone)]
+pub(crate) struct PrefillQueue {
+    messages: mpsc::Sender<Message>,
+    next: Arc<AtomicU64>,
+}
+
+impl PrefillQueue {
+    /// The queue, and the work of its worker until `stop`.
+    pub(crate) fn new(
+        passes: Passes,
+        stats: Arc<Stats>,
+        stop: CancellationToken,
+    ) -> (Self, impl Future<Output = ()>) {
+        let (messages, receiver) = mpsc::channel(MAX_QUEUED_PREFILLS);
+        let worker = async move {
+            tokio::select! {
+                () = work(receiver, passes, stats) => {}
+                () = stop.cancelled() => {}
+            }
+        };
+        (Self { messages, next: Arc::default() }, worker)
+    }
+
+    /// Waits in the queue and for the computation. Others overtake while `fetch` is under way. `begin` is called when the
+    /// computation begins. Dropping the future takes the prompt out at the next pass. `None` if the engine has stopped.
+    pub(crate) async fn compute(
+        &self,
+        timing: &Timing,
+        fetch: Option<impl Future<Output = ()>>,
+        begin: impl FnOnce() -> Begun + Send + 'static,
+    ) -> Option<CachedTokens> {
+        let (done, computed) = oneshot::channel();
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let ready = fetch.is_none();
+        let waiting = Waiting { number, ready, begin: Box::new(begin), timing: timing.clone(), done };
+        self.messages.send(Message::Add(waiting)).await.ok()?;
+        if let Some(fetch) = fetch {
+            fetch.await;
+            self.messages.send(Message::Ready(number)).await.ok()?;
+        }
+        computed.await.ok()
+    }
+}
+
+/// How prompts share passes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Passes {
+    /// Most tokens of one.
+    pub(crate) chunk_tokens: usize,
+    /// Whether one takes tokens of several prompts.
+    pub(crate) packed: bool,
+}
+
+/// The prompts of one rank.
+#[derive(Default)]
+struct Prompts {
+    waiting: VecDeque<Waiting>,
+    running: Vec<Running>,
+}
+
+impl Prompts {
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Add(waiting) => self.waiting.push_back(waiting),
+            Message::Ready(number) => {
+                if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.number == number) {
+                    waiting.ready = true;
+                }
+            }
+        }
+    }
+
+    /// Lets prompts whose turn has come begin, as far as there is room in a pass.
+    fn admit(&mut self, passes: Passes) {
+        // Clients may have gone.
+        self.running.retain(|running| !running.done.is_closed());
+        self.waiting.retain(|waiting| !waiting.done.is_closed());
+        loop {
+            let taken: usize = self.running.iter().map(|running| running.left).sum();
+            let room = if passes.packed { taken < passes.chunk_tokens } else { self.running.is_empty() };
+            let next = self.waiting.iter().position(|waiting| waiting.ready).filter(|_| room);
+            let Some(next) = next.and_then(|at| self.waiting.remove(at)) else { return };
+            self.running.push(next.begin());
+        }
+    }
+
+    /// Takes up to `budget` tokens from the running prompts and says how long they take together.
+    fn pass(&mut self, mut budget: usize) -> Pass {
+        let mut duration = Duration::ZERO;
+        let mut busy_s = 0.0;
+        let mut base = Duration::ZERO;
+        let mut base_s = 0.0_f64;
+        for job in &mut self.running {
+            if budget == 0 {
+                break;
+            }
+            let part = job.left.min(budget);
+            let mut seconds = job.timing.prefill_s(part, job.context);
+            if !job.started {
+                job.started = true;
+                // Layers are loaded while earlier ones are computed.
+                seconds = seconds.max(job.load_s);
+                // Paid once per pass, however many prompts begin in it.
+                base = base.max(job.timing.scaled(job.timing.model.prefill_base_s));
+                base_s = base_s.max(job.timing.model.prefill_base_s);
+            }
+            duration += job.timing.scaled(seconds);
+            busy_s += seconds;
+            job.left -= part;
+            job.context += part;
+            budget -= part;
+        }
+        let busy = Duration::try_from_secs_f64(busy_s + base_s).unwrap_or_default();
+        Pass { duration: duration + base, busy_us: u64::try_from(busy.as_micros()).unwrap_or(u64::MAX) }
+    }
+
+    /// Tells those whose prompt is computed.
+    fn tell(&mut self) {
+        for computed in self.running.extract_if(.., |running| running.left == 0) {
+            let Running { begun, done, .. } = computed;
+            drop(begun.gauges);
+            // The request may have gone meanwhile.
+            let _ = done.send(begun.cached);
+        }
+    }
+}
+
+async fn work(mut receiver: mpsc::Receiver<Message>, passes: Passes, stats: Arc<Stats>) {
+    let mut prompts = Prompts::default();
+    let mut pacer = Pacer::start();
+    loop {
+        while let Ok(message) = receiver.try_recv() {
+            prompts.take(message);
+        }
+        prompts.admit(passes);
+        if prompts.running.is_empty() {
+            let Some(message) = receiver.recv().await else { return };
+            prompts.take(message);
+            pacer = Pacer::start();
+            continue;
+        }
+        let pass = prompts.pass(passes.chunk_tokens);
+        pacer.wait(pass.duration).await;
+        stats.change(|stats| {
+            stats.prefill_busy_us = stats.prefill_busy_us.saturating_add(pass.busy_us);
+        });
+        prompts.tell();
+    }
+}
+
+struct Pass {
+    duration: Duration,
+    busy_us: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::engine::ServiceModel;
+
+    const PASSES: Passes = Passes { chunk_tokens: 8_192, packed: true };
+
+    fn timing() -> Timing {
+        Timing::new(ServiceModel::default(), 1.0)
+    }
+
+    fn begun(tokens: usize, device: usize) -> Begun {
+        Begun { tokens, cached: CachedTokens { device, ..CachedTokens::default() }, gauges: Vec::new() }
+    }
+
+    /// Prompts that wait, each with its tokens and those of them on the device.
+    fn waiting(sizes: &[(usize, usize)]) -> (Prompts, Vec<oneshot::Receiver<CachedTokens>>) {
+        let mut prompts = Prompts::default();
+        let mut receivers = Vec::new();
+        for (number, &(tokens, device)) in (0..).zip(sizes) {
+            let (done, receiver) = oneshot::channel();
+            receivers.push(receiver);
+            let begin = Box::new(move || begun(tokens, device));
+            prompts.take(Message::Add(Waiting { number, ready: true, begin, timing: timing(), done }));
+        }
+        (prompts, receivers)
+    }
+
+    #[test]
+    fn chunks_of_a_long_prompt_sum_to_the_formula() {
+        let (mut prompts, _receivers) = waiting(&[(25_000, 5_000)]);
+        prompts.admit(PASSES);
+        let mut total = Duration::ZERO;
+        let mut passes = 0;
+        while prompts.running[0].left > 0 {
+            total += prompts.pass(8_192).duration;
+            passes += 1;
+        }
+        let expected = 0.048 + 1.027e-4 * 20_000.0 + 7.19e-9 * 20_000.0 * (5_000.0 + 10_000.0);
+        assert_eq!(passes, 3);
+        assert!((total.as_secs_f64() - expected).abs() < 1e-6, "{total:?} instead of {expected}");
+    }
+
+    #[test]
+    fn short_prompts_share_a_pass_and_its_base_cost() {
+        let (mut prompts, _receivers) = waiting(&[(1_000, 0), (1_000, 0)]);
+        prompts.admit(PASSES);
+        let pass = prompts.pass(8_192);
+        let expected = 0.048 + 2.0 * (1.027e-4 * 1_000.0 + 7.19e-9 * 1_000.0 * 500.0);
+        assert!((pass.duration.as_secs_f64() - expected).abs() < 1e-6);
+        assert!(prompts.running.iter().all(|job| job.left == 0));
+    }
+
+    #[test]
+    fn unpacked_prompts_go_one_by_one_and_the_first_that_is_ready_first() {
+        let passes = Passes { packed: false, ..PASSES };
+        let (mut prompts, mut receivers) = waiting(&[(100, 0), (200, 0), (300, 0)]);
+        prompts.waiting[0].ready = false;
+        prompts.admit(passes);
+        assert_eq!(prompts.running.iter().map(|job| job.left).collect::<Vec<_>>(), [200]);
+        prompts.take(Message::Ready(0));
+        prompts.admit(passes);
+        assert_eq!(prompts.running.len(), 1, "the running one is not joined");
+        prompts.pass(8_192);
+        prompts.tell();
+        assert!(receivers[1].try_recv().is_ok() && receivers[2].try_recv().is_err());
+        prompts.admit(passes);
+        assert_eq!(prompts.running[0].left, 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn prompts_are_served_in_turn() {
+        let stats = Arc::new(Stats::new(1));
+        let passes = Passes { chunk_tokens: 1_000, packed: true };
+        let (queue, worker) = PrefillQueue::new(passes, stats, CancellationToken::new());
+        let timing = timing();
+        let begin = Instant::now();
+        let no_fetch = None::<std::future::Ready<()>>;
+        let client = async {
+            let first = queue.compute(&timing, no_fetch.clone(), || begun(1_000, 0));
+            let second = queue.compute(&timing, no_fetch, || begun(1_000, 0));
+            tokio::join!(
+                async {
+                    first.await;
+                    begin.elapsed()
+                },
+                async {
+                    second.await;
+                    begin.elapsed()
+                }
+            )
+        };
+        let (first, second) = tokio::select! {
+            times = client => times,
+            () = worker => panic!("the worker ended"),
+        };
+        let one = 0.048 + 0.1027 + 7.19e-9 * 500_000.0;
+        assert!((first.as_secs_f64() - one).abs() < 0.005, "{first:?}");
+        assert!((second.as_secs_f64() - 2.0 * one).abs() < 0.005, "{second:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_fetches_is_overtaken() {
+        let stats = Arc::new(Stats::new(1));
+        let (queue, worker) = PrefillQueue::new(PASSES, stats, CancellationToken::new());
+        let timing = timing();
+        let begin = Instant::now();
+        let fetch = Some(tokio::time::sleep(Duration::from_secs(9)));
+        let client = async {
+            let slow = queue.compute(&timing, fetch, || begun(1_000, 0));
+            let quick = async {
+                queue.compute(&timing, None::<std::future::Ready<()>>, || begun(1_000, 0)).await;
+                begin.elapsed()
+            };
+            tokio::join!(slow, quick).1
+        };
+        let quick = tokio::select! {
+            quick = client => quick,
+            () = worker => panic!("the worker ended"),
+        };
+        assert!(quick < Duration::from_secs(1) && begin.elapsed() > Duration::from_secs(9), "{quick:?}");
+    }
+}

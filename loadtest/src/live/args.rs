@@ -1,0 +1,157 @@
+//! What is compared.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
+
+use crate::engine::{Face, KvEvents, Role, SimConfig};
+use crate::generate::trace::read_trace;
+use crate::simulate::{Case, Contender, Load, MAX_PREFILL, Replay, Settings, Workload};
+
+/// Arguments of `moongate loadtest live`.
+#[derive(Debug, Clone, Args)]
+pub struct LiveArgs {
+    /// Trace to replay, with block ids: Mooncake or Qwen-Bailian JSON lines.
+    #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
+    pub trace: PathBuf,
+    /// Policies to compare.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "round_robin,cache_aware,dynamo_queue,predictive",
+        env = "MOONGATE_LOADTEST_POLICY"
+    )]
+    pub policy: Vec<PolicyName>,
+    /// Replay only so many rows of the trace.
+    #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
+    pub requests: Option<usize>,
+    /// Replay the trace this many times faster than recorded, in the engines' time.
+    #[arg(long, default_value_t = 0.5, env = "MOONGATE_LOADTEST_SPEED")]
+    pub speed: f64,
+    /// How many times faster than the imitated engines everything happens.
+    ///
+    /// The machine has to keep up: the table tells how late requests were sent. What a real gateway and real sockets take counts so
+    /// many times more.
+    #[arg(long, default_value_t = 20.0, env = "MOONGATE_LOADTEST_TIME_SCALE")]
+    pub time_scale: f64,
+    /// Prefill engines.
+    #[arg(long, default_value_t = 4, env = "MOONGATE_LOADTEST_PREFILL")]
+    pub prefill: usize,
+    /// Decode engines.
+    #[arg(long, default_value_t = 2, env = "MOONGATE_LOADTEST_DECODE")]
+    pub decode: usize,
+    /// Device cache of one engine in tokens.
+    #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_L1_TOKENS")]
+    pub l1_tokens: u64,
+    /// Host cache of one engine in tokens.
+    #[arg(long, default_value_t = 1_662_000, env = "MOONGATE_LOADTEST_L2_TOKENS")]
+    pub l2_tokens: u64,
+    /// Shared store in tokens; 0 is none.
+    #[arg(long, default_value_t = 4_350_000, env = "MOONGATE_LOADTEST_L3_TOKENS")]
+    pub l3_tokens: u64,
+    /// Milliseconds of the engines' time between two readings of their load; 0 is never.
+    #[arg(long, default_value_t = 500.0, env = "MOONGATE_LOADTEST_POLL_MS")]
+    pub poll_ms: f64,
+    /// Policies whose mean times to first token differ by less than this share in the simulator may come in any order.
+    #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_MARGIN")]
+    pub margin: f64,
+    /// Program to run as the gateway; this one if not given.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_LOADTEST_GATEWAY")]
+    pub gateway: Option<PathBuf>,
+}
+
+/// Up to so many recorded seconds an arrival is moved: the conversation trace counts in steps of 3 s.
+const JITTER_S: f64 = 3.0;
+/// Served model.
+pub(super) const MODEL: &str = "sim";
+/// Tokens per event of an answer: fewer events for the machine to carry, while every token takes its time.
+const STREAM_INTERVAL: u32 = 32;
+
+impl LiveArgs {
+    /// The experiment for the simulator.
+    ///
+    /// # Errors
+    /// A setting is out of range, or the trace cannot be read.
+    pub(super) fn case(&self) -> anyhow::Result<Case> {
+        for (flag, value) in [("--speed", self.speed), ("--time-scale", self.time_scale)] {
+            anyhow::ensure!(value.is_finite() && value > 0.0, "{flag} {value}: give a number above 0");
+        }
+        for (flag, value) in [("--poll-ms", self.poll_ms), ("--margin", self.margin)] {
+            anyhow::ensure!(value.is_finite() && value >= 0.0, "{flag} {value}: give a number, 0 or more");
+        }
+        let prefill = self.prefill;
+        anyhow::ensure!(
+            (1..=MAX_PREFILL).contains(&prefill),
+            "--prefill {prefill}: give 1 to {MAX_PREFILL} engines"
+        );
+        anyhow::ensure!(
+            (1..=MAX_PREFILL).contains(&self.decode),
+            "--decode {}: give 1 to {MAX_PREFILL} engines",
+            self.decode
+        );
+        anyhow::ensure!(
+            self.l2_tokens > 0,
+            "--l2-tokens 0: the shared store is reached through the host cache only"
+        );
+        let rows = read_trace(&self.trace, self.requests)?;
+        anyhow::ensure!(
+            rows.iter().all(|row| !row.blocks.is_empty()),
+            "the trace names no blocks: nothing in it can be cached"
+        );
+        let replay = Replay { speed: self.speed, jitter_s: JITTER_S, seed: 0 };
+        Ok(Case {
+            settings: self.settings(),
+            scheduling: SchedulerSettings::default(),
+            load: Load::Open(Workload::of_rows(&rows, true), replay),
+            contenders: self.policy.iter().map(|&policy| Contender::from(policy)).collect(),
+            seeds: 1..=1,
+        })
+    }
+
+    /// What arrives, as the simulator's first seed has it.
+    pub(super) fn workload(&self, case: &Case) -> Workload {
+        case.load.workload(1)
+    }
+
+    /// The simulated fleet.
+    pub(super) fn settings(&self) -> Settings {
+        Settings {
+            prefill: self.prefill,
+            decode: self.decode,
+            l1_tokens: self.l1_tokens,
+            l2_tokens: self.l2_tokens,
+            l3_tokens: self.l3_tokens,
+            poll_s: self.poll_ms / 1_000.0,
+            ..Settings::eight_plus_four()
+        }
+    }
+
+    /// A live engine of the same kind. Pages are as large as the trace's blocks.
+    pub(super) fn engine(&self, role: Role, page_tokens: usize) -> SimConfig {
+        let settings = self.settings();
+        let tokens = |tokens: u64| usize::try_from(tokens).unwrap_or(usize::MAX);
+        SimConfig {
+            model: MODEL.to_owned(),
+            page_size: page_tokens,
+            time_scale: self.time_scale,
+            service: settings.service,
+            packed: settings.packed,
+            stream_interval: STREAM_INTERVAL,
+            device_tokens: tokens(settings.l1_tokens),
+            host_tokens: tokens(settings.l2_tokens),
+            use_storage: settings.l3_tokens > 0,
+            // An engine takes a place in the batch for a prompt that is being computed elsewhere.
+            max_running: 1 << 16,
+            // Only prefill engines have caches to tell of.
+            kv_events: (role == Role::Prefill).then(KvEvents::default),
+            ..SimConfig::new(role, Face::Sglang)
+        }
+    }
+
+    /// Seconds of the engines' time as a time of this machine.
+    pub(super) fn scaled(&self, seconds: f64) -> Duration {
+        Duration::try_from_secs_f64(seconds.max(0.0) / self.time_scale).unwrap_or(Duration::MAX)
+    }
+}

@@ -1,0 +1,173 @@
+//! The load: the simulator's arrivals, sent over HTTP.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use moongate_runtime::Supervisor;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::args::{LiveArgs, MODEL};
+use super::world::World;
+use crate::engine::tokens::mix;
+use crate::generate::{Target, TargetApi};
+use crate::simulate::{Outcome, State, Summary, Workload};
+
+/// Longest time without a byte.
+const SILENCE: Duration = Duration::from_secs(300);
+/// Token ids are three digits long, so that bodies are short.
+const FIRST_TOKEN: u64 = 100;
+const TOKENS: u64 = 900;
+
+/// What a run came to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Played {
+    /// In seconds of the engines.
+    pub(super) summary: Summary,
+    /// How late the latest one in a hundred requests was sent, in seconds of the engines.
+    pub(super) lateness: f64,
+}
+
+/// What all requests share.
+struct Run {
+    target: Target,
+    workload: Arc<Workload>,
+    outcome: Mutex<Outcome>,
+    lateness: Mutex<Vec<f64>>,
+    begin: Instant,
+    scale: f64,
+    /// Cancelled when a request is over.
+    over: Vec<CancellationToken>,
+}
+
+impl Run {
+    /// Seconds of the engines since the start.
+    fn now(&self) -> f64 {
+        self.begin.elapsed().as_secs_f64() * self.scale
+    }
+
+    /// Sends a request when it is due and the one before it in its conversation is over.
+    async fn send(&self, number: u32) {
+        let request = &self.workload.requests[number as usize];
+        let due = Duration::try_from_secs_f64(request.due_s / self.scale).unwrap_or_default();
+        tokio::time::sleep_until((self.begin + due).into()).await;
+        let mut wanted = request.due_s;
+        if let Some(before) = request.after {
+            let waits = !self.over[before as usize].is_cancelled();
+            self.over[before as usize].cancelled().await;
+            if waits {
+                wanted = self.now();
+            }
+        }
+        let body = body(&self.workload, number);
+        let arrived = self.now();
+        self.lateness.lock().push(arrived - wanted);
+        self.outcome.lock().arrived(arrived, number);
+        let result = self.target.post("completions", body).await;
+        let ended = self.now();
+        let mut outcome = self.outcome.lock();
+        match result {
+            Ok(answer) => {
+                let first = answer.ttft.unwrap_or(answer.e2e).as_secs_f64() * self.scale;
+                outcome.answered(
+                    arrived + first,
+                    number,
+                    u32::try_from(answer.cached_tokens).unwrap_or(u32::MAX),
+                );
+                outcome.finished(ended, number, State::Served);
+            }
+            Err(failure) => {
+                tracing::warn!(number, ?failure, "a request failed");
+                outcome.finished(ended, number, State::Failed);
+            }
+        }
+        drop(outcome);
+        self.over[number as usize].cancel();
+    }
+}
+
+/// Sends the whole load.
+pub(super) async fn play(
+    world: &World,
+    args: &LiveArgs,
+    workload: &Arc<Workload>,
+    supervisor: &Supervisor,
+) -> anyhow::Result<Played> {
+    let client =
+        reqwest::Client::builder().no_proxy().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?;
+    let run = Arc::new(Run {
+        target: Target {
+            client,
+            base: world.url.clone(),
+            api: TargetApi::Completions,
+            model: MODEL.to_owned(),
+            silence: SILENCE,
+        },
+        workload: Arc::clone(workload),
+        outcome: Mutex::new(Outcome::new(&args.settings(), workload)),
+        lateness: Mutex::default(),
+        begin: Instant::now(),
+        scale: args.time_scale,
+        over: workload.requests.iter().map(|_| CancellationToken::new()).collect(),
+    });
+    let tasks = TaskTracker::new();
+    for number in 0..u32::try_from(workload.requests.len()).unwrap_or(u32::MAX) {
+        let run = Arc::clone(&run);
+        supervisor.spawn("live-request", tasks.track_future(async move { run.send(number).await }));
+    }
+    tasks.close();
+    tasks.wait().await;
+    let summary = run.outcome.lock().summary();
+    let mut lateness = std::mem::take(&mut *run.lateness.lock());
+    lateness.sort_by(f64::total_cmp);
+    Ok(Played { summary, lateness: crate::simulate::quantile(&lateness, 0.99) })
+}
+
+/// A completion request whose prompt has the tokens that its blocks stand for.
+fn body(workload: &Workload, number: u32) -> Vec<u8> {
+    let request = &workload.requests[number as usize];
+    let mut text = String::with_capacity(4 * request.input_tokens as usize + 200);
+    let _ = write!(
+        text,
+        r#"{{"model":"{MODEL}","max_tokens":{},"stream":true,"stream_options":{{"include_usage":true}},"ignore_eos":true,"prompt":["#,
+        request.output_tokens.max(1)
+    );
+    let mut left = u64::from(request.input_tokens);
+    for &block in workload.blocks(number) {
+        let tokens = left.min(u64::from(workload.block_tokens));
+        for at in 0..tokens {
+            let _ = write!(text, "{},", FIRST_TOKEN + mix(u64::from(block), at) % TOKENS);
+        }
+        left -= tokens;
+    }
+    // The last comma.
+    text.pop();
+    text.push_str("]}");
+    text.into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::trace::parse_trace;
+
+    #[test]
+    fn prompts_are_as_long_as_the_trace_says_and_share_what_it_says() {
+        let row = |ids: &str, length: u32| {
+            format!(r#"{{"timestamp":0,"input_length":{length},"output_length":3,"hash_ids":{ids}}}"#)
+        };
+        let rows = [row("[1,2]", 1_000), row("[1,3]", 700)];
+        let rows = parse_trace(rows.iter().map(String::as_str)).expect("a trace");
+        let workload = Workload::of_rows(&rows, true);
+        let prompt = |number| -> Vec<u64> {
+            let body: serde_json::Value = serde_json::from_slice(&body(&workload, number)).expect("JSON");
+            body["prompt"].as_array().expect("ids").iter().filter_map(serde_json::Value::as_u64).collect()
+        };
+        let (first, second) = (prompt(0), prompt(1));
+        assert_eq!((first.len(), second.len()), (1_000, 700));
+        assert_eq!(first[..512], second[..512]);
+        assert_ne!(first[512..600], second[512..600]);
+    }
+}

@@ -1,0 +1,79 @@
+//! Lookups in steps, with changes in between.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Pages of a prompt that takes several steps to look up.
+const LONG: usize = 300;
+
+proptest! {
+    /// Whatever changes between the steps of a lookup, it ends with an answer that can be, and the next one is right.
+    #[test]
+    fn everything_may_change_between_steps(
+        changes in prop::collection::vec((0..4u8, 0..3usize, 0..LONG, 0..LONG), 0..20),
+    ) {
+        let prompt: Vec<u64> = (0..LONG as u64).map(|page| Namespace::new(&["long"]).key(page)).collect();
+        let mut index = PageIndex::new(1_000);
+        let engines: Vec<EngineSlot> = (0..3).map(|_| index.add_engine()).collect();
+        index.stored(engines[0], Tier::L1, &prompt);
+        let mut hits = Hits::default();
+        hits.restart();
+        for (change, engine, first, last) in changes {
+            let (engine, pages) = (engines[engine], prompt.get(first..last).unwrap_or_default());
+            match change {
+                0 | 1 => index.stored(engine, Tier::L1, pages),
+                2 => index.removed(engine, Tier::L1, pages),
+                _ => index.cleared(engine, Tier::L1),
+            }
+            if index.lookup_step(&prompt, &mut hits) {
+                prop_assert!(engines.iter().all(|&engine| hits.of(engine).own as usize <= LONG));
+                hits.restart();
+            }
+        }
+        let mut fresh = Hits::default();
+        index.lookup(&prompt, &mut fresh);
+        for &engine in &engines {
+            let held = |page: &&u64| {
+                let mut alone = Hits::default();
+                index.lookup(&[**page], &mut alone);
+                alone.of(engine).l1 == 1
+            };
+            prop_assert_eq!(fresh.of(engine).l1 as usize, prompt.iter().take_while(held).count());
+        }
+    }
+}
+
+/// Between two steps of a lookup, columns come to mean something else.
+#[test]
+fn a_lookup_in_steps_begins_again_where_it_must() {
+    let mut index = PageIndex::new(10_000);
+    let prompt: Vec<u64> = (0..1_000).map(|page| Namespace::new(&[]).key(page)).collect();
+    let engines: Vec<EngineSlot> = (0..3).map(|_| index.add_engine()).collect();
+    engines.iter().for_each(|&engine| index.stored(engine, Tier::L1, &prompt));
+    let mut hits = Hits::default();
+    hits.restart();
+    assert!(!index.lookup_step(&prompt, &mut hits));
+    index.cleared(engines[0], Tier::L1);
+    index.remove_engine(engines[1]);
+    index.stored(engines[0], Tier::L2, &prompt[..200]);
+    let more: Vec<EngineSlot> = (0..100).map(|_| index.add_engine()).collect();
+    more.iter().for_each(|&engine| index.stored(engine, Tier::L1, &prompt[..100]));
+    while !index.lookup_step(&prompt, &mut hits) {}
+    let mut fresh = Hits::default();
+    index.lookup(&prompt, &mut fresh);
+    assert_eq!((&hits.engines, &hits.shared), (&fresh.engines, &fresh.shared));
+    assert_eq!(hits.of(engines[0]), EngineHits { l1: 0, own: 200, shared: 0 });
+    assert_eq!(hits.of(engines[2]).l1, 1_000);
+
+    // However often that happens, it comes to an end.
+    hits.restart();
+    let mut steps = 0;
+    while !index.lookup_step(&prompt, &mut hits) {
+        index.stored(more[0], Tier::L2, &prompt[..10]);
+        index.cleared(more[0], Tier::L2);
+        steps += 1;
+    }
+    assert!(steps < 10, "{steps}");
+    assert_eq!(hits.of(engines[2]).l1, 1_000);
+}
