@@ -43,6 +43,14 @@ impl MasterCommand {
 /// Serves until asked to stop, then answers what is in progress.
 pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let grace = options.shutdown_grace;
+    if let Some(among) = options.ha.clone() {
+        let _master = moongate_master::ha::start(among, options, &supervisor)?;
+        terminated().await;
+        if let Err(still) = supervisor.shutdown(grace).await {
+            tracing::warn!("{still}");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let master = moongate_master::start(options, &supervisor).await?;
     terminated().await;
     master.stop();

@@ -39,7 +39,7 @@ pub enum StartError {
 }
 
 /// Where the rest is served.
-fn faces(
+pub(crate) fn faces(
     admin: std::net::SocketAddr,
     metadata: Option<MetadataOptions>,
     events: Option<EventOptions>,

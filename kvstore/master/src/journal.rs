@@ -25,6 +25,14 @@ pub trait Journal: Send + Sync + 'static {
     /// # Errors
     /// When that cannot be had. Then nobody may be told that the change was made.
     fn commit(&self, number: u64) -> io::Result<()>;
+
+    /// Whether callers may be answered at all. Asked before every answer, even if nothing was changed.
+    ///
+    /// # Errors
+    /// When another may decide by now.
+    fn may_answer(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Bytes of facts that are kept together.
@@ -54,7 +62,12 @@ struct Chunk {
 impl MemoryJournal {
     /// A journal that keeps about the newest `capacity` bytes of facts.
     pub fn new(capacity: usize) -> Self {
-        Self { kept: Mutex::new(Kept { next: 1, chunks: VecDeque::new() }), capacity }
+        Self::starting_at(1, capacity)
+    }
+
+    /// The same, with another number for its first fact.
+    pub fn starting_at(next: u64, capacity: usize) -> Self {
+        Self { kept: Mutex::new(Kept { next, chunks: VecDeque::new() }), capacity }
     }
 
     /// The number that the next fact will get.
@@ -135,7 +148,7 @@ impl Recorder {
     /// # Errors
     /// As [`Journal::commit`].
     pub fn commit(&mut self) -> io::Result<()> {
-        self.last.take().map_or(Ok(()), |last| self.journal.commit(last))
+        self.last.take().map_or_else(|| self.journal.may_answer(), |last| self.journal.commit(last))
     }
 }
 

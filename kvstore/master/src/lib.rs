@@ -5,9 +5,9 @@
 //! - [`Server`]: the state machine with all that belongs to it.
 //! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
 //! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
+//! - [`ha`]: more than one master, of which one leads.
 //! - [`flags`]: the command line of Mooncake's master. [`start`]: all of it together.
 //! - [`http`]: the admin server. [`metadata`]: where clients find each other. [`events`]: what is published over ZeroMQ.
-//! - [`journal`]: where every change goes before anybody is told of it.
 
 pub mod call;
 mod clock;
@@ -18,6 +18,7 @@ pub mod durable;
 pub mod events;
 mod faces;
 pub mod flags;
+pub mod ha;
 pub mod http;
 pub mod journal;
 mod kept;

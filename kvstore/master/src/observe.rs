@@ -164,6 +164,10 @@ impl Journal for Observed {
     fn commit(&self, number: u64) -> io::Result<()> {
         self.journal.commit(number)
     }
+
+    fn may_answer(&self) -> io::Result<()> {
+        self.journal.may_answer()
+    }
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ impl Default for Limits {
 }
 
 /// What a server is made with.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// The state machine's settings.
     pub core: moongate_kvcore::Settings,
@@ -195,6 +195,11 @@ impl Server {
             limits: options.limits,
             lost_on_disconnect: options.lost_on_disconnect,
         }
+    }
+
+    /// The state alone.
+    pub fn into_master(self) -> Master {
+        self.master
     }
 
     /// Somewhere to put the facts of calls into the state machine. They have to be committed before anybody is told.

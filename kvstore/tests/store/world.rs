@@ -124,10 +124,22 @@ impl RealNode {
 
     /// One of any release, with whatever master serves at `rpc`.
     pub(crate) async fn start_of(release: &str, rpc: &str, metadata: &str, mebibytes: u32) -> Self {
+        Self::start_with(release, rpc, metadata, mebibytes, &[]).await
+    }
+
+    /// The same with variables in its environment.
+    pub(crate) async fn start_with(
+        release: &str,
+        rpc: &str,
+        metadata: &str,
+        mebibytes: u32,
+        variables: &[(&str, &str)],
+    ) -> Self {
         let mooncake = installed().await;
         let mut command = Command::new(mooncake.join("venv/bin/python"));
         command.arg(folder().join("store.py")).args([rpc, metadata, &mebibytes.to_string()]);
         command.env("PYTHONPATH", mooncake.join(release)).env("NO_PROXY", "*").env("no_proxy", "*");
+        command.envs(variables.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-pub use options::{DataOptions, EventOptions, MasterOptions, MetadataOptions};
+pub use options::{DataOptions, EventOptions, HaFlags, MasterOptions, MetadataOptions};
 
 use flag::Flag;
 

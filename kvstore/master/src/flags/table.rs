@@ -10,6 +10,7 @@ const INT: Kind = Number(i32::MIN as i64, MOST);
 const STRATEGIES: &[&str] = &["random", "free_ratio_first", "local_first", "ssd_free_ratio_first", "cxl"];
 const REPLICATION: &[&str] = &["off", "observe", "enforce"];
 const CONNECTORS: &[&str] = &["file"];
+const BACKENDS: &[&str] = &["etcd", "redis", "k8s"];
 const FORMATS: &[&str] = &["text", "json"];
 
 const fn ours(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Flag {
@@ -42,6 +43,11 @@ pub(super) const FLAGS: &[Flag] = &[
     ours("data_dir", Text, "", "Folder that keeps the state, so that it outlives the process"),
     ours("data_flush_always", Bool, "false", "Answer writers when the disk has their change, so that it outlives the machine too"),
     ours("journal_memory_bytes", Number(0, i64::MAX), "67108864", "Bytes of the newest changes that are kept for those who follow them"),
+    ours("ha_address", Text, "", "HOST:PORT at which clients reach this master, with --enable_ha; else it is --rpc_address with its port"),
+    ours("ha_replication_port", PORT, "0", "Port for masters that follow this one; 0 takes the one after the port for RPCs"),
+    ours("ha_lease_seconds", Number(2, 60), "3", "Seconds after which a leader that is not heard of has lost the lead"),
+    ours("ha_follower_timeout", Duration, "1s", "Silence after which a leader goes on without a follower"),
+    ours("ha_force_leader", Bool, "false", "Lead once even if other masters may have changes that this one lacks"),
     ours("kv_events_replay_endpoint", Text, "", "Where events that were missed can be had again, such as tcp://0.0.0.0:5558"),
     ours("shutdown_grace_seconds", Number(0, MOST), "10", "Seconds for calls in progress when asked to stop"),
     ours("log_format", Choice(FORMATS), "text", "Form of a log line"),
@@ -90,6 +96,10 @@ pub(super) const FLAGS: &[Flag] = &[
     same("quota_bytes", Number(0, i64::MAX), "0", "What clients are told about the room for files; 0 for nine tenths of what there is"),
     same("root_fs_dir", Text, "", "The folder of a shared file system that clients are told"),
     same("cluster_id", Text, "mooncake_cluster", "The name of this store, for folders and for other masters"),
+    same("enable_ha", Bool, "false", "Be one of several masters, of which one leads and the others have its state"),
+    same("ha_backend_type", Choice(BACKENDS), "etcd", "Where masters settle who leads"),
+    same("ha_backend_connstring", Text, "", "Endpoints of etcd: HOST:PORT, several with ; between them"),
+    same("etcd_endpoints", Text, "", "An older name of --ha_backend_connstring"),
     same("snapshot_interval_seconds", Number(1, MOST), "600", "Seconds between two snapshots in --data_dir"),
     same("config_path", Text, "", "A YAML or JSON file with values for flags"),
     same("flagfile", Text, "", "A file with flags, one a line"),
@@ -101,7 +111,6 @@ pub(super) const FLAGS: &[Flag] = &[
     same("minloglevel", INT, "0", "Log nothing that matters less: 0 info, 1 warnings, 2 errors"),
     same("v", INT, "0", "Above 0: log details too"),
     missing("rpc_interface", Text, "", "Network interface whose address is used instead of --rpc_address"),
-    missing("enable_ha", Bool, "false", "Stand by for another master"),
     missing("enable_oplog", Bool, "false", "Keep the state; --data_dir does that here"),
     missing("enable_snapshot", Bool, "false", "Write snapshots of the state; --data_dir does that here"),
     missing("enable_snapshot_restore", Bool, "false", "Start from a snapshot; --data_dir does that here"),
@@ -118,10 +127,7 @@ pub(super) const FLAGS: &[Flag] = &[
     nothing("cxl_path", Text, "/dev/dax0.0"),
     nothing("cxl_size", COUNT, "8589934592"),
     nothing("drop_log_memory", Bool, "true"),
-    nothing("etcd_endpoints", Text, ""),
     nothing("global_file_segment_size", Number(i64::MIN, i64::MAX), "9223372036854775807"),
-    nothing("ha_backend_connstring", Text, ""),
-    nothing("ha_backend_type", Text, "etcd"),
     nothing("helpfull", Bool, "false"),
     nothing("helpmatch", Text, ""),
     nothing("helpon", Text, ""),

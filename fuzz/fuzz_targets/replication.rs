@@ -1,0 +1,41 @@
+//! A follower takes frames from whoever says that it leads. Whatever they are, nothing panics, and what is acknowledged never shrinks.
+//!
+//! The input is frames without their headers: a length of two bytes, little-endian, and so many bytes.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use moongate_kvcore::Settings;
+use moongate_master::ha::follower::Follower;
+use moongate_master::ha::{Replica, frame};
+
+const TERM: i64 = 7;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some(head) = bytes.first_chunk() {
+        let _ = frame::header(*head);
+    }
+    let mut replica = Replica::new(Settings { shards: 2, ..Settings::default() });
+    let mut follower = Follower::new(TERM, None);
+    let (mut rest, mut acknowledged) = (bytes, 0);
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let Some((body, after)) = after.split_at_checked(u16::from_le_bytes(*length).into()) else { return };
+        rest = after;
+        let Ok(frame) = frame::read(body, crc32fast::hash(body)) else { return };
+        let mut again = Vec::new();
+        frame::write(&frame, &mut again);
+        let (length, sum) = frame::header(*again.first_chunk().unwrap()).unwrap();
+        assert_eq!(
+            (length, frame::read(&again[frame::HEADER..], sum).as_ref()),
+            (again.len() - frame::HEADER, Ok(&frame))
+        );
+        match follower.take(frame, &mut replica) {
+            Ok(Some(number)) => {
+                assert!(number >= acknowledged);
+                acknowledged = number;
+            }
+            Ok(None) => {}
+            Err(_) => return,
+        }
+    }
+});

@@ -1,0 +1,347 @@
+//! etcd as the store that masters decide with, over its JSON interface (`/v3/…`, on the same port as gRPC).
+//!
+//! Keys, those of Mooncake's master first:
+//!
+//! - `mooncake-store/CLUSTER/master_view`: the leader's RPC address, for as long as its lease lives. Its create revision is the term.
+//! - `mooncake-store/CLUSTER/moongate/replication`: where the leader serves its followers, under the same lease.
+//! - `mooncake-store/CLUSTER/moongate/in_sync`: who may lead next; it stays.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::coordinator::{Bid, CoordinationError, Coordinator, Leader, Listing, Tenure, View};
+use super::member::{InSync, read_in_sync, write_in_sync};
+
+/// The longest answer that is read.
+const MAX_ANSWER: usize = 1 << 20;
+
+/// A client of an etcd cluster.
+#[derive(Debug)]
+pub struct Etcd {
+    http: reqwest::Client,
+    /// URLs without a slash at the end.
+    endpoints: Vec<String>,
+    /// The one that answered last.
+    current: AtomicUsize,
+    view: String,
+    replication: String,
+    in_sync: String,
+}
+
+/// A key in an answer. etcd leaves out what is zero, and writes numbers as text.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Found {
+    value: String,
+    create_revision: String,
+    mod_revision: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Range {
+    kvs: Vec<Found>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Operation {
+    response_range: Range,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Header {
+    revision: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Done {
+    header: Header,
+    succeeded: bool,
+    responses: Vec<Operation>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Lease {
+    #[serde(rename = "ID")]
+    id: String,
+    #[serde(rename = "TTL")]
+    ttl: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct KeptAlive {
+    result: Lease,
+}
+
+fn failed(why: impl ToString) -> CoordinationError {
+    CoordinationError(why.to_string())
+}
+
+fn number(text: &str) -> Result<i64, CoordinationError> {
+    if text.is_empty() {
+        Ok(0)
+    } else {
+        text.parse().map_err(|_| failed(format!("etcd sent the number `{text}`")))
+    }
+}
+
+fn range(key: &str) -> Value {
+    json!({ "request_range": { "key": STANDARD.encode(key) } })
+}
+
+fn put(key: &str, value: &str, lease: i64) -> Value {
+    json!({ "request_put": {
+        "key": STANDARD.encode(key), "value": STANDARD.encode(value), "lease": lease.to_string(),
+    } })
+}
+
+/// The key was made at this revision; 0 if it must not be there.
+fn created(key: &str, revision: i64) -> Value {
+    json!({ "key": STANDARD.encode(key), "target": "CREATE", "result": "EQUAL", "create_revision": revision.to_string() })
+}
+
+fn modified(key: &str, revision: i64) -> Value {
+    json!({ "key": STANDARD.encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() })
+}
+
+impl Found {
+    fn text(&self) -> Result<String, CoordinationError> {
+        let bytes =
+            STANDARD.decode(&self.value).map_err(|_| failed("etcd sent something else than base64"))?;
+        String::from_utf8(bytes).map_err(|_| failed("a key in etcd has something else than text"))
+    }
+}
+
+impl Done {
+    fn found(&self, at: usize) -> Option<&Found> {
+        self.responses.get(at)?.response_range.kvs.first()
+    }
+
+    fn revision(&self) -> Result<i64, CoordinationError> {
+        number(&self.header.revision)
+    }
+}
+
+impl Etcd {
+    /// A client of the cluster at `endpoints`: `HOST:PORT`, several with `;` or `,` between them, each maybe with `http://` before
+    /// it. One endpoint that does not answer within `patience` is left for the next.
+    ///
+    /// # Errors
+    /// When there is no endpoint, or something that is none.
+    pub fn new(endpoints: &str, cluster: &str, patience: Duration) -> Result<Self, CoordinationError> {
+        let url = |text: &str| {
+            let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+            match reqwest::Url::parse(&url) {
+                Ok(parsed) if parsed.has_host() && parsed.scheme() == "http" => {
+                    Ok(url.trim_end_matches('/').to_owned())
+                }
+                _ => Err(failed(format!("`{text}` is no endpoint of etcd; it is written HOST:PORT"))),
+            }
+        };
+        let texts = endpoints.split([';', ',']).map(str::trim).filter(|text| !text.is_empty());
+        let endpoints: Vec<String> = texts.map(url).collect::<Result<_, _>>()?;
+        if endpoints.is_empty() {
+            return Err(failed("no endpoint of etcd is given"));
+        }
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(patience)
+            .timeout(patience)
+            .build()
+            .map_err(failed)?;
+        let key = |name: &str| format!("mooncake-store/{cluster}/{name}");
+        Ok(Self {
+            http,
+            endpoints,
+            current: AtomicUsize::new(0),
+            view: key("master_view"),
+            replication: key("moongate/replication"),
+            in_sync: key("moongate/in_sync"),
+        })
+    }
+
+    /// Asks one endpoint after the other, beginning with the one that answered last.
+    async fn ask<T: for<'a> Deserialize<'a>>(
+        &self,
+        path: &str,
+        question: &Value,
+    ) -> Result<T, CoordinationError> {
+        let begin = self.current.load(Relaxed);
+        let mut why = failed("etcd was not asked");
+        for turn in 0..self.endpoints.len() {
+            let at = (begin + turn) % self.endpoints.len();
+            let Some(endpoint) = self.endpoints.get(at) else { continue };
+            // Moved on before it answers: whoever gives up on this answer asks another next time.
+            self.current.store((at + 1) % self.endpoints.len(), Relaxed);
+            match self.ask_at(endpoint, path, question).await {
+                Ok(answer) => {
+                    self.current.store(at, Relaxed);
+                    return serde_json::from_slice(&answer).map_err(|error| {
+                        failed(format!("{endpoint} sent what etcd does not send: {error}"))
+                    });
+                }
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    async fn ask_at(
+        &self,
+        endpoint: &str,
+        path: &str,
+        question: &Value,
+    ) -> Result<Vec<u8>, CoordinationError> {
+        let problem = |error: reqwest::Error| failed(format!("etcd at {endpoint}: {error}"));
+        let sent = self.http.post(format!("{endpoint}{path}")).json(question).send();
+        let mut response = sent.await.map_err(problem)?;
+        let status = response.status();
+        let mut answer = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(problem)? {
+            if answer.len() + chunk.len() > MAX_ANSWER {
+                return Err(failed(format!("etcd at {endpoint} sends too much")));
+            }
+            answer.extend_from_slice(&chunk);
+        }
+        if !status.is_success() {
+            let said: String = String::from_utf8_lossy(&answer).chars().take(200).collect();
+            return Err(failed(format!("etcd at {endpoint} says {status}: {said}")));
+        }
+        Ok(answer)
+    }
+
+    async fn transact(
+        &self,
+        compare: &[Value],
+        success: &[Value],
+        failure: &[Value],
+    ) -> Result<Done, CoordinationError> {
+        let question = json!({ "compare": compare, "success": success, "failure": failure });
+        self.ask("/v3/kv/txn", &question).await
+    }
+
+    async fn revoke(&self, lease: i64) -> Result<(), CoordinationError> {
+        let _: Value = self.ask("/v3/lease/revoke", &json!({ "ID": lease.to_string() })).await?;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Coordinator for Etcd {
+    async fn observe(&self) -> Result<View, CoordinationError> {
+        let keys = [&self.view, &self.replication, &self.in_sync].map(|key| range(key));
+        let done = self.transact(&[], &keys, &[]).await?;
+        let leader = done.found(0).map(|view| {
+            let replication = done.found(1).map(Found::text).transpose()?;
+            Ok(Leader { address: view.text()?, replication, term: number(&view.create_revision)? })
+        });
+        let in_sync = done.found(2).map(|found| {
+            let members = read_in_sync(&found.text()?)
+                .ok_or_else(|| failed(format!("{} in etcd has an unknown form", self.in_sync)))?;
+            Ok((members, number(&found.mod_revision)?))
+        });
+        Ok(View { leader: leader.transpose()?, in_sync: in_sync.transpose()? })
+    }
+
+    async fn campaign(&self, bid: &Bid) -> Result<Option<Tenure>, CoordinationError> {
+        let seconds = bid.lease.as_secs_f64().ceil().max(1.0) as u64;
+        let granted: Lease = self.ask("/v3/lease/grant", &json!({ "TTL": seconds.to_string() })).await?;
+        let lease = number(&granted.id)?;
+        let alone = write_in_sync(&InSync::from([bid.member.clone()]));
+        let compare = [created(&self.view, 0), modified(&self.in_sync, bid.revision)];
+        let success = [
+            put(&self.view, &bid.member.address, lease),
+            put(&self.replication, &bid.replication, lease),
+            put(&self.in_sync, &alone, 0),
+        ];
+        let done = self.transact(&compare, &success, &[]).await?;
+        if done.succeeded {
+            return Ok(Some(Tenure { term: done.revision()?, lease }));
+        }
+        // It would end by itself, too.
+        let _ = self.revoke(lease).await;
+        Ok(None)
+    }
+
+    async fn renew(&self, tenure: Tenure) -> Result<bool, CoordinationError> {
+        let kept: KeptAlive =
+            self.ask("/v3/lease/keepalive", &json!({ "ID": tenure.lease.to_string() })).await?;
+        if number(&kept.result.ttl)? <= 0 {
+            return Ok(false);
+        }
+        // Somebody may have removed the key by hand.
+        let done = self.transact(&[created(&self.view, tenure.term)], &[], &[]).await?;
+        Ok(done.succeeded)
+    }
+
+    async fn list(
+        &self,
+        tenure: Tenure,
+        revision: i64,
+        members: &InSync,
+    ) -> Result<Listing, CoordinationError> {
+        let compare = [created(&self.view, tenure.term), modified(&self.in_sync, revision)];
+        let success = [put(&self.in_sync, &write_in_sync(members), 0)];
+        let done = self.transact(&compare, &success, &[range(&self.view)]).await?;
+        if done.succeeded {
+            return Ok(Listing::Stored(done.revision()?));
+        }
+        match done.found(0) {
+            Some(view) if number(&view.create_revision)? == tenure.term => Ok(Listing::Changed),
+            _ => Ok(Listing::Deposed),
+        }
+    }
+
+    async fn withdraw(&self, revision: i64, members: &InSync) -> Result<bool, CoordinationError> {
+        let compare = [created(&self.view, 0), modified(&self.in_sync, revision)];
+        let success = [put(&self.in_sync, &write_in_sync(members), 0)];
+        Ok(self.transact(&compare, &success, &[]).await?.succeeded)
+    }
+
+    async fn resign(&self, tenure: Tenure) -> Result<(), CoordinationError> {
+        // Where it is gone already etcd says so, and where etcd is gone it ends by itself.
+        let _ = self.revoke(tenure.lease).await;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read() {
+        let patience = Duration::from_secs(1);
+        let etcd = Etcd::new("a:1;http://b:2/, 127.0.0.1:3", "c", patience).unwrap();
+        assert_eq!(etcd.endpoints, ["http://a:1", "http://b:2", "http://127.0.0.1:3"]);
+        assert_eq!(etcd.view, "mooncake-store/c/master_view");
+        for wrong in ["", ";", "https://a:1", "redis://a:1", "a b"] {
+            assert!(Etcd::new(wrong, "c", patience).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_nothing() {
+        let done: Done = serde_json::from_str(
+            r#"{"header":{"cluster_id":"1","revision":"7"},"responses":[{"response_range":{"header":{}}},
+            {"response_range":{"kvs":[{"key":"YQ==","create_revision":"2","mod_revision":"3","value":"aG9zdDox"}]}}]}"#,
+        )
+        .unwrap();
+        assert!(!done.succeeded && done.found(0).is_none() && done.found(2).is_none());
+        assert_eq!(done.revision().unwrap(), 7);
+        assert_eq!(done.found(1).unwrap().text().unwrap(), "host:1");
+        assert!(number("x").is_err());
+    }
+}

@@ -1,0 +1,176 @@
+//! A journal whose commits wait for those who follow.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::watch;
+
+use super::fence::{Fence, now};
+use super::member::{InSync, Member};
+use super::quorum::Quorum;
+use crate::journal::{Journal, MemoryJournal};
+
+/// How often a commit that waits looks whether this master still leads.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Facts of a leader, kept in memory for those who follow it.
+#[derive(Debug)]
+pub struct Replicated {
+    facts: MemoryJournal,
+    fence: Arc<Fence>,
+    /// Nothing while this master does not lead.
+    quorum: Mutex<Option<Quorum>>,
+    progress: Condvar,
+    /// The last record that somebody waits for.
+    wanted: watch::Sender<u64>,
+    /// Told when the store has to list others than it does.
+    relist: tokio::sync::Notify,
+}
+
+impl Replicated {
+    /// Facts from number `next` on, of which about the newest `capacity` bytes are kept.
+    pub fn new(next: u64, capacity: usize, fence: Arc<Fence>) -> Self {
+        Self {
+            facts: MemoryJournal::starting_at(next, capacity),
+            fence,
+            quorum: Mutex::new(None),
+            progress: Condvar::new(),
+            wanted: watch::Sender::new(next - 1),
+            relist: tokio::sync::Notify::new(),
+        }
+    }
+
+    /// This master leads from now on, and alone has all.
+    pub fn lead(&self, me: &Member) {
+        *self.quorum.lock() = Some(Quorum::new(me.clone()));
+    }
+
+    /// This master leads no more: whoever waits is refused.
+    pub fn step_down(&self) {
+        *self.quorum.lock() = None;
+        self.progress.notify_all();
+    }
+
+    /// The facts themselves.
+    pub fn facts(&self) -> &MemoryJournal {
+        &self.facts
+    }
+
+    /// Tells of records that somebody waits for.
+    pub fn wanted(&self) -> watch::Receiver<u64> {
+        self.wanted.subscribe()
+    }
+
+    /// As [`Quorum::join`]. Returns whether this master leads.
+    pub fn join(&self, member: &Member, acknowledged: u64) -> bool {
+        let joined = self.with(|quorum| {
+            // Seen with the quorum locked: whoever commits a later record waits for this follower.
+            let last = self.facts.next() - 1;
+            quorum.join(member, acknowledged, last, now());
+        });
+        self.relist.notify_one();
+        joined.is_some()
+    }
+
+    /// As [`Quorum::acknowledge`].
+    pub fn acknowledge(&self, member: &Member, number: u64) -> bool {
+        let counts = self.with(|quorum| quorum.acknowledge(member, number, now())) == Some(true);
+        self.progress.notify_all();
+        counts
+    }
+
+    /// As [`Quorum::give_up`].
+    pub fn give_up(&self, patience: Duration) -> Vec<Member> {
+        self.with(|quorum| quorum.give_up(now(), patience)).unwrap_or_default()
+    }
+
+    /// As [`Quorum::to_list`].
+    pub fn to_list(&self) -> Option<InSync> {
+        self.with(Quorum::to_list).flatten()
+    }
+
+    /// As [`Quorum::listed`].
+    pub fn listed(&self, members: InSync) {
+        self.with(|quorum| quorum.listed(members));
+        self.progress.notify_all();
+    }
+
+    /// Returns when [`Self::to_list`] may have become something else.
+    pub async fn relisted(&self) {
+        self.relist.notified().await;
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Quorum) -> T) -> Option<T> {
+        self.quorum.lock().as_mut().map(act)
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.fence.stands(now()) {
+            Ok(())
+        } else {
+            Err(io::Error::other("this master does not lead any more"))
+        }
+    }
+}
+
+impl Journal for Replicated {
+    fn append(&self, fact: &[u8]) -> u64 {
+        self.facts.append(fact)
+    }
+
+    fn commit(&self, number: u64) -> io::Result<()> {
+        let lost = || Err(io::Error::other("this master does not lead any more"));
+        let mut quorum = self.quorum.lock();
+        loop {
+            match &*quorum {
+                None => return lost(),
+                Some(quorum) if quorum.has(number) => return self.check(),
+                Some(_) => {}
+            }
+            self.check()?;
+            self.wanted.send_if_modified(|wanted| number > std::mem::replace(wanted, number.max(*wanted)));
+            self.progress.wait_for(&mut quorum, LOOK);
+        }
+    }
+
+    fn may_answer(&self) -> io::Result<()> {
+        self.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commits_wait_for_followers_and_end_with_the_tenure() {
+        let fence = Arc::new(Fence::default());
+        let journal = Replicated::new(1, 1 << 20, Arc::clone(&fence));
+        let number = journal.append(b"fact");
+        assert!(journal.commit(number).is_err());
+        let [me, other] = ["a", "b"].map(Member::new);
+        journal.lead(&me);
+        assert!(journal.commit(number).is_err(), "the fence is down");
+        fence.set(now() + Duration::from_secs(600));
+        assert!(journal.commit(number).is_ok() && journal.may_answer().is_ok());
+        journal.join(&other, number);
+        let (second, third) = (journal.append(b"second"), journal.append(b"third"));
+        let mut wanted = journal.wanted();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| journal.commit(second));
+            while *wanted.borrow_and_update() < second {
+                std::thread::yield_now();
+            }
+            assert!(!waits.is_finished());
+            journal.acknowledge(&other, second);
+            assert!(waits.join().unwrap().is_ok());
+            let waits = scope.spawn(|| journal.commit(third));
+            journal.step_down();
+            assert!(waits.join().unwrap().is_err());
+        });
+        fence.lower();
+        assert!(journal.may_answer().is_err());
+    }
+}

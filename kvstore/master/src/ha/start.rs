@@ -1,0 +1,99 @@
+//! Starting a master among others.
+
+use std::sync::Arc;
+use std::{io, thread};
+
+use moongate_runtime::Supervisor;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use super::elector::Times;
+use super::etcd::Etcd;
+use super::run::{HaOptions, Participant, Shown};
+use super::tenure::TenureOptions;
+use crate::flags::{HaFlags, MasterOptions};
+
+/// A master among others, which runs.
+#[derive(Debug)]
+pub struct HaMaster {
+    shown: Arc<Shown>,
+}
+
+/// Why a master does not take part.
+#[derive(Debug, thiserror::Error)]
+pub enum HaStartError {
+    /// etcd's endpoints cannot be used.
+    #[error("--ha_backend_connstring: {0}")]
+    Endpoints(#[from] super::CoordinationError),
+    /// There is no thread for it.
+    #[error("no thread for taking part in elections: {0}")]
+    Thread(#[from] io::Error),
+}
+
+impl HaMaster {
+    /// What others may know of it.
+    pub fn shown(&self) -> &Arc<Shown> {
+        &self.shown
+    }
+}
+
+/// Starts a master among others. It stops with the supervisor, and gives the lead back then.
+///
+/// Elections and replication have a thread of their own: threads that serve callers wait for followers, and nothing that followers
+/// need may wait for such a thread. To be called inside a tokio runtime with several threads.
+///
+/// # Errors
+/// [`HaStartError`].
+pub fn start(
+    flags: HaFlags,
+    options: MasterOptions,
+    supervisor: &Supervisor,
+) -> Result<HaMaster, HaStartError> {
+    let MasterOptions {
+        server,
+        rpc,
+        report,
+        journal_bytes,
+        metrics,
+        metadata,
+        events,
+        unused,
+        missing,
+        quotas,
+        ..
+    } = options;
+    if !unused.is_empty() {
+        tracing::debug!(flags = unused.join(" "), "these change nothing here");
+    }
+    if !missing.is_empty() {
+        tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
+    }
+    if quotas.is_some() {
+        tracing::warn!(
+            "--tenant_quota_connector_uri is not read with --enable_ha: masters share the quotas they are told"
+        );
+    }
+    let faces = crate::command::faces(metrics, metadata, events);
+    let HaFlags { endpoints, cluster, address, replication_address, replication, lease, patience, force } =
+        flags;
+    let times = Times { lease };
+    let coordinator = Arc::new(Etcd::new(&endpoints, &cluster, times.patience() / 2)?);
+    let tenure = TenureOptions { server, rpc, replication, faces, journal_bytes, patience, report };
+    tracing::info!(address, replication_address, endpoints, cluster, "one of several masters");
+    let options = HaOptions { address, replication_address, times, force, tenure };
+    let shown = Arc::new(Shown::new());
+    let (ended, has_ended) = oneshot::channel::<()>();
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let participant =
+        Participant::new(options, coordinator, Arc::clone(&shown), supervisor.clone(), Handle::current());
+    thread::Builder::new().name("ha".to_owned()).spawn(move || {
+        runtime.block_on(participant.run());
+        drop(runtime);
+        drop(ended);
+    })?;
+    // The thread is no task, so a task stands for it.
+    supervisor.spawn("elections", async move {
+        let _ = has_ended.await;
+    });
+    Ok(HaMaster { shown })
+}

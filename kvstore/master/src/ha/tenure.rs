@@ -1,0 +1,198 @@
+//! All that runs while a master leads.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use moongate_runtime::{Supervisor, bind};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::coordinator::{Coordinator, Listing, Tenure};
+use super::fence::Fence;
+use super::member::Member;
+use super::replica::State;
+use super::replicated::Replicated;
+use super::session::Sessions;
+use crate::clock::Clock;
+use crate::faces::{Faces, FacesOptions};
+use crate::rpc::{self, Rpc};
+use crate::server::{Server, ServerOptions};
+use crate::{summary, ticker};
+
+/// How often it is looked for followers that are silent.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time for calls in progress when a tenure ends. Nobody is answered by then.
+const END: Duration = Duration::from_secs(2);
+
+/// What a master leads with.
+#[derive(Clone, Debug)]
+pub struct TenureOptions {
+    /// The server.
+    pub server: ServerOptions,
+    /// Where RPCs are served.
+    pub rpc: SocketAddr,
+    /// Where followers are served.
+    pub replication: SocketAddr,
+    /// What is served beside RPCs. A master that stands by serves its administration only.
+    pub faces: FacesOptions,
+    /// Bytes of facts that are kept for followers.
+    pub journal_bytes: usize,
+    /// After which silence a follower is given up.
+    pub patience: Duration,
+    /// Whether to log the most important figures every ten seconds.
+    pub report: bool,
+}
+
+/// A state to lead from, the journal of its changes, and what is served beside RPCs.
+pub(super) struct Led {
+    pub(super) server: Arc<Server>,
+    pub(super) journal: Arc<Replicated>,
+    pub(super) faces: Faces,
+}
+
+impl TenureOptions {
+    /// Makes a state ready to be led from.
+    pub(super) fn prepare(&self, State { master, last }: State, fence: &Arc<Fence>) -> Led {
+        let faces = Faces::new(self.faces.clone());
+        let journal =
+            Arc::new(Replicated::new(last.saturating_add(1), self.journal_bytes, Arc::clone(fence)));
+        let observed = faces.observe(journal.clone());
+        let server = Server::with_state(self.server.clone(), *master, Clock::start(), observed);
+        server.master.finish_replay(server.clock.now_ms());
+        Led { server: Arc::new(server), journal, faces }
+    }
+}
+
+/// A tenure that has begun.
+pub(super) struct Leading {
+    pub(super) server: Arc<Server>,
+    pub(super) rpc: Rpc,
+    pub(super) deposed: CancellationToken,
+    journal: Arc<Replicated>,
+    supervisor: Supervisor,
+}
+
+/// Why a tenure ended as it began. What it was to be led from is left.
+pub(super) struct NotLed {
+    pub(super) why: String,
+    pub(super) state: State,
+}
+
+impl Leading {
+    /// Starts everything. Ticks run on `main`, where they may wait for followers.
+    ///
+    /// # Errors
+    /// When a port cannot be had.
+    pub(super) async fn begin(
+        options: &TenureOptions,
+        Led { server, journal, faces }: Led,
+        me: &Member,
+        (tenure, store): (Tenure, Lists),
+        main: &Handle,
+    ) -> Result<Self, NotLed> {
+        let supervisor = Supervisor::new();
+        server.master.set_view_version(tenure.term);
+        journal.lead(me);
+        let deposed = CancellationToken::new();
+        let rpc = match open(options, &server, &journal, tenure.term, faces, &supervisor).await {
+            Ok(rpc) => rpc,
+            Err(why) => {
+                let _ = supervisor.shutdown(END).await;
+                let last = journal.facts().next() - 1;
+                return Err(NotLed { why, state: State::of(server, last) });
+            }
+        };
+        let list = list(Arc::clone(&journal), tenure, store, options.patience, deposed.clone());
+        let stop = supervisor.token();
+        supervisor.spawn("in-sync list", async move {
+            tokio::select! {
+                () = list => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        if options.report {
+            summary::start(&server, &supervisor);
+        }
+        {
+            let _on = main.enter();
+            ticker::start(&server, &supervisor);
+        }
+        Ok(Self { server, rpc, deposed, journal, supervisor })
+    }
+
+    /// Ends everything. Callers that wait are refused.
+    pub(super) async fn end(self) -> State {
+        self.journal.step_down();
+        self.rpc.stop();
+        if let Err(still) = self.supervisor.shutdown(END).await {
+            tracing::warn!("{still}");
+        }
+        let last = self.journal.facts().next() - 1;
+        State::of(self.server, last)
+    }
+}
+
+/// Opens the ports.
+async fn open(
+    options: &TenureOptions,
+    server: &Arc<Server>,
+    journal: &Arc<Replicated>,
+    term: i64,
+    faces: Faces,
+    supervisor: &Supervisor,
+) -> Result<Rpc, String> {
+    let followers = bind(options.replication).map_err(|error| error.to_string())?;
+    let sessions = Sessions {
+        server: Arc::clone(server),
+        journal: Arc::clone(journal),
+        term,
+        patience: options.patience,
+    };
+    supervisor.spawn("followers", sessions.listen(followers, supervisor.clone()));
+    faces.start(server, supervisor).await.map_err(|error| error.to_string())?;
+    rpc::serve(server, options.rpc, options.server.threads, supervisor).map_err(|error| error.to_string())
+}
+
+/// Where the in-sync list is kept, and how long that is waited for.
+pub(super) struct Lists {
+    pub(super) coordinator: Arc<dyn Coordinator>,
+    pub(super) patience: Duration,
+}
+
+/// Gives silent followers up, and keeps the store's list in step with who is waited for.
+async fn list(
+    journal: Arc<Replicated>,
+    tenure: Tenure,
+    Lists { coordinator, patience: store_patience }: Lists,
+    patience: Duration,
+    deposed: CancellationToken,
+) {
+    // The list's revision; nothing if an attempt may have succeeded or not.
+    let mut revision = Some(tenure.term);
+    loop {
+        let _ = timeout(LOOK, journal.relisted()).await;
+        for member in journal.give_up(patience) {
+            tracing::warn!(%member, "a follower is silent and is given up");
+        }
+        let Some(members) = journal.to_list() else { continue };
+        if revision.is_none() {
+            let seen = timeout(store_patience, coordinator.observe()).await;
+            revision = seen.ok().and_then(Result::ok).map(|view| view.revision());
+        }
+        let Some(before) = revision.take() else { continue };
+        match timeout(store_patience, coordinator.list(tenure, before, &members)).await {
+            Ok(Ok(Listing::Stored(stored))) => {
+                let all: Vec<String> = members.iter().map(|it| it.address.clone()).collect();
+                tracing::info!(in_sync = all.join(" "), "may lead next");
+                revision = Some(stored);
+                journal.listed(members);
+            }
+            Ok(Ok(Listing::Changed)) => {}
+            Ok(Ok(Listing::Deposed)) => return deposed.cancel(),
+            Ok(Err(error)) => tracing::warn!(%error, "who may lead next cannot be stored; trying again"),
+            Err(_) => tracing::warn!("who may lead next cannot be stored in time; trying again"),
+        }
+    }
+}

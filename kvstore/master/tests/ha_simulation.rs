@@ -1,0 +1,73 @@
+//! Masters that elect, replicate, crash, sleep and are cut off from each other, in a world whose chance comes from a seed.
+//!
+//! The masters' decisions are those of the real thing: the elector, the quorum and the follower. The world is the store, the
+//! network, the clocks and the callers.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+#[path = "ha_simulation/master.rs"]
+mod master;
+#[path = "ha_simulation/network.rs"]
+mod network;
+#[path = "ha_simulation/store.rs"]
+mod store;
+#[path = "ha_simulation/world.rs"]
+mod world;
+
+use world::{Trouble, World};
+
+#[derive(Default)]
+struct Sum {
+    acknowledged: usize,
+    leaders: usize,
+    crashes: usize,
+    listed: usize,
+}
+
+fn run(seeds: std::ops::Range<u64>, trouble: Trouble) -> Sum {
+    let mut sum = Sum::default();
+    for seed in seeds {
+        let mut world = World::new(seed, trouble);
+        world.run();
+        sum.acknowledged += world.acknowledged.len();
+        sum.leaders += world.elected;
+        sum.crashes += world.crashes;
+        sum.listed += world.store.most_listed;
+    }
+    sum
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_and_no_two_lead() {
+    const SEEDS: u64 = 1000;
+    let sum = run(0..SEEDS, Trouble::default());
+    // It was not peace that kept it.
+    let seeds = SEEDS as usize;
+    assert!(sum.leaders > 3 * seeds, "{}", sum.leaders);
+    assert!(sum.crashes > 2 * seeds, "{}", sum.crashes);
+    assert!(sum.acknowledged > 50 * seeds, "{}", sum.acknowledged);
+    assert!(sum.listed > 2 * seeds, "{}", sum.listed);
+}
+
+#[test]
+fn a_world_without_trouble_is_served_throughout() {
+    for seed in 0..100 {
+        let mut world = World::new(seed, Trouble::NONE);
+        world.run();
+        assert_eq!((world.elected, world.refused), (1, 0), "seed {seed}");
+        assert_eq!(world.store.most_listed, 3, "seed {seed}");
+        assert!(world.acknowledged.len() > 500, "seed {seed}: {}", world.acknowledged.len());
+    }
+}
+
+/// The simulation would see it: a leader that answers without its followers, and one that trusts its lease for too long.
+#[test]
+#[should_panic(expected = "is missing")]
+fn answering_without_followers_is_seen() {
+    run(0..200, Trouble { impatient: true, ..Trouble::default() });
+}
+
+#[test]
+#[should_panic(expected = "lead at once")]
+fn serving_past_the_lease_is_seen() {
+    run(0..200, Trouble { overstays: true, ..Trouble::default() });
+}

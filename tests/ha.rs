@@ -1,0 +1,121 @@
+//! Several masters, a real etcd cluster and Mooncake's own client, while leaders die, sleep and are cut off.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
+
+#[path = "ha/cluster.rs"]
+mod cluster;
+#[path = "../kvstore/tests/store/world.rs"]
+mod store;
+#[path = "ha/writer.rs"]
+mod writer;
+
+use std::time::Duration;
+
+use cluster::{Cluster, Network, Probe};
+use writer::Writer;
+
+/// What a leader that sleeps has to sleep for, so that another leads.
+const SLEEP: Duration = Duration::from_secs(8);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_die_and_sleep_and_no_key_is_lost() {
+    if !store::has(store::NEWEST).await {
+        return;
+    }
+    let mut cluster = Cluster::start(Network::loopback().await).await;
+    cluster.all_in_sync(3).await;
+    let mut writer = Writer::start(&cluster).await;
+    writer.write(300).await;
+    for _ in 0..2 {
+        let leader = cluster.leader().await;
+        for master in 0..3 {
+            let expected = if master == leader { ("leader", 200) } else { ("standby", 503) };
+            let (role, status) = cluster.says(master).await;
+            assert_eq!((role.as_str(), status), expected);
+        }
+        cluster.kill(leader).await;
+        let gap = writer.write(300).await;
+        eprintln!("killed a leader: clients went on after {gap:?}");
+        let next = cluster.leader().await;
+        assert_ne!(next, leader);
+        cluster.start_master(leader);
+        cluster.all_in_sync(3).await;
+        writer.check().await;
+    }
+
+    let leader = cluster.leader().await;
+    let mut probe = Probe::connect(&cluster, leader).await;
+    assert!(probe.is_answered().await, "the leader answers");
+    cluster.signal(leader, "STOP");
+    let asleep = std::time::Instant::now();
+    probe.ask().await;
+    let gap = writer.write(300).await;
+    eprintln!("a leader fell asleep: clients went on after {gap:?}");
+    assert_ne!(cluster.leader().await, leader);
+    tokio::time::sleep(SLEEP.saturating_sub(asleep.elapsed())).await;
+    cluster.signal(leader, "CONT");
+    assert!(!probe.answer().await, "a leader that had slept answered with what it remembered");
+    writer.write(100).await;
+    cluster.all_in_sync(3).await;
+
+    // One node of etcd less changes nothing.
+    cluster.kill_etcd(0).await;
+    let gap = writer.write(300).await;
+    eprintln!("killed a node of etcd: clients went on after {gap:?}");
+    // Asked to stop, a leader gives the lead back.
+    let leader = cluster.leader().await;
+    cluster.signal(leader, "TERM");
+    let gap = writer.write(300).await;
+    eprintln!("a leader was asked to stop: clients went on after {gap:?}");
+    writer.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_are_cut_off_and_no_key_is_lost() {
+    if !store::has(store::NEWEST).await {
+        return;
+    }
+    let network = match Network::namespaces().await {
+        Ok(network) => network,
+        Err(line) => {
+            eprintln!(
+                "SKIPPED: nothing was cut off, since network namespaces cannot be made here: `{line}` has failed"
+            );
+            return;
+        }
+    };
+    let mut cluster = Cluster::start(network).await;
+    cluster.all_in_sync(3).await;
+    let mut writer = Writer::start(&cluster).await;
+    writer.write(300).await;
+
+    let leader = cluster.leader().await;
+    let mut probe = Probe::connect(&cluster, leader).await;
+    cluster.cut_from_etcd(leader).await;
+    let mut gap = Duration::ZERO;
+    while cluster.leader_now().await.is_none_or(|it| it == leader) {
+        gap = gap.max(writer.write(10).await);
+    }
+    assert!(!probe.is_answered().await, "two masters answered at once");
+    gap = gap.max(writer.write(300).await);
+    eprintln!("a leader was cut off from etcd: clients went on after {gap:?}");
+    assert_ne!(cluster.leader().await, leader);
+    cluster.heal(leader).await;
+    cluster.all_in_sync(3).await;
+    writer.check().await;
+
+    // Cut off from its followers, it goes on without them, and they must not lead.
+    let leader = cluster.leader().await;
+    cluster.cut_from_masters(leader).await;
+    let gap = writer.write(300).await;
+    eprintln!("a leader was cut off from its followers: clients went on after {gap:?}");
+    cluster.all_in_sync(1).await;
+    assert_eq!(cluster.leader().await, leader);
+    cluster.heal(leader).await;
+    cluster.all_in_sync(3).await;
+
+    // All are in sync again: any may follow on.
+    cluster.kill(leader).await;
+    let gap = writer.write(300).await;
+    eprintln!("killed a leader: clients went on after {gap:?}");
+    writer.check().await;
+}

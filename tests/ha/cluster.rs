@@ -1,0 +1,314 @@
+//! etcd, masters, and the network between them.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use mooncake_wire::Dialect;
+use mooncake_wire::rpc::{ExistKey, KeyArguments, encode_request};
+use mooncake_wire::types::DEFAULT_TENANT;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+use crate::store::free_port;
+
+/// Long, because it only says when a test hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Whoever has not answered by then does not answer.
+const SILENCE: Duration = Duration::from_secs(2);
+const MASTERS: usize = 3;
+const ETCDS: usize = 3;
+
+/// Runs a program to its end.
+async fn run(line: &str) -> bool {
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    let ran = command.args(words).stdout(Stdio::null()).stderr(Stdio::null()).status().await;
+    ran.is_ok_and(|status| status.success())
+}
+
+/// Where everybody is.
+pub(crate) struct Network {
+    etcd: String,
+    masters: Vec<String>,
+    /// What the names of namespaces begin with, if masters have their own.
+    namespaces: Option<String>,
+}
+
+impl Network {
+    /// Everybody on loopback.
+    pub(crate) async fn loopback() -> Self {
+        let mut masters = Vec::new();
+        for _ in 0..MASTERS {
+            masters.push(format!("127.0.0.1:{}", free_port().await));
+        }
+        Self { etcd: "127.0.0.1".to_owned(), masters, namespaces: None }
+    }
+
+    /// Every master in a network namespace of its own, all on one bridge. Where that cannot be had, the
+    /// command that has failed.
+    pub(crate) async fn namespaces() -> Result<Self, String> {
+        let id = std::process::id() % 10_000;
+        let (prefix, net) = (format!("mgha{id}"), format!("10.{}.{}", 64 + id / 250 % 64, id % 250));
+        let mut lines = vec![
+            format!("ip link add {prefix}b type bridge"),
+            format!("ip addr add {net}.1/24 dev {prefix}b"),
+            format!("ip addr add {net}.2/24 dev {prefix}b"),
+            format!("ip link set {prefix}b up"),
+        ];
+        let mut masters = Vec::new();
+        for number in 0..MASTERS {
+            let name = format!("{prefix}n{number}");
+            let inside = format!("ip netns exec {name} ip");
+            lines.extend([
+                format!("ip netns add {name}"),
+                format!("ip link add {prefix}v{number} type veth peer name eth0 netns {name}"),
+                format!("ip link set {prefix}v{number} master {prefix}b up"),
+                format!("{inside} addr add {net}.{}/24 dev eth0", 11 + number),
+                format!("{inside} link set eth0 up"),
+                format!("{inside} link set lo up"),
+            ]);
+            masters.push(format!("{net}.{}:50051", 11 + number));
+        }
+        let network = Self { etcd: format!("{net}.2"), masters, namespaces: Some(prefix) };
+        for line in lines {
+            if !run(&line).await {
+                return Err(line);
+            }
+        }
+        Ok(network)
+    }
+
+    fn inside(&self, master: usize) -> Option<String> {
+        self.namespaces.as_ref().map(|prefix| format!("ip netns exec {prefix}n{master} "))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let Some(prefix) = &self.namespaces else { return };
+        let delete = |line: String| {
+            let mut words = line.split(' ');
+            let mut command = std::process::Command::new(words.next().unwrap());
+            let _ = command.args(words).stderr(Stdio::null()).status();
+        };
+        (0..MASTERS).for_each(|number| delete(format!("ip netns del {prefix}n{number}")));
+        delete(format!("ip link del {prefix}b"));
+    }
+}
+
+/// Three nodes of etcd and three masters. Killed when dropped.
+pub(crate) struct Cluster {
+    masters: Vec<Option<Child>>,
+    etcds: Vec<Child>,
+    /// Of etcd's nodes, `HOST:PORT`.
+    clients: Vec<String>,
+    /// Ports of the masters' administration.
+    admin: Vec<u16>,
+    http: reqwest::Client,
+    folder: TempDir,
+    network: Network,
+}
+
+impl Cluster {
+    pub(crate) async fn start(network: Network) -> Self {
+        let folder = TempDir::new().unwrap();
+        let (mut clients, mut peers) = (Vec::new(), Vec::new());
+        for _ in 0..ETCDS {
+            clients.push(format!("{}:{}", network.etcd, free_port().await));
+            peers.push(format!("http://127.0.0.1:{}", free_port().await));
+        }
+        let all: Vec<_> = peers.iter().enumerate().map(|(at, peer)| format!("e{at}={peer}")).collect();
+        let etcds = clients.iter().zip(&peers).enumerate();
+        let etcds = etcds.map(|(at, (client, peer))| etcd(folder.path(), at, client, peer, &all.join(",")));
+        let etcds = etcds.collect();
+        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
+        let mut admin = Vec::new();
+        for _ in 0..MASTERS {
+            admin.push(free_port().await);
+        }
+        let mut cluster = Self { masters: Vec::new(), etcds, clients, admin, http, folder, network };
+        cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
+        for master in 0..MASTERS {
+            cluster.masters.push(None);
+            cluster.start_master(master);
+        }
+        cluster
+    }
+
+    /// As clients of Mooncake want them.
+    pub(crate) fn endpoints(&self) -> String {
+        self.clients.join(";")
+    }
+
+    pub(crate) fn start_master(&mut self, master: usize) {
+        let address = &self.network.masters[master];
+        let (host, port) = address.rsplit_once(':').unwrap();
+        let replication = if self.network.namespaces.is_some() {
+            50_052
+        } else {
+            // Two listeners cannot have the same port by chance: it was free a moment ago.
+            std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+        };
+        let line = format!(
+            "{}{} master --enable_ha=true --ha_backend_type=etcd --rpc_address={host} --rpc_port={port} \
+             --ha_replication_port={replication} --ha_backend_connstring={} --metrics_host=127.0.0.1 --metrics_port={} \
+             --enable_metric_reporting=false",
+            self.network.inside(master).unwrap_or_default(),
+            env!("CARGO_BIN_EXE_moongate"),
+            self.endpoints(),
+            self.admin[master],
+        );
+        let mut words = line.split(' ');
+        let mut command = Command::new(words.next().unwrap());
+        let log = self.folder.path().join(format!("master-{master}.log"));
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        command.args(words).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
+        self.masters[master] = Some(command.spawn().unwrap());
+    }
+
+    pub(crate) async fn kill(&mut self, master: usize) {
+        self.masters[master].take().unwrap().kill().await.unwrap();
+    }
+
+    pub(crate) async fn kill_etcd(&mut self, node: usize) {
+        self.etcds[node].kill().await.unwrap();
+    }
+
+    pub(crate) fn signal(&self, master: usize, signal: &str) {
+        let id = self.masters[master].as_ref().unwrap().id().unwrap();
+        let sent = std::process::Command::new("kill").args([format!("-{signal}"), id.to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Nothing of this master reaches etcd any more.
+    pub(crate) async fn cut_from_etcd(&self, master: usize) {
+        self.cut(master, &self.network.etcd).await;
+    }
+
+    /// Nothing of this master reaches the others any more.
+    pub(crate) async fn cut_from_masters(&self, master: usize) {
+        for (other, address) in self.network.masters.iter().enumerate() {
+            if other != master {
+                self.cut(master, address.rsplit_once(':').unwrap().0).await;
+            }
+        }
+    }
+
+    async fn cut(&self, master: usize, host: &str) {
+        let inside = self.network.inside(master).unwrap();
+        assert!(run(&format!("{inside}ip route add blackhole {host}/32")).await);
+    }
+
+    pub(crate) async fn heal(&self, master: usize) {
+        let inside = self.network.inside(master).unwrap();
+        assert!(run(&format!("{inside}ip route flush type blackhole")).await);
+    }
+
+    /// What a master on loopback says of itself, and the status of a question about data.
+    pub(crate) async fn says(&self, master: usize) -> (String, u16) {
+        let url = |path| format!("http://127.0.0.1:{}/{path}", self.admin[master]);
+        let role = self.http.get(url("role")).send().await.unwrap().text().await.unwrap();
+        (role, self.http.get(url("get_all_keys")).send().await.unwrap().status().as_u16())
+    }
+
+    /// The value of a key, empty if it is not there. Nothing if etcd does not answer.
+    async fn key(&self, key: &str) -> Option<String> {
+        use base64::Engine as _;
+        use base64::engine::general_purpose::STANDARD;
+        let question = json!({ "key": STANDARD.encode(key) });
+        for client in &self.clients {
+            let asked = self.http.post(format!("http://{client}/v3/kv/range")).json(&question).send().await;
+            let Ok(Ok(answer)) = asked.map(reqwest::Response::error_for_status) else { continue };
+            let answer: Value = answer.json().await.unwrap();
+            let value = answer["kvs"][0]["value"].as_str().unwrap_or_default();
+            return Some(String::from_utf8(STANDARD.decode(value).unwrap()).unwrap());
+        }
+        None
+    }
+
+    /// The master that leads, if any does.
+    pub(crate) async fn leader_now(&self) -> Option<usize> {
+        let address = self.key("mooncake-store/mooncake_cluster/master_view").await?;
+        self.network.masters.iter().position(|master| *master == address)
+    }
+
+    /// Waits until a master leads.
+    pub(crate) async fn leader(&self) -> usize {
+        let mut found = None;
+        self.until("somebody leads", async |it| {
+            found = it.leader_now().await;
+            found.is_some()
+        })
+        .await;
+        found.unwrap()
+    }
+
+    /// Waits until so many masters may lead next.
+    pub(crate) async fn all_in_sync(&self, count: usize) {
+        self.until("masters are in sync", async |it| {
+            let list = it.key("mooncake-store/mooncake_cluster/moongate/in_sync").await;
+            list.is_some_and(|list| list.lines().count() == count)
+        })
+        .await;
+    }
+
+    async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
+        let begun = Instant::now();
+        while !is_so(self).await {
+            assert!(begun.elapsed() < LIMIT, "{what}: not in time. {}", self.logs());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn logs(&self) -> String {
+        let log = |at| std::fs::read_to_string(self.folder.path().join(format!("master-{at}.log")));
+        (0..MASTERS).map(|at| format!("\nmaster {at}:\n{}", log(at).unwrap_or_default())).collect()
+    }
+}
+
+fn etcd(folder: &Path, at: usize, client: &str, peer: &str, all: &str) -> Child {
+    let mut command = Command::new("etcd");
+    command.args(["--name", &format!("e{at}"), "--data-dir"]).arg(folder.join(format!("e{at}")));
+    let client = format!("http://{client}");
+    command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+    command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
+    command.args(["--initial-cluster", all, "--initial-cluster-state", "new"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    command.spawn().expect("etcd can be run; `scripts/test tools` installs it")
+}
+
+/// A caller on a connection that stays.
+pub(crate) struct Probe(TcpStream);
+
+impl Probe {
+    pub(crate) async fn connect(cluster: &Cluster, master: usize) -> Self {
+        Self(TcpStream::connect(&cluster.network.masters[master]).await.unwrap())
+    }
+
+    /// Asks something that the master has to know.
+    pub(crate) async fn ask(&mut self) {
+        let mut request = BytesMut::new();
+        let key = KeyArguments { key: "key-1", tenant: DEFAULT_TENANT };
+        encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &key, &mut request).unwrap();
+        // A connection that is closed already is as good as one that is closed now.
+        let _ = self.0.write_all(&request).await;
+    }
+
+    /// Whether an answer comes before silence or the end.
+    pub(crate) async fn answer(&mut self) -> bool {
+        // An answer is a few bytes, sent at once.
+        let mut bytes = [0; 4096];
+        let read = tokio::time::timeout(SILENCE, self.0.read(&mut bytes)).await;
+        read.is_ok_and(|read| read.is_ok_and(|length| length > 0))
+    }
+
+    pub(crate) async fn is_answered(&mut self) -> bool {
+        self.ask().await;
+        self.answer().await
+    }
+}

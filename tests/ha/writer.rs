@@ -1,0 +1,53 @@
+//! Mooncake's own client, which puts one key after the other.
+
+use std::time::{Duration, Instant};
+
+use crate::cluster::Cluster;
+use crate::store::{HANDSHAKE, NEWEST, RealNode};
+
+/// Long, because it only says when a test hangs.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Keys that are read at once.
+const BATCH: usize = 100;
+
+pub(crate) struct Writer {
+    node: RealNode,
+    next: u64,
+    /// Keys whose put succeeded.
+    written: Vec<String>,
+}
+
+impl Writer {
+    pub(crate) async fn start(cluster: &Cluster) -> Self {
+        let master = format!("etcd://{}", cluster.endpoints());
+        // Else a client waits 30 s for a master that sleeps.
+        let variables = [("MC_RPC_TIMEOUT_MS", "1000")];
+        let node = RealNode::start_with(NEWEST, &master, HANDSHAKE, 64, &variables).await;
+        Self { node, next: 0, written: Vec::new() }
+    }
+
+    /// Puts until so many more have succeeded. Returns the longest time without a success.
+    pub(crate) async fn write(&mut self, count: usize) -> Duration {
+        let (begun, mut last, mut longest) = (Instant::now(), Instant::now(), Duration::ZERO);
+        let enough = self.written.len() + count;
+        while self.written.len() < enough {
+            assert!(begun.elapsed() < LIMIT, "clients do not go on");
+            self.next += 1;
+            let key = format!("key-{}", self.next);
+            if self.node.ask(&format!("put {key} 100")).await == "0" {
+                longest = longest.max(last.elapsed());
+                last = Instant::now();
+                self.written.push(key);
+            }
+        }
+        longest
+    }
+
+    /// Every key whose put succeeded can be read.
+    pub(crate) async fn check(&mut self) {
+        for keys in self.written.chunks(BATCH) {
+            let read = self.node.ask(&format!("read {}", keys.join(" "))).await;
+            assert_eq!(read, keys.len().to_string(), "of {} to {}", keys[0], keys[keys.len() - 1]);
+        }
+    }
+}
