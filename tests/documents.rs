@@ -62,8 +62,8 @@ fn settings(command: &str) -> BTreeMap<String, (String, String)> {
     let mut settings = BTreeMap::new();
     let mut flag = String::new();
     for line in help(command).lines() {
-        // Flags are indented by six columns, their texts by more.
-        if let Some(rest) = line.strip_prefix("      --") {
+        // Flags are indented by six columns, those of the master by two; their texts by more.
+        if let Some(rest) = line.strip_prefix("      --").or_else(|| line.strip_prefix("  --")) {
             flag = rest.split([' ', '=']).next().unwrap().to_owned();
             settings.insert(flag.clone(), ("none".to_owned(), "none".to_owned()));
         }
