@@ -143,8 +143,8 @@ impl Master {
     /// gets new space.
     ///
     /// # Errors
-    /// As [`Self::put_start`], but an object that can be read is no error; `OBJECT_REPLICA_BUSY` while it is being
-    /// copied; `INVALID_WRITE` if it is hard-pinned.
+    /// As [`Self::put_start`], but an object that can be read, or that the same client is writing, is no error;
+    /// `OBJECT_REPLICA_BUSY` while it is being copied; `INVALID_WRITE` if it is hard-pinned.
     #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn upsert_start<S: AsRef<str>>(
         &self,
@@ -220,6 +220,9 @@ impl Master {
             let bytes = put.size.saturating_mul(found.len() as u64);
             let charged = !found.is_empty() && self.tenants.charge(tenant, bytes);
             if charged {
+                if found.len() < put.wish.replicas {
+                    Counters::add(&self.counters.partial_allocations, 1);
+                }
                 let present = shard.present_pin(&way);
                 shard.clear(&way, now_ms, fx);
                 found.iter_mut().for_each(|it| it.id = self.new_replica_id());
@@ -248,6 +251,10 @@ impl Locked<'_> {
         let Some(at) = self.lookup(spot, put.key) else { return Ok(Way::Free) };
         let entry = &self.entries[at];
         if !entry.is_complete() {
+            // Whoever writes may begin anew.
+            if put.upsert && entry.client == put.client {
+                return Ok(Way::Upsert(at));
+            }
             let discard_at = entry.stamp.saturating_add(self.master.settings.put_discard_ms);
             return if discard_at <= now_ms {
                 Ok(Way::Abandoned(at))
@@ -271,11 +278,13 @@ impl Locked<'_> {
         match *way {
             Way::Free => {}
             Way::Abandoned(at) => {
-                let until = self.entries[at].stamp.saturating_add(self.master.settings.put_release_ms);
                 Counters::add(&self.master.counters.discarded_puts, 1);
-                self.hold_object(at, until, RemoveCause::Unended, fx);
+                self.hold_object(at, self.written_until(at), RemoveCause::Unended, fx);
             }
             Way::Unreadable(at) => _ = self.drop_object(at, RemoveCause::Replaced, fx),
+            Way::Upsert(at) if !self.entries[at].is_complete() => {
+                self.hold_object(at, self.written_until(at), RemoveCause::Replaced, fx);
+            }
             Way::Upsert(at) if self.entries[at].is_leased(now_ms) => {
                 let until = self.entries[at].stamp;
                 self.hold_object(at, until, RemoveCause::Replaced, fx);
@@ -284,11 +293,16 @@ impl Locked<'_> {
         }
     }
 
+    /// Until when the space of an object that is being written must not be given to others.
+    fn written_until(&self, at: u32) -> u64 {
+        self.entries[at].stamp.saturating_add(self.master.settings.put_release_ms)
+    }
+
     /// Lets an object's own space be written again, if it fits and nobody may be reading it.
     fn rewrite(&mut self, at: u32, put: &Put<'_>, now_ms: u64, fx: &mut dyn Effects) -> Option<Replicas> {
         let entry = &self.entries[at];
         let fits = entry.size == put.size && entry.replicas().count() == put.wish.replicas;
-        if !fits || entry.is_leased(now_ms) || !entry.replicas().all(|it| self.can_be_read(it)) {
+        if !fits || entry.is_leased(now_ms) || !entry.replicas().all(|it| self.is_heard(it)) {
             return None;
         }
         let tenant = self.master.tenants.get(entry.tenant);

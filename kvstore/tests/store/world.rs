@@ -41,6 +41,11 @@ async fn installed() -> PathBuf {
     into
 }
 
+/// Where a release has the libraries that a machine without a GPU lacks.
+fn libraries(release: &Path) -> PathBuf {
+    release.join("nvidia/cuda_runtime/lib")
+}
+
 /// Whether there is a wheel of a release for this machine's Python. If not, there is nothing to test with.
 pub(crate) async fn has(release: &str) -> bool {
     installed().await.join(release).exists()
@@ -65,7 +70,9 @@ impl RealMaster {
     }
 
     async fn start_at(release: &'static str, rpc: u16, admin: u16) -> Self {
-        let mut command = Command::new(installed().await.join(release).join("mooncake/mooncake_master"));
+        let folder = installed().await.join(release);
+        let mut command = Command::new(folder.join("mooncake/mooncake_master"));
+        command.env("LD_LIBRARY_PATH", libraries(&folder));
         command.args(["--rpc_address=127.0.0.1", "--logtostderr=true"]);
         command.args([format!("--rpc_port={rpc}"), format!("--metrics_port={admin}")]);
         if release == NEWEST {
@@ -127,6 +134,7 @@ impl RealNode {
         let mooncake = installed().await;
         let mut command = Command::new(mooncake.join("venv/bin/python"));
         command.arg(folder().join("store.py")).args([rpc, metadata, &mebibytes.to_string()]);
+        command.env("LD_LIBRARY_PATH", libraries(&mooncake.join(release)));
         command.env("PYTHONPATH", mooncake.join(release)).env("NO_PROXY", "*").env("no_proxy", "*");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.kill_on_drop(true).spawn().unwrap();

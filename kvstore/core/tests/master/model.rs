@@ -96,6 +96,10 @@ impl Model {
         let Some(object) = self.objects.get(key).filter(|_| size > 0) else {
             return if size == 0 { Err(ErrorCode::INVALID_PARAMS) } else { Ok(()) };
         };
+        if !object.written && upsert {
+            // The model has one writer, who may begin anew.
+            return Ok(());
+        }
         if !object.written {
             let is_old = object.stamp + DISCARD_MS <= now;
             return if is_old { Ok(()) } else { Err(ErrorCode::OBJECT_ALREADY_EXISTS) };
@@ -114,8 +118,14 @@ impl Model {
         if !object.written {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
-        if object.transfer.is_some() {
-            return Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK);
+        if let Some((_, to)) = object.transfer {
+            let is_there = object.nodes.contains(&name(to));
+            let error = if is_there {
+                ErrorCode::OBJECT_HAS_REPLICATION_TASK
+            } else {
+                ErrorCode::REPLICA_IS_NOT_READY
+            };
+            return Err(error);
         }
         let is_read = object.stamp > now && self.readable(key).is_ok();
         if is_read && !force { Err(ErrorCode::OBJECT_HAS_LEASE) } else { Ok(()) }
