@@ -9,7 +9,7 @@ use crate::count::Counters;
 use crate::fact::{Effects, Fact, GroupId, RemoveCause, StoreCause};
 use crate::locked::{Fresh, Locked, Spot};
 use crate::master::Master;
-use crate::object::{Queue, Replica};
+use crate::object::{Queue, Replica, State};
 use crate::placement::{Search, Wish};
 use crate::read::Replicas;
 
@@ -143,7 +143,7 @@ impl Master {
     /// gets new space.
     ///
     /// # Errors
-    /// As [`Self::put_start`], but an object that can be read, or that the same client is writing, is no error;
+    /// As [`Self::put_start`], but an object that can be read or is being written is no error;
     /// `OBJECT_REPLICA_BUSY` while it is being copied; `INVALID_WRITE` if it is hard-pinned.
     #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn upsert_start<S: AsRef<str>>(
@@ -251,8 +251,8 @@ impl Locked<'_> {
         let Some(at) = self.lookup(spot, put.key) else { return Ok(Way::Free) };
         let entry = &self.entries[at];
         if !entry.is_complete() {
-            // Whoever writes may begin anew.
-            if put.upsert && entry.client == put.client {
+            // Whoever wrote it before can no longer end it.
+            if put.upsert {
                 return Ok(Way::Upsert(at));
             }
             let discard_at = entry.stamp.saturating_add(self.master.settings.put_discard_ms);
@@ -298,11 +298,12 @@ impl Locked<'_> {
         self.entries[at].stamp.saturating_add(self.master.settings.put_release_ms)
     }
 
-    /// Lets an object's own space be written again, if it fits and nobody may be reading it.
+    /// Lets an object's own space be written again, if it fits and nobody else may be reading or writing it.
     fn rewrite(&mut self, at: u32, put: &Put<'_>, now_ms: u64, fx: &mut dyn Effects) -> Option<Replicas> {
         let entry = &self.entries[at];
         let fits = entry.size == put.size && entry.replicas().count() == put.wish.replicas;
-        if !fits || entry.is_leased(now_ms) || !entry.replicas().all(|it| self.is_heard(it)) {
+        let is_in_use = entry.is_leased(now_ms) || !entry.is_complete() && entry.client != put.client;
+        if !fits || is_in_use || !entry.replicas().all(|it| self.is_heard(it)) {
             return None;
         }
         let tenant = self.master.tenants.get(entry.tenant);
@@ -321,9 +322,7 @@ impl Locked<'_> {
         entry.tidy();
         entry.replicas_mut().for_each(|it| it.ready = false);
         self.enqueue(at, Queue::Writing);
-        if put.hard_pin {
-            self.entries[at].state = crate::object::State::new(Queue::Writing, true);
-        }
+        self.entries[at].state = State::new(Queue::Writing, put.hard_pin);
         Some(self.tell_started(at, fx))
     }
 

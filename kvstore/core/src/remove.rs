@@ -17,15 +17,15 @@ impl Locked<'_> {
     /// Whether an object may be removed: not while it is written, copied or read, and with its group.
     fn may_remove(&self, at: u32, now_ms: u64, force: bool) -> Result<(), ErrorCode> {
         let entry = &self.entries[at];
+        // Nobody can be reading what has only silent replicas.
+        if !force && entry.is_leased(now_ms) && self.is_readable(entry) {
+            return Err(ErrorCode::OBJECT_HAS_LEASE);
+        }
         if !entry.is_complete() || !entry.replicas().all(|it| it.ready) {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
         if entry.transfer().is_some() {
             return Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK);
-        }
-        // Nobody can be reading what has only silent replicas.
-        if !force && entry.is_leased(now_ms) && self.is_readable(entry) {
-            return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
         Ok(())
     }

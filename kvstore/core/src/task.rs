@@ -247,7 +247,7 @@ impl Master {
     /// Asks the node that has an object on the source segment to move it to the target segment.
     ///
     /// # Errors
-    /// As [`Self::create_copy_task`], and `REPLICA_NOT_FOUND` if the object is not on the source.
+    /// As [`Self::create_copy_task`], and `INVALID_PARAMS` if the object is not on the source.
     pub fn create_move_task(
         &self,
         now_ms: u64,
@@ -260,7 +260,7 @@ impl Master {
         if source == target {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let from = self.source_of(tenant, key, Some(source))?;
+        let from = self.source_of(tenant, key, Some(source)).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         self.check_segments(&[target], ErrorCode::INVALID_PARAMS)?;
         let payload = move_payload(tenant, key, source, target)?;
         self.tasks.lock().add(now_ms, payload, from.client, self.settings.max_tasks)

@@ -157,14 +157,14 @@ impl Master {
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let transfer = shard.entries[at].transfer().ok_or(ErrorCode::OBJECT_NO_REPLICATION_TASK)?;
+        if transfer.client != work.client {
+            return Err(ErrorCode::ILLEGAL_CLIENT);
+        }
         if transfer.moves != moves {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         if transfer.plan != plan {
             return Err(ErrorCode::OBJECT_NO_REPLICATION_TASK);
-        }
-        if transfer.client != work.client {
-            return Err(ErrorCode::ILLEGAL_CLIENT);
         }
         end(&mut shard, at);
         Ok(())

@@ -51,7 +51,7 @@ async fn life(rpc: &str, release: &str) {
 
 #[tokio::test]
 async fn clients_of_every_release_are_served() {
-    for release in [NEWEST, "0.3.11.post1", "0.3.9"] {
+    for release in world::RELEASES {
         if has(release).await {
             let master = started_with(options());
             life(&master.rpc.address().to_string(), release).await;

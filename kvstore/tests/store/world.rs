@@ -17,6 +17,8 @@ const SETUP_LIMIT: Duration = Duration::from_secs(600);
 /// Long, because it only says when a test hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NEWEST: &str = "0.3.13.post1";
+/// All releases that are tested with. Whether there is a wheel of one for this machine's Python, [`has`] says.
+pub(crate) const RELEASES: [&str; 5] = [NEWEST, "0.3.12.post1", "0.3.11.post1", "0.3.10", "0.3.9"];
 pub(crate) const HANDSHAKE: &str = "P2PHANDSHAKE";
 
 /// Objects that are put at once at most, and their bytes: a client copies them through a buffer of 16 MiB.

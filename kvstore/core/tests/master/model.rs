@@ -97,7 +97,6 @@ impl Model {
             return if size == 0 { Err(ErrorCode::INVALID_PARAMS) } else { Ok(()) };
         };
         if !object.written && upsert {
-            // The model has one writer, who may begin anew.
             return Ok(());
         }
         if !object.written {
@@ -118,6 +117,9 @@ impl Model {
         if !object.written {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
+        if object.stamp > now && self.readable(key).is_ok() && !force {
+            return Err(ErrorCode::OBJECT_HAS_LEASE);
+        }
         if let Some((_, to)) = object.transfer {
             let is_there = object.nodes.contains(&name(to));
             let error = if is_there {
@@ -127,8 +129,7 @@ impl Model {
             };
             return Err(error);
         }
-        let is_read = object.stamp > now && self.readable(key).is_ok();
-        if is_read && !force { Err(ErrorCode::OBJECT_HAS_LEASE) } else { Ok(()) }
+        Ok(())
     }
 
     /// Whether it is right that something has gone.

@@ -113,7 +113,7 @@ fn an_upsert_of_the_same_size_keeps_its_place_unless_somebody_reads() {
 }
 
 #[test]
-fn who_writes_may_begin_anew_by_an_upsert() {
+fn an_upsert_takes_a_key_from_whoever_writes_it() {
     let mut world = World::with_segments(Settings::default(), &[MIB]);
     let config = Config::default();
     let first = world.start("k", 1000, &config).unwrap();
@@ -121,12 +121,15 @@ fn who_writes_may_begin_anew_by_an_upsert() {
         let World { master, now, facts } = world;
         master.upsert_start(*now, client, TENANT, "k", size, &config, facts)
     };
-    assert_eq!(upsert(&mut world, id(9), 1000), Err(ErrorCode::OBJECT_ALREADY_EXISTS));
     assert_eq!(upsert(&mut world, WRITER, 1000), Ok(first.clone()));
     // The first write may still be under way: its space is kept, as that of any put that was not ended.
-    let other = upsert(&mut world, WRITER, 500).unwrap();
-    assert_ne!(other[0].medium, first[0].medium);
+    let smaller = upsert(&mut world, WRITER, 500).unwrap();
+    assert_ne!(smaller[0].medium, first[0].medium);
     assert_eq!(world.used(), 1500);
+    let others = upsert(&mut world, id(9), 500).unwrap();
+    assert_ne!(others[0].medium, smaller[0].medium);
+    assert_eq!((world.used(), world.end("k")), (2000, Err(ErrorCode::ILLEGAL_CLIENT)));
+    upsert(&mut world, WRITER, 500).unwrap();
     world.end("k").unwrap();
     world.live(600_000, &[1]);
     assert_eq!((world.used(), world.has("k")), (500, true));

@@ -100,7 +100,7 @@ fn tasks_are_fetched_done_and_remembered() {
     assert_eq!(master.create_move_task(*now, TENANT, "k", FIRST, "no"), Err(ErrorCode::INVALID_PARAMS));
     let copy = master.create_copy_task(*now, TENANT, "k", &[SECOND]).unwrap();
     let moving = master.create_move_task(*now, TENANT, "k", FIRST, SECOND).unwrap();
-    assert_eq!(master.create_move_task(*now, TENANT, "k", SECOND, FIRST), Err(ErrorCode::REPLICA_NOT_FOUND));
+    assert_eq!(master.create_move_task(*now, TENANT, "k", SECOND, FIRST), Err(ErrorCode::INVALID_PARAMS));
     assert_eq!(master.fetch_tasks(*now, id(102), 16), []);
     let fetched = master.fetch_tasks(*now, id(101), 16);
     assert_eq!(fetched.iter().map(|it| it.id).collect::<Vec<_>>(), [copy, moving]);
