@@ -144,7 +144,7 @@ impl Master {
     ///
     /// # Errors
     /// As [`Self::put_start`], but an object that can be read or is being written is no error;
-    /// `OBJECT_REPLICA_BUSY` while it is being copied; `INVALID_WRITE` if it is hard-pinned.
+    /// `OBJECT_REPLICA_BUSY` while it is being copied.
     #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn upsert_start<S: AsRef<str>>(
         &self,
@@ -267,7 +267,6 @@ impl Locked<'_> {
         }
         match put.upsert {
             false => Err(ErrorCode::OBJECT_ALREADY_EXISTS),
-            true if entry.hard_pin() => Err(ErrorCode::INVALID_WRITE),
             true if entry.transfer().is_some() => Err(ErrorCode::OBJECT_REPLICA_BUSY),
             true => Ok(Way::Upsert(at)),
         }

@@ -106,7 +106,6 @@ impl Model {
         match self.readable(key) {
             Err(_) => Ok(()),
             Ok(_) if !upsert => Err(ErrorCode::OBJECT_ALREADY_EXISTS),
-            Ok(object) if object.hard_pin => Err(ErrorCode::INVALID_WRITE),
             Ok(object) if object.transfer.is_some() => Err(ErrorCode::OBJECT_REPLICA_BUSY),
             Ok(_) => Ok(()),
         }
