@@ -14,7 +14,7 @@ use moongate_master::ServerOptions;
 use world::{HANDSHAKE, NEWEST, RealNode, has};
 
 /// A short lease, so that what was read can soon be removed; but long enough to read three hundred objects.
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(3);
 
 fn options() -> ServerOptions {
     let core = Settings { lease_ttl_ms: LEASE.as_millis() as u64, ..Settings::default() };

@@ -12,8 +12,8 @@ use caller::ours_with;
 use world::{HANDSHAKE, NEWEST, RELEASES, RealMaster, RealNode, has, scenario};
 
 /// Long enough to be met by what follows a read, and short enough to be waited for.
-const LEASE_MS: u64 = 1000;
-const FLAGS: &[&str] = &["--default_kv_lease_ttl=1000"];
+const LEASE_MS: u64 = 2000;
+const FLAGS: &[&str] = &["--default_kv_lease_ttl=2000"];
 
 /// Lines that differ, and why: what Mooncake's master answers, and what this one does.
 const DIFFERENT: &[(&str, &str)] = &[

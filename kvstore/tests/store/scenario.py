@@ -4,7 +4,7 @@ scenario.py MASTER ADMIN
 
 It lends memory from two nodes, and prints a line for every call: what was called, and the answer in a form that does not
 depend on ports, ids and times. What a release lacks is left out. Lines begin with "> ", because the client writes to stdout
-too. The master's leases last a second.
+too. The master's leases last two seconds.
 """
 
 import json
@@ -15,7 +15,7 @@ import urllib.request
 
 from mooncake import store as mooncake
 
-LEASE = 1.1
+LEASE = 2.1
 LIMIT = 60
 KIB = 1024
 
