@@ -13,7 +13,8 @@ const WORDS: usize = BINS.div_ceil(64);
 /// In place of a neighbour in a bin: the block is in use.
 const IN_USE: u32 = NIL - 1;
 
-/// A block; it reaches to where the next one begins.
+/// A block; it reaches to where the next one begins. While it is in use, `bin_after` is the number of bytes by which
+/// it was rounded up.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     offset: u64,
@@ -39,6 +40,8 @@ pub(crate) struct Space {
 pub(crate) struct Allocator {
     capacity: u64,
     used: u64,
+    /// Of those, bytes that nobody asked for.
+    slack: u64,
     blocks: Slab<Block>,
     heads: Box<[u32]>,
     filled: [u64; WORDS],
@@ -75,6 +78,7 @@ impl Allocator {
         let mut new = Self {
             capacity,
             used: 0,
+            slack: 0,
             blocks: Slab::default(),
             heads: vec![NIL; BINS].into(),
             filled: [0; WORDS],
@@ -92,6 +96,11 @@ impl Allocator {
     /// Bytes in use, rounded as they were given away.
     pub(crate) fn used(&self) -> u64 {
         self.used
+    }
+
+    /// Bytes in use, as they were asked for.
+    pub(crate) fn requested(&self) -> u64 {
+        self.used - self.slack
     }
 
     /// The largest size that can be had now.
@@ -122,15 +131,17 @@ impl Allocator {
 
     /// Takes space of at least this size, anywhere.
     pub(crate) fn allocate(&mut self, size: u64) -> Option<Space> {
+        let asked = size;
         let size = rounded(size).filter(|size| *size > 0 && !self.closed)?;
         let block = self.block_of(bin(size))?;
         self.unshelve(block);
         self.split(block, size);
-        Some(self.give(block, size))
+        Some(self.give(block, size, asked))
     }
 
     /// Takes space at a certain offset, as a former master or a former life of this one gave it away.
     pub(crate) fn allocate_at(&mut self, offset: u64, size: u64) -> Option<Space> {
+        let asked = size;
         let size = rounded(size).filter(|size| *size > 0 && !self.closed)?;
         if self.by_offset.is_none() {
             self.index_offsets();
@@ -149,12 +160,15 @@ impl Allocator {
             self.shelve(block);
         }
         self.split(wanted, size);
-        Some(self.give(wanted, size))
+        Some(self.give(wanted, size, asked))
     }
 
-    fn give(&mut self, block: u32, size: u64) -> Space {
-        self.blocks[block].bin_before = IN_USE;
+    fn give(&mut self, block: u32, size: u64, asked: u64) -> Space {
+        // For objects of tens of gigabytes the figure may be a little too high.
+        let slack = u32::try_from(size - asked).unwrap_or(u32::MAX);
+        (self.blocks[block].bin_before, self.blocks[block].bin_after) = (IN_USE, slack);
         self.used += size;
+        self.slack += u64::from(slack);
         Space { offset: self.blocks[block].offset, block, size }
     }
 
@@ -164,6 +178,7 @@ impl Allocator {
             return;
         }
         self.used -= self.size(block);
+        self.slack -= u64::from(self.blocks[block].bin_after);
         if self.used == 0 {
             // Nobody has a block any more: what was needed to tell them apart goes back.
             *self = Self { closed: self.closed, ..Self::new(self.capacity) };
@@ -306,10 +321,10 @@ mod tests {
     }
 
     /// What is in use, by offset; everything else is free.
-    fn check(allocator: &Allocator, model: &BTreeMap<u64, Space>) -> Result<(), TestCaseError> {
+    fn check(allocator: &Allocator, model: &BTreeMap<u64, (Space, u64)>) -> Result<(), TestCaseError> {
         let mut end = 0;
         let mut gap = 0;
-        for space in model.values() {
+        for (space, _) in model.values() {
             prop_assert!(space.offset >= end, "overlap at {}", space.offset);
             gap = gap.max(space.offset - end);
             end = space.offset + space.size;
@@ -317,7 +332,8 @@ mod tests {
         prop_assert!(end <= allocator.capacity);
         gap = gap.max(allocator.capacity - end);
         prop_assert_eq!(allocator.largest(), least(bin(gap)));
-        prop_assert_eq!(allocator.used(), model.values().map(|space| space.size).sum::<u64>());
+        prop_assert_eq!(allocator.used(), model.values().map(|(space, _)| space.size).sum::<u64>());
+        prop_assert_eq!(allocator.requested(), model.values().map(|(_, asked)| asked).sum::<u64>());
         Ok(())
     }
 
@@ -335,7 +351,9 @@ mod tests {
                         let offset = which.index(capacity as usize) as u64;
                         let end = offset + rounded(size).unwrap();
                         let is_free = end <= capacity
-                            && model.values().all(|it: &Space| it.offset >= end || it.offset + it.size <= offset);
+                            && model.values().all(|(it, _): &(Space, u64)| {
+                                it.offset >= end || it.offset + it.size <= offset
+                            });
                         let space = allocator.allocate_at(offset, size);
                         prop_assert_eq!(space.is_some(), is_free);
                         prop_assert!(space.is_none_or(|space| space.offset == offset));
@@ -344,22 +362,22 @@ mod tests {
                     _ if model.is_empty() => None,
                     _ => {
                         let offset = *model.keys().nth(which.index(model.len())).unwrap();
-                        allocator.free(model.remove(&offset).unwrap().block);
+                        allocator.free(model.remove(&offset).unwrap().0.block);
                         None
                     }
                 };
                 if let Some(space) = space {
                     prop_assert!(space.size >= size);
-                    model.insert(space.offset, space);
+                    model.insert(space.offset, (space, size));
                 } else if what < 2 {
                     prop_assert!(allocator.largest() < rounded(size).unwrap());
                 }
                 check(&allocator, &model)?;
             }
-            for space in model.values() {
+            for (space, _) in model.values() {
                 allocator.free(space.block);
             }
-            prop_assert_eq!((allocator.used(), allocator.blocks.len()), (0, 1));
+            prop_assert_eq!((allocator.used(), allocator.requested(), allocator.blocks.len()), (0, 0, 1));
         }
     }
 }

@@ -12,6 +12,7 @@ use parking_lot::MutexGuard;
 
 use crate::fact::{Effects, Fact, UnmountCause};
 use crate::master::Master;
+use crate::segment::Mounted;
 
 /// What is known about a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,12 +53,17 @@ impl Master {
         client: Uuid,
         fx: &mut dyn Effects,
     ) {
-        let Some(known) = registry.clients.get_mut(&client).filter(|it| !it.silent) else { return };
+        let Some(known) = registry.clients.get_mut(&client) else { return };
+        let segments = self.segments.load();
+        let is_heard = |it: &Mounted| it.client == client && it.is_readable();
+        let heard: Vec<&Arc<Mounted>> = segments.iter().map(|(_, it)| it).filter(|it| is_heard(it)).collect();
+        // A silent client may have mounted some of its segments.
+        if known.silent && heard.is_empty() {
+            return;
+        }
         // The grace period begins now, whatever time the client had left.
         (known.silent, known.last_seen_ms) = (true, now_ms.saturating_sub(self.settings.client_ttl_ms));
-        for (_, segment) in self.segments.load().iter().filter(|(_, it)| it.client == client) {
-            segment.set_silent(true);
-        }
+        heard.iter().for_each(|it| it.set_silent(true));
         fx.fact(Fact::ClientSilent { client, at_ms: now_ms });
     }
 
@@ -84,10 +90,10 @@ impl Master {
         let silent: BTreeMap<Uuid, Client> =
             registry.clients.iter().filter(|(_, it)| late(it, ttl)).map(|(id, it)| (*id, *it)).collect();
         for (client, known) in silent {
-            if !known.silent {
-                self.silence(&mut registry, now_ms, client, fx);
-            } else if late(&known, ttl.saturating_add(self.settings.client_grace_ms)) {
+            if known.silent && late(&known, ttl.saturating_add(self.settings.client_grace_ms)) {
                 self.forget(&mut registry, client, fx);
+            } else {
+                self.silence(&mut registry, now_ms, client, fx);
             }
         }
         let segments = Arc::clone(&self.segments.load());

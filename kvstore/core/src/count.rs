@@ -8,7 +8,9 @@ pub(crate) struct Counters {
     pub(crate) evicted_keys: AtomicU64,
     pub(crate) evicted_bytes: AtomicU64,
     pub(crate) eviction_rounds: AtomicU64,
+    pub(crate) attempted_evictions: AtomicU64,
     pub(crate) allocation_failures: AtomicU64,
+    pub(crate) partial_allocations: AtomicU64,
     pub(crate) discarded_puts: AtomicU64,
     pub(crate) lost_keys: AtomicU64,
     pub(crate) hot_keys: AtomicU64,
@@ -23,8 +25,14 @@ pub struct Counts {
     pub evicted_bytes: u64,
     /// Rounds of eviction that evicted something.
     pub eviction_rounds: u64,
+    /// Rounds of eviction that were begun, because of the watermark or for want of space.
+    pub attempted_evictions: u64,
     /// Requests for space that were refused.
     pub allocation_failures: u64,
+    /// Requests for space that got fewer replicas than they asked for.
+    pub partial_allocations: u64,
+    /// Bytes of objects whose places were told to readers, each counted once per read.
+    pub read_bytes: u64,
     /// Puts that were not ended in time.
     pub discarded_puts: u64,
     /// Objects that were lost with their segments.
@@ -38,12 +46,16 @@ impl Counters {
         counter.fetch_add(number, Relaxed);
     }
 
+    /// All but what the shards count.
     pub(crate) fn read(&self) -> Counts {
         Counts {
             evicted_keys: self.evicted_keys.load(Relaxed),
             evicted_bytes: self.evicted_bytes.load(Relaxed),
             eviction_rounds: self.eviction_rounds.load(Relaxed),
+            attempted_evictions: self.attempted_evictions.load(Relaxed),
             allocation_failures: self.allocation_failures.load(Relaxed),
+            partial_allocations: self.partial_allocations.load(Relaxed),
+            read_bytes: 0,
             discarded_puts: self.discarded_puts.load(Relaxed),
             lost_keys: self.lost_keys.load(Relaxed),
             hot_keys: self.hot_keys.load(Relaxed),

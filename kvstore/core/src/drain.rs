@@ -119,7 +119,8 @@ impl Master {
     /// Begins to empty segments. They take nothing new from now on.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` without segments, `SEGMENT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` for too many jobs.
+    /// `INVALID_PARAMS` without segments, `SEGMENT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` for a segment that takes
+    /// nothing new already, and for too many jobs.
     pub fn create_drain_job(
         &self,
         now_ms: u64,
@@ -137,6 +138,19 @@ impl Master {
         }
         let mut tasks = self.tasks.lock();
         let Tasks { jobs: Jobs(jobs), .. } = &mut *tasks;
+        // What a failed job has left may be tried again.
+        let is_drained =
+            |name: &String| jobs.values().any(|job| !job.is_over() && job.segments.contains(name));
+        let can_be_drained = |name: &String| {
+            segments.named(name).iter().filter_map(|at| segments.get(*at)).all(|it| match it.status() {
+                SegmentStatus::OK => true,
+                SegmentStatus::DRAINING => !is_drained(name),
+                _ => false,
+            })
+        };
+        if !request.segments.iter().all(can_be_drained) {
+            return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+        }
         if jobs.len() >= MAX_JOBS {
             jobs.retain(|_, job| !job.is_over());
         }
@@ -162,7 +176,7 @@ impl Master {
             message: "Drain job created",
         };
         tasks.jobs.0.insert(id, job);
-        drop(tasks);
+        // Before another job can be created for the same segments.
         self.mark(&request.segments, SegmentStatus::DRAINING, fx);
         Ok(id)
     }

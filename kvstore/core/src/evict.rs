@@ -58,6 +58,7 @@ impl Master {
 
     /// Evicts while `wanted`, first what is not pinned.
     fn evict(&self, now_ms: u64, wanted: impl Fn(Evicted) -> bool, fx: &mut dyn Effects) -> Evicted {
+        Counters::add(&self.counters.attempted_evictions, 1);
         let mut sum = Evicted::default();
         let passes = [Pass::Unpinned, Pass::SoftPinned];
         let passes = if self.settings.evict_soft_pinned { &passes[..] } else { &passes[..1] };
@@ -82,6 +83,7 @@ impl Master {
         if over <= 0.0 {
             return Evicted::default();
         }
+        Counters::add(&self.counters.attempted_evictions, 1);
         let share = settings.eviction_ratio.max(over + settings.eviction_ratio).min(1.0);
         let objects = self.key_count() as f64;
         let (target, least) = ((share * objects).ceil(), ((share / 2.0).max(over) * objects).ceil());
@@ -191,6 +193,7 @@ impl Master {
         bytes: u64,
         fx: &mut dyn Effects,
     ) -> bool {
+        Counters::add(&self.counters.attempted_evictions, 1);
         let mut sum = Evicted::default();
         for shard in 0..self.shards.len() {
             let mut shard = self.lock(shard);
@@ -219,6 +222,7 @@ impl Master {
         }
         Counters::add(&self.counters.evicted_keys, sum.keys);
         Counters::add(&self.counters.evicted_bytes, sum.bytes);
+        Counters::add(&self.counters.eviction_rounds, u64::from(sum.keys > 0));
         sum.keys > 0
     }
 

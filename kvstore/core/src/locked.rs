@@ -86,9 +86,14 @@ impl Locked<'_> {
         self.shard.find(spot.tag, spot.tenant, key)
     }
 
+    /// Whether a replica's node is heard of.
+    pub(crate) fn is_heard(&self, replica: &Replica) -> bool {
+        self.segments.get(replica.segment).is_some_and(|it| it.is_readable())
+    }
+
     /// Whether a reader can be sent to a replica.
     pub(crate) fn can_be_read(&self, replica: &Replica) -> bool {
-        replica.ready && self.segments.get(replica.segment).is_some_and(|it| it.is_readable())
+        replica.ready && self.is_heard(replica)
     }
 
     /// Whether a reader can be sent to any replica.

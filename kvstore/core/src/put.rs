@@ -9,7 +9,7 @@ use crate::count::Counters;
 use crate::fact::{Effects, Fact, GroupId, RemoveCause, StoreCause};
 use crate::locked::{Fresh, Locked, Spot};
 use crate::master::Master;
-use crate::object::{Queue, Replica};
+use crate::object::{Queue, Replica, State};
 use crate::placement::{Search, Wish};
 use crate::read::Replicas;
 
@@ -143,8 +143,8 @@ impl Master {
     /// gets new space.
     ///
     /// # Errors
-    /// As [`Self::put_start`], but an object that can be read is no error; `OBJECT_REPLICA_BUSY` while it is being
-    /// copied; `INVALID_WRITE` if it is hard-pinned.
+    /// As [`Self::put_start`], but an object that can be read or is being written is no error;
+    /// `OBJECT_REPLICA_BUSY` while it is being copied.
     #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn upsert_start<S: AsRef<str>>(
         &self,
@@ -220,6 +220,9 @@ impl Master {
             let bytes = put.size.saturating_mul(found.len() as u64);
             let charged = !found.is_empty() && self.tenants.charge(tenant, bytes);
             if charged {
+                if found.len() < put.wish.replicas {
+                    Counters::add(&self.counters.partial_allocations, 1);
+                }
                 let present = shard.present_pin(&way);
                 shard.clear(&way, now_ms, fx);
                 found.iter_mut().for_each(|it| it.id = self.new_replica_id());
@@ -248,6 +251,10 @@ impl Locked<'_> {
         let Some(at) = self.lookup(spot, put.key) else { return Ok(Way::Free) };
         let entry = &self.entries[at];
         if !entry.is_complete() {
+            // Whoever wrote it before can no longer end it.
+            if put.upsert {
+                return Ok(Way::Upsert(at));
+            }
             let discard_at = entry.stamp.saturating_add(self.master.settings.put_discard_ms);
             return if discard_at <= now_ms {
                 Ok(Way::Abandoned(at))
@@ -260,7 +267,6 @@ impl Locked<'_> {
         }
         match put.upsert {
             false => Err(ErrorCode::OBJECT_ALREADY_EXISTS),
-            true if entry.hard_pin() => Err(ErrorCode::INVALID_WRITE),
             true if entry.transfer().is_some() => Err(ErrorCode::OBJECT_REPLICA_BUSY),
             true => Ok(Way::Upsert(at)),
         }
@@ -271,11 +277,13 @@ impl Locked<'_> {
         match *way {
             Way::Free => {}
             Way::Abandoned(at) => {
-                let until = self.entries[at].stamp.saturating_add(self.master.settings.put_release_ms);
                 Counters::add(&self.master.counters.discarded_puts, 1);
-                self.hold_object(at, until, RemoveCause::Unended, fx);
+                self.hold_object(at, self.written_until(at), RemoveCause::Unended, fx);
             }
             Way::Unreadable(at) => _ = self.drop_object(at, RemoveCause::Replaced, fx),
+            Way::Upsert(at) if !self.entries[at].is_complete() => {
+                self.hold_object(at, self.written_until(at), RemoveCause::Replaced, fx);
+            }
             Way::Upsert(at) if self.entries[at].is_leased(now_ms) => {
                 let until = self.entries[at].stamp;
                 self.hold_object(at, until, RemoveCause::Replaced, fx);
@@ -284,11 +292,17 @@ impl Locked<'_> {
         }
     }
 
-    /// Lets an object's own space be written again, if it fits and nobody may be reading it.
+    /// Until when the space of an object that is being written must not be given to others.
+    fn written_until(&self, at: u32) -> u64 {
+        self.entries[at].stamp.saturating_add(self.master.settings.put_release_ms)
+    }
+
+    /// Lets an object's own space be written again, if it fits and nobody else may be reading or writing it.
     fn rewrite(&mut self, at: u32, put: &Put<'_>, now_ms: u64, fx: &mut dyn Effects) -> Option<Replicas> {
         let entry = &self.entries[at];
         let fits = entry.size == put.size && entry.replicas().count() == put.wish.replicas;
-        if !fits || entry.is_leased(now_ms) || !entry.replicas().all(|it| self.can_be_read(it)) {
+        let is_in_use = entry.is_leased(now_ms) || !entry.is_complete() && entry.client != put.client;
+        if !fits || is_in_use || !entry.replicas().all(|it| self.is_heard(it)) {
             return None;
         }
         let tenant = self.master.tenants.get(entry.tenant);
@@ -307,9 +321,7 @@ impl Locked<'_> {
         entry.tidy();
         entry.replicas_mut().for_each(|it| it.ready = false);
         self.enqueue(at, Queue::Writing);
-        if put.hard_pin {
-            self.entries[at].state = crate::object::State::new(Queue::Writing, true);
-        }
+        self.entries[at].state = State::new(Queue::Writing, put.hard_pin);
         Some(self.tell_started(at, fx))
     }
 

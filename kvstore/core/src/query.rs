@@ -21,7 +21,7 @@ pub struct Cursor {
 /// Bytes in use and in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fill {
-    /// Bytes in use, as they were rounded.
+    /// Bytes in use, as they were asked for; with what is lost by rounding, objects take up a little more.
     pub used: u64,
     /// Bytes in all.
     pub capacity: u64,
@@ -87,7 +87,8 @@ impl Master {
     /// How full everything is.
     pub fn fill(&self) -> Fill {
         let segments = self.segments.load();
-        let (used, capacity) = segments.fill();
+        let used = segments.iter().fold(0_u64, |sum, (_, it)| sum.saturating_add(it.requested()));
+        let capacity = segments.fill().1;
         let largest = |it: &crate::segment::Mounted| it.space(|space| space.largest());
         let writable = segments.iter().filter(|(_, it)| it.is_writable());
         Fill { used, capacity, largest_free: writable.map(|(_, it)| largest(it)).max().unwrap_or(0) }
@@ -105,7 +106,7 @@ impl Master {
         }
         let mut sum = Fill::default();
         for mounted in places.iter().filter_map(|at| segments.get(*at)) {
-            sum.used += mounted.used();
+            sum.used += mounted.requested();
             sum.capacity += mounted.info.size;
             sum.largest_free = sum.largest_free.max(mounted.space(|space| space.largest()));
         }
@@ -125,9 +126,9 @@ impl Master {
             te_endpoint: it.info.te_endpoint.to_string(),
             protocol: it.info.protocol.to_string(),
             status: it.status().name().unwrap_or_default().to_owned(),
-            allocator_used_bytes: it.used(),
+            allocator_used_bytes: it.requested(),
             allocator_capacity_bytes: it.info.size,
-            allocator_usage_percent: 100.0 * it.used() as f64 / it.info.size.max(1) as f64,
+            allocator_usage_percent: 100.0 * it.requested() as f64 / it.info.size.max(1) as f64,
         };
         let segments: Vec<SegmentDetail> = segments.iter().map(|(_, it)| detail(it)).collect();
         SegmentsDetail { total_segments: segments.len() as u64, segments }
@@ -141,7 +142,8 @@ impl Master {
 
     /// What the master has done.
     pub fn counts(&self) -> Counts {
-        self.counters.read()
+        let read_bytes = self.shards.iter().fold(0_u64, |sum, it| sum.saturating_add(it.lock().read_bytes));
+        Counts { read_bytes, ..self.counters.read() }
     }
 
     /// Keys by their beginnings.

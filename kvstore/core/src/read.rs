@@ -39,42 +39,30 @@ impl Locked<'_> {
 
     fn leased_list(&mut self, at: u32, now_ms: u64) -> ReplicaList<Arc<str>> {
         self.lease(at, now_ms);
+        let (size, object_checksum) = (self.entries[at].size, self.entries[at].checksum());
+        self.read_bytes = self.read_bytes.saturating_add(size);
         ReplicaList {
             replicas: self.readable_replicas(at),
             lease_ttl_ms: self.master.settings.lease_ttl_ms,
-            object_checksum: self.entries[at].checksum(),
+            object_checksum,
         }
     }
 }
 
 impl Master {
     /// Whether an object can be read. If so it is leased.
-    ///
-    /// # Errors
-    /// `INVALID_PARAMS` for an empty key.
-    pub fn exist(&self, now_ms: u64, tenant: &str, key: &str) -> Result<bool, ErrorCode> {
-        if key.is_empty() {
-            return Err(ErrorCode::INVALID_PARAMS);
-        }
-        let Ok(spot) = self.spot_of(tenant, key) else { return Ok(false) };
+    pub fn exist(&self, now_ms: u64, tenant: &str, key: &str) -> bool {
+        let Ok(spot) = self.spot_of(tenant, key) else { return false };
         let mut shard = self.lock(spot.shard);
-        let Ok(at) = shard.readable(spot, key) else { return Ok(false) };
+        let Ok(at) = shard.readable(spot, key) else { return false };
         shard.lease(at, now_ms);
-        Ok(true)
+        true
     }
 
     /// [`Self::exist`] for many keys, for much less than the same number of calls. `found` is filled in their order.
-    pub fn batch_exist<S: AsRef<str>>(
-        &self,
-        now_ms: u64,
-        tenant: &str,
-        keys: &[S],
-        found: &mut Vec<Result<bool, ErrorCode>>,
-    ) {
+    pub fn batch_exist<S: AsRef<str>>(&self, now_ms: u64, tenant: &str, keys: &[S], found: &mut Vec<bool>) {
         found.clear();
-        let answer =
-            |key: &S| if key.as_ref().is_empty() { Err(ErrorCode::INVALID_PARAMS) } else { Ok(false) };
-        found.extend(keys.iter().map(answer));
+        found.resize(keys.len(), false);
         self.by_shard(tenant, keys, |shard, asked| {
             let mut places = [NIL; STRIDE];
             let places = &mut places[..asked.len().min(STRIDE)];
@@ -82,13 +70,13 @@ impl Master {
             for (place, asked) in places.iter().zip(asked) {
                 if *place != NIL && shard.is_readable(&shard.entries[*place]) {
                     shard.lease(*place, now_ms);
-                    found[asked.index] = Ok(true);
+                    found[asked.index] = true;
                 }
             }
         });
     }
 
-    /// Sorts keys by shard and hands each shard's keys over in pieces, each under one lock. Empty keys are left out.
+    /// Sorts keys by shard and hands each shard's keys over in pieces, each under one lock.
     fn by_shard<S: AsRef<str>>(
         &self,
         tenant: &str,
@@ -105,12 +93,11 @@ impl Master {
         }
     }
 
-    /// Keys that are not empty, by shard and in their order: counted first, then put where they belong.
+    /// Keys by shard and in their order: counted first, then put where they belong.
     fn sorted<S: AsRef<str>>(&self, tenant: u16, keys: &[S]) -> Vec<Asked> {
         let mut ends = vec![0_usize; self.shards.len()];
         let spots = |(index, key): (usize, &S)| Asked { spot: self.spot(tenant, key.as_ref()), index };
-        let asked: Vec<Asked> =
-            keys.iter().enumerate().filter(|(_, key)| !key.as_ref().is_empty()).map(spots).collect();
+        let asked: Vec<Asked> = keys.iter().enumerate().map(spots).collect();
         asked.iter().for_each(|it| ends[it.spot.shard] += 1);
         let mut sum = 0;
         for end in &mut ends {
@@ -128,11 +115,8 @@ impl Master {
     /// Where an object is. It is leased.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, `INVALID_PARAMS` for an empty key.
+    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written.
     pub fn replicas(&self, now_ms: u64, tenant: &str, key: &str) -> Result<ReplicaList<Arc<str>>, ErrorCode> {
-        if key.is_empty() {
-            return Err(ErrorCode::INVALID_PARAMS);
-        }
         let spot = self.spot_of(tenant, key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.readable(spot, key)?;
@@ -149,10 +133,7 @@ impl Master {
         tenant: &str,
         keys: &[S],
     ) -> Vec<Result<ReplicaList<Arc<str>>, ErrorCode>> {
-        let missing = |key: &S| {
-            if key.as_ref().is_empty() { ErrorCode::INVALID_PARAMS } else { ErrorCode::OBJECT_NOT_FOUND }
-        };
-        let mut found: Vec<_> = keys.iter().map(|key| Err(missing(key))).collect();
+        let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
         self.by_shard(tenant, keys, |shard, asked| {
             shard.find_many(asked, keys, &mut [NIL; STRIDE][..asked.len().min(STRIDE)]);
             for asked in asked {

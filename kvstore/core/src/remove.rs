@@ -17,15 +17,15 @@ impl Locked<'_> {
     /// Whether an object may be removed: not while it is written, copied or read, and with its group.
     fn may_remove(&self, at: u32, now_ms: u64, force: bool) -> Result<(), ErrorCode> {
         let entry = &self.entries[at];
-        if !entry.is_complete() {
+        // Nobody can be reading what has only silent replicas.
+        if !force && entry.is_leased(now_ms) && self.is_readable(entry) {
+            return Err(ErrorCode::OBJECT_HAS_LEASE);
+        }
+        if !entry.is_complete() || !entry.replicas().all(|it| it.ready) {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
         if entry.transfer().is_some() {
             return Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK);
-        }
-        // Nobody can be reading what has only silent replicas.
-        if !force && entry.is_leased(now_ms) && self.is_readable(entry) {
-            return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
         Ok(())
     }
@@ -35,8 +35,8 @@ impl Master {
     /// Removes an object; with `force`, although somebody may be reading it.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it is written,
-    /// `OBJECT_HAS_REPLICATION_TASK` while it is copied, `INVALID_PARAMS` for an empty key.
+    /// `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it or a copy of it is written,
+    /// `OBJECT_HAS_REPLICATION_TASK` while it is copied to where it is already.
     pub fn remove(
         &self,
         now_ms: u64,
@@ -45,9 +45,6 @@ impl Master {
         force: bool,
         fx: &mut dyn Effects,
     ) -> Result<(), ErrorCode> {
-        if key.is_empty() {
-            return Err(ErrorCode::INVALID_PARAMS);
-        }
         let spot = self.spot_of(tenant, key)?;
         if !force && self.group_is_leased(now_ms, tenant, key) {
             return Err(ErrorCode::OBJECT_HAS_LEASE);

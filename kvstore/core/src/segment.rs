@@ -29,6 +29,7 @@ struct Memory {
     allocator: Mutex<Allocator>,
     /// What the allocator says, for looking without its lock.
     used: AtomicU64,
+    requested: AtomicU64,
     status: AtomicI32,
     /// When it will be unmounted; 0 if that is not settled.
     unmount_at_ms: AtomicU64,
@@ -45,6 +46,7 @@ impl Mounted {
             memory: Arc::new(Memory {
                 allocator,
                 used: AtomicU64::new(0),
+                requested: AtomicU64::new(0),
                 status: AtomicI32::new(SegmentStatus::OK.0),
                 unmount_at_ms: AtomicU64::new(0),
             }),
@@ -89,9 +91,14 @@ impl Mounted {
         self.is_readable() && self.status() == SegmentStatus::OK
     }
 
-    /// Bytes in use.
+    /// Bytes in use, as they were rounded.
     pub(crate) fn used(&self) -> u64 {
         self.memory.used.load(Relaxed)
+    }
+
+    /// Bytes in use, as they were asked for.
+    pub(crate) fn requested(&self) -> u64 {
+        self.memory.requested.load(Relaxed)
     }
 
     /// The share that is free.
@@ -99,11 +106,12 @@ impl Mounted {
         if self.info.size == 0 { 0.0 } else { 1.0 - self.used() as f64 / self.info.size as f64 }
     }
 
-    /// Works on the space and keeps the figure of what is in use.
+    /// Works on the space and keeps the figures of what is in use.
     pub(crate) fn space<R>(&self, work: impl FnOnce(&mut Allocator) -> R) -> R {
         let mut allocator = self.memory.allocator.lock();
         let result = work(&mut allocator);
         self.memory.used.store(allocator.used(), Relaxed);
+        self.memory.requested.store(allocator.requested(), Relaxed);
         result
     }
 
@@ -160,7 +168,7 @@ impl Segments {
         self.mounted.iter().filter_map(|at| Some((*at, self.get(*at)?)))
     }
 
-    /// Bytes in use and bytes in all.
+    /// Bytes in use, as they were rounded, and bytes in all.
     pub(crate) fn fill(&self) -> (u64, u64) {
         self.iter().fold((0, 0), |(used, size), (_, it)| {
             (used.saturating_add(it.used()), size.saturating_add(it.info.size))

@@ -40,6 +40,8 @@ pub(crate) struct Shard {
     pub(crate) transfers: Vec<u32>,
     pub(crate) tallies: Vec<Tally>,
     pub(crate) soft_pinned: usize,
+    /// Bytes of objects whose places were told to readers.
+    pub(crate) read_bytes: u64,
     /// Whether a head has changed since that was last asked.
     heads_changed: bool,
 }
@@ -54,6 +56,7 @@ impl Default for Shard {
             transfers: Vec::new(),
             tallies: Vec::new(),
             soft_pinned: 0,
+            read_bytes: 0,
             heads_changed: false,
         }
     }

@@ -225,7 +225,7 @@ impl Master {
     /// Asks a node that has an object to copy it to the named segments.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`, `SEGMENT_NOT_FOUND`, `INVALID_PARAMS` without targets,
+    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`, `INVALID_PARAMS` without targets or for one that is not mounted,
     /// `TASK_PENDING_LIMIT_EXCEEDED`.
     pub fn create_copy_task<S: AsRef<str>>(
         &self,
@@ -238,8 +238,8 @@ impl Master {
         if targets.is_empty() {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        self.check_segments(&targets)?;
         let source = self.source_of(tenant, key, None)?;
+        self.check_segments(&targets, ErrorCode::INVALID_PARAMS)?;
         let payload = copy_payload(tenant, key, &source.name, &targets, None)?;
         self.tasks.lock().add(now_ms, payload, source.client, self.settings.max_tasks)
     }
@@ -247,7 +247,7 @@ impl Master {
     /// Asks the node that has an object on the source segment to move it to the target segment.
     ///
     /// # Errors
-    /// As [`Self::create_copy_task`], and `REPLICA_NOT_FOUND` if the object is not on the source.
+    /// As [`Self::create_copy_task`], and `INVALID_PARAMS` if the object is not on the source.
     pub fn create_move_task(
         &self,
         now_ms: u64,
@@ -256,19 +256,21 @@ impl Master {
         source: &str,
         target: &str,
     ) -> Result<Uuid, ErrorCode> {
+        self.source_of(tenant, key, None)?;
         if source == target {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        self.check_segments(&[source, target])?;
-        let from = self.source_of(tenant, key, Some(source))?;
+        let from = self.source_of(tenant, key, Some(source)).map_err(|_| ErrorCode::INVALID_PARAMS)?;
+        self.check_segments(&[target], ErrorCode::INVALID_PARAMS)?;
         let payload = move_payload(tenant, key, source, target)?;
         self.tasks.lock().add(now_ms, payload, from.client, self.settings.max_tasks)
     }
 
-    fn check_segments(&self, names: &[&str]) -> Result<(), ErrorCode> {
+    /// Whether all of these segments are mounted; if not, `error`.
+    pub(crate) fn check_segments(&self, names: &[&str], error: ErrorCode) -> Result<(), ErrorCode> {
         let segments = self.segments.load();
         let all_known = names.iter().all(|name| !segments.named(name).is_empty());
-        if all_known { Ok(()) } else { Err(ErrorCode::SEGMENT_NOT_FOUND) }
+        if all_known { Ok(()) } else { Err(error) }
     }
 
     /// A replica of an object that can be read, on the named segment if one is named.

@@ -185,7 +185,7 @@ impl Tenants {
             let requested = tenant.requested.load(Relaxed);
             let share = u128::from(requested) * u128::from(capacity) / total.max(1);
             let scaled = u64::try_from(share).unwrap_or(requested).min(requested);
-            let effective = if total > u128::from(capacity) && capacity > 0 { scaled } else { requested };
+            let effective = if total > u128::from(capacity) { scaled } else { requested };
             tenant.effective.store(effective, Relaxed);
         }
     }

@@ -41,6 +41,8 @@ impl Master {
         fx: &mut dyn Effects,
     ) -> Result<CopyPlan<Arc<str>>, ErrorCode> {
         if let Some(plan) = plan {
+            // An object that is not there is told before a plan that is none.
+            self.source_of(work.tenant, work.key, None)?;
             self.check_plan(now_ms, plan)?;
         }
         let targets: Vec<&str> = targets.iter().map(AsRef::as_ref).collect();
@@ -51,7 +53,7 @@ impl Master {
     /// Ends a copy: the new replicas can be read.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `OBJECT_NO_REPLICATION_TASK`, `ILLEGAL_CLIENT`.
+    /// `OBJECT_NOT_FOUND`, `OBJECT_NO_REPLICATION_TASK`, `ILLEGAL_CLIENT`, `INVALID_PARAMS` if it is a move.
     pub fn copy_end(
         &self,
         now_ms: u64,
@@ -98,7 +100,7 @@ impl Master {
     /// Ends a move: the new replica can be read, the old one is gone.
     ///
     /// # Errors
-    /// As [`Self::copy_end`].
+    /// As [`Self::copy_end`], but `INVALID_PARAMS` if it is a copy.
     pub fn move_end(&self, now_ms: u64, work: Work<'_>, fx: &mut dyn Effects) -> Result<(), ErrorCode> {
         self.with_transfer(work, (true, None), |shard, at| shard.finish_transfer(at, now_ms, fx))
     }
@@ -106,7 +108,7 @@ impl Master {
     /// Gives up a move and its space.
     ///
     /// # Errors
-    /// As [`Self::copy_end`].
+    /// As [`Self::move_end`].
     pub fn move_revoke(&self, now_ms: u64, work: Work<'_>, fx: &mut dyn Effects) -> Result<(), ErrorCode> {
         self.with_transfer(work, (true, None), |shard, at| shard.end_transfer(at, now_ms, fx))
     }
@@ -120,6 +122,7 @@ impl Master {
         (moves, plan): (bool, Option<DynamicPlan>),
         fx: &mut dyn Effects,
     ) -> Result<(crate::WireReplica, crate::Replicas), ErrorCode> {
+        self.check_segments(targets, ErrorCode::SEGMENT_NOT_FOUND)?;
         let spot = self.spot_of(work.tenant, work.key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
@@ -154,11 +157,14 @@ impl Master {
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let transfer = shard.entries[at].transfer().ok_or(ErrorCode::OBJECT_NO_REPLICATION_TASK)?;
-        if transfer.moves != moves || transfer.plan != plan {
-            return Err(ErrorCode::OBJECT_NO_REPLICATION_TASK);
-        }
         if transfer.client != work.client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
+        }
+        if transfer.moves != moves {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        if transfer.plan != plan {
+            return Err(ErrorCode::OBJECT_NO_REPLICATION_TASK);
         }
         end(&mut shard, at);
         Ok(())

@@ -218,3 +218,42 @@ async fn a_node_is_silent_when_its_last_connection_is_gone() {
     assert_eq!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     assert_eq!(reader.replicas("other").await.unwrap_err(), ErrorCode::OBJECT_NOT_FOUND);
 }
+
+/// As many connections as can be had with both of their ends in this process, ten thousand at most.
+fn crowd() -> usize {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let soft: usize = files.split_whitespace().nth(3).unwrap().parse().unwrap_or(usize::MAX);
+    (soft.saturating_sub(512) / 2).clamp(100, 10_000)
+}
+
+#[tokio::test]
+async fn a_client_is_served_beside_ten_thousand_hostile_ones() {
+    let limits = Limits { stall: Duration::from_secs(5), ..Limits::default() };
+    let master = started_with(ServerOptions { limits, threads: 2, ..ServerOptions::default() });
+    let mut huge = raw(Method::ExistKey.function_id(), 1, b"");
+    huge[12..16].copy_from_slice(&(200_u32 << 20).to_le_bytes());
+    let mut served = Connection::to(&master).await;
+    let node = Uuid { first: 1, second: 2 };
+    served.mount(node, 1 << 24).await;
+    let mut hostile = Vec::new();
+    for number in 0..crowd() {
+        let mut connection = Connection::to(&master).await;
+        // A third says nothing, a third stops within the header, a third announces more than it sends.
+        let sent = [&[][..], &huge[..10], &huge[..]][number % 3];
+        connection.stream.write_all(sent).await.unwrap();
+        hostile.push(connection);
+        if number % 100 == 0 {
+            // It fails if the answer does not come in time.
+            assert_eq!(served.call::<ExistKey>(&key("k")).await, Ok(false), "beside {number}");
+        }
+    }
+    let mut another = Connection::to(&master).await;
+    another.put(node, "k", 1000).await;
+    assert_eq!(another.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
+    // Those that did not finish what they began are sent away; those that said nothing may stay.
+    for (number, connection) in hostile.iter_mut().enumerate().filter(|(number, _)| number % 3 != 0) {
+        assert!(connection.response().await.is_none(), "{number}");
+    }
+    assert_eq!(hostile[0].call::<ExistKey>(&key("k")).await, Ok(true));
+}

@@ -17,6 +17,8 @@ const SETUP_LIMIT: Duration = Duration::from_secs(600);
 /// Long, because it only says when a test hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NEWEST: &str = "0.3.13.post1";
+/// All releases that are tested with. Whether there is a wheel of one for this machine's Python, [`has`] says.
+pub(crate) const RELEASES: [&str; 5] = [NEWEST, "0.3.12.post1", "0.3.11.post1", "0.3.10", "0.3.9"];
 pub(crate) const HANDSHAKE: &str = "P2PHANDSHAKE";
 
 /// Objects that are put at once at most, and their bytes: a client copies them through a buffer of 16 MiB.
@@ -41,6 +43,11 @@ async fn installed() -> PathBuf {
     into
 }
 
+/// Where a release has the libraries that a machine without a GPU lacks.
+fn libraries(release: &Path) -> PathBuf {
+    release.join("nvidia/cuda_runtime/lib")
+}
+
 /// Whether there is a wheel of a release for this machine's Python. If not, there is nothing to test with.
 pub(crate) async fn has(release: &str) -> bool {
     installed().await.join(release).exists()
@@ -54,6 +61,7 @@ pub(crate) async fn free_port() -> u16 {
 /// A running `mooncake_master`. Killed when dropped.
 pub(crate) struct RealMaster {
     release: &'static str,
+    flags: &'static [&'static str],
     child: Child,
     pub(crate) rpc: String,
     pub(crate) admin: String,
@@ -61,20 +69,27 @@ pub(crate) struct RealMaster {
 
 impl RealMaster {
     pub(crate) async fn start(release: &'static str) -> Self {
-        Self::start_at(release, free_port().await, free_port().await).await
+        Self::start_with(release, &[]).await
     }
 
-    async fn start_at(release: &'static str, rpc: u16, admin: u16) -> Self {
-        let mut command = Command::new(installed().await.join(release).join("mooncake/mooncake_master"));
+    /// With flags beside those that make it listen on loopback.
+    pub(crate) async fn start_with(release: &'static str, flags: &'static [&'static str]) -> Self {
+        Self::start_at(release, flags, free_port().await, free_port().await).await
+    }
+
+    async fn start_at(release: &'static str, flags: &'static [&'static str], rpc: u16, admin: u16) -> Self {
+        let folder = installed().await.join(release);
+        let mut command = Command::new(folder.join("mooncake/mooncake_master"));
+        command.env("LD_LIBRARY_PATH", libraries(&folder));
         command.args(["--rpc_address=127.0.0.1", "--logtostderr=true"]);
-        command.args([format!("--rpc_port={rpc}"), format!("--metrics_port={admin}")]);
+        command.args([format!("--rpc_port={rpc}"), format!("--metrics_port={admin}")]).args(flags);
         if release == NEWEST {
             // Older releases lack the flag.
             command.arg("--metrics_host=127.0.0.1");
         }
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
-        let master =
-            Self { release, child, rpc: format!("127.0.0.1:{rpc}"), admin: format!("127.0.0.1:{admin}") };
+        let [rpc, admin] = [rpc, admin].map(|port| format!("127.0.0.1:{port}"));
+        let master = Self { release, flags, child, rpc, admin };
         let admin = master.admin();
         let ready = async {
             while !admin.health().await.is_ok_and(|health| health.service_ready) {
@@ -97,7 +112,7 @@ impl RealMaster {
     /// Another master at the same addresses.
     pub(crate) async fn start_again(self) -> Self {
         let port = |address: &str| address.rsplit_once(':').unwrap().1.parse().unwrap();
-        Self::start_at(self.release, port(&self.rpc), port(&self.admin)).await
+        Self::start_at(self.release, self.flags, port(&self.rpc), port(&self.admin)).await
     }
 
     pub(crate) fn admin(&self) -> Admin {
@@ -107,6 +122,27 @@ impl RealMaster {
     pub(crate) fn client(&self, supervisor: &Supervisor) -> Master {
         Master::new(&self.rpc, rpc::Options::default(), supervisor)
     }
+}
+
+/// A Python program of this folder, with a release of Mooncake.
+async fn program(release: &str, name: &str) -> Command {
+    let mooncake = installed().await;
+    let mut command = Command::new(mooncake.join("venv/bin/python"));
+    command.arg(folder().join(name)).env("LD_LIBRARY_PATH", libraries(&mooncake.join(release)));
+    command.env("PYTHONPATH", mooncake.join(release)).env("NO_PROXY", "*").env("no_proxy", "*");
+    command
+}
+
+/// What `scenario.py` notes: how the calls of a release's client end.
+pub(crate) async fn scenario(release: &str, rpc: &str, admin: &str) -> Vec<String> {
+    let mut command = program(release, "scenario.py").await;
+    let ran = command.args([rpc, admin]).kill_on_drop(true).output();
+    let ran = tokio::time::timeout(4 * LIMIT, ran).await.expect("scenario.py ends in time").unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    let last: Vec<&str> = said.lines().rev().take(5).collect();
+    assert!(ran.status.success(), "{release} at {rpc}: scenario.py has failed: {last:?}");
+    let lines = String::from_utf8_lossy(&ran.stdout);
+    lines.lines().filter_map(|line| line.strip_prefix("> ")).map(str::to_owned).collect()
 }
 
 /// A process with Mooncake's own client. Killed when dropped.
@@ -135,11 +171,8 @@ impl RealNode {
         mebibytes: u32,
         variables: &[(&str, &str)],
     ) -> Self {
-        let mooncake = installed().await;
-        let mut command = Command::new(mooncake.join("venv/bin/python"));
-        command.arg(folder().join("store.py")).args([rpc, metadata, &mebibytes.to_string()]);
-        command.env("PYTHONPATH", mooncake.join(release)).env("NO_PROXY", "*").env("no_proxy", "*");
-        command.envs(variables.iter().copied());
+        let mut command = program(release, "store.py").await;
+        command.args([rpc, metadata, &mebibytes.to_string()]).envs(variables.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();

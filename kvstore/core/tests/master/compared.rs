@@ -210,7 +210,7 @@ impl Pair {
             Step::BatchExist { keys } => self.exist(&keys, |world, keys| {
                 let mut found = Vec::new();
                 world.master.batch_exist(world.now, TENANT, keys, &mut found);
-                found.into_iter().map(Result::unwrap).collect()
+                found
             })?,
             Step::Replicas { key } => {
                 let key = KEYS[key];
@@ -320,8 +320,7 @@ impl Pair {
             prop_assert!(*offset >= *end, "overlap");
             *end = offset + rounded(*size);
         }
-        let used: u64 = taken.values().map(|size| rounded(*size)).sum();
-        prop_assert_eq!(master.fill().used, used);
+        prop_assert_eq!(master.fill().used, taken.values().sum::<u64>());
         Ok(())
     }
 

@@ -96,6 +96,9 @@ impl Model {
         let Some(object) = self.objects.get(key).filter(|_| size > 0) else {
             return if size == 0 { Err(ErrorCode::INVALID_PARAMS) } else { Ok(()) };
         };
+        if !object.written && upsert {
+            return Ok(());
+        }
         if !object.written {
             let is_old = object.stamp + DISCARD_MS <= now;
             return if is_old { Ok(()) } else { Err(ErrorCode::OBJECT_ALREADY_EXISTS) };
@@ -103,7 +106,6 @@ impl Model {
         match self.readable(key) {
             Err(_) => Ok(()),
             Ok(_) if !upsert => Err(ErrorCode::OBJECT_ALREADY_EXISTS),
-            Ok(object) if object.hard_pin => Err(ErrorCode::INVALID_WRITE),
             Ok(object) if object.transfer.is_some() => Err(ErrorCode::OBJECT_REPLICA_BUSY),
             Ok(_) => Ok(()),
         }
@@ -114,11 +116,19 @@ impl Model {
         if !object.written {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
-        if object.transfer.is_some() {
-            return Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK);
+        if object.stamp > now && self.readable(key).is_ok() && !force {
+            return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
-        let is_read = object.stamp > now && self.readable(key).is_ok();
-        if is_read && !force { Err(ErrorCode::OBJECT_HAS_LEASE) } else { Ok(()) }
+        if let Some((_, to)) = object.transfer {
+            let is_there = object.nodes.contains(&name(to));
+            let error = if is_there {
+                ErrorCode::OBJECT_HAS_REPLICATION_TASK
+            } else {
+                ErrorCode::REPLICA_IS_NOT_READY
+            };
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Whether it is right that something has gone.

@@ -110,6 +110,31 @@ fn other_memory_under_the_same_name_loses_exactly_its_keys() {
 }
 
 #[test]
+fn a_silent_client_that_has_mounted_something_can_be_lost_again() {
+    for heard_for_ms in [0, 9999] {
+        let mut world = World::with_segments(Settings::default(), &[MIB]);
+        world.put("k", 10, &Config::default()).unwrap();
+        world.master.client_lost(world.now, id(101), &mut world.facts);
+        world.mount(1, MIB).unwrap();
+        assert!(world.has("k"));
+        // Until it has mounted all that it has, it is told to.
+        assert_eq!(status(&world, 1), ClientStatus::NEED_REMOUNT);
+        world.tick(heard_for_ms);
+        assert!(world.has("k"));
+        if heard_for_ms == 0 {
+            world.master.client_lost(world.now, id(101), &mut world.facts);
+        } else {
+            world.tick(1);
+        }
+        assert!(!world.has("k"));
+        world.tick(59_999);
+        assert_eq!(world.keys().len(), 1);
+        world.tick(1);
+        assert_eq!(world.keys().len(), 0);
+    }
+}
+
+#[test]
 fn what_a_client_does_not_mount_again_is_lost() {
     let mut world = World::new(Settings::default());
     for number in [1, 2] {

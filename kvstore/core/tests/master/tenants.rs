@@ -20,7 +20,7 @@ fn world() -> World {
 fn without_tenants_the_name_does_not_matter() {
     let mut world = World::with_segments(Settings::default(), &[MIB]);
     put(&mut world, "a", "k", 10).unwrap();
-    assert_eq!(world.master.exist(world.now, "b", "k"), Ok(true));
+    assert!(world.master.exist(world.now, "b", "k"));
     assert_eq!(world.master.quotas(), Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE));
     let refused = world.master.set_quota("a", 1, &mut ());
     assert_eq!(refused, Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE));
@@ -34,7 +34,7 @@ fn tenants_have_name_spaces_and_quotas() {
         world.master.set_quota(tenant, quota, &mut world.facts).unwrap();
     }
     put(&mut world, "a", "k", 10).unwrap();
-    assert_eq!(world.master.exist(world.now, "b", "k"), Ok(false));
+    assert!(!world.master.exist(world.now, "b", "k"));
     put(&mut world, "b", "k", 20).unwrap();
     assert_eq!(world.master.quota("a").unwrap().charged_bytes, 10);
     assert_eq!(world.master.remove_quota("a", &mut ()), Err(ErrorCode::TENANT_NOT_EMPTY));
@@ -43,10 +43,19 @@ fn tenants_have_name_spaces_and_quotas() {
     assert_eq!(world.master.remove_quota("a", &mut world.facts), Err(ErrorCode::OBJECT_NOT_FOUND));
     assert_eq!(world.master.quota("a"), Err(ErrorCode::OBJECT_NOT_FOUND));
     assert_eq!(put(&mut world, "a", "k", 10), Err(ErrorCode::TENANT_NOT_REGISTERED));
-    assert_eq!(world.master.exist(world.now, "b", "k"), Ok(true));
+    assert!(world.master.exist(world.now, "b", "k"));
     for wrong in [0, 1 << 63] {
         assert_eq!(world.master.set_quota("c", wrong, &mut ()), Err(ErrorCode::INVALID_PARAMS));
     }
+}
+
+#[test]
+fn without_segments_nobody_has_anything() {
+    let mut world = World::new(Settings { multi_tenant: true, ..Settings::default() });
+    let quota = world.master.set_quota("a", MIB, &mut world.facts).unwrap();
+    assert_eq!((quota.requested_quota_bytes, quota.effective_quota_bytes), (MIB, 0));
+    world.mount(1, 8 * MIB).unwrap();
+    assert_eq!(world.master.quota("a").unwrap().effective_quota_bytes, MIB);
 }
 
 #[test]
@@ -68,7 +77,7 @@ fn a_full_quota_evicts_the_tenants_own_objects() {
         let _ = world.master.exist(world.now, "a", &format!("key{number}"));
     }
     put(&mut world, "a", "one", MIB / 2).unwrap();
-    assert_eq!(world.master.exist(world.now, "a", "one"), Ok(true));
+    assert!(world.master.exist(world.now, "a", "one"));
     assert_eq!(put(&mut world, "a", "more", MIB), Err(ErrorCode::TENANT_QUOTA_EXCEEDED));
 }
 

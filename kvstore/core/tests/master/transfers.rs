@@ -35,11 +35,12 @@ fn a_copy_adds_a_replica() {
     assert_eq!(start("l", FIRST, SECOND, facts), Err(ErrorCode::OBJECT_NOT_FOUND));
     assert_eq!(start("k", SECOND, FIRST, facts), Err(ErrorCode::REPLICA_NOT_FOUND));
     assert_eq!(start("k", FIRST, "nowhere", facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    assert_eq!(start("l", FIRST, "nowhere", facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
     let plan = start("k", FIRST, SECOND, facts).unwrap();
     assert_eq!(plan.targets.len(), 1);
     assert_eq!(start("k", FIRST, SECOND, facts), Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
-    assert_eq!(master.remove(*now, TENANT, "k", true, facts), Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
-    assert_eq!(master.move_end(*now, work("k"), facts), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
+    assert_eq!(master.remove(*now, TENANT, "k", true, facts), Err(ErrorCode::REPLICA_IS_NOT_READY));
+    assert_eq!(master.move_end(*now, work("k"), facts), Err(ErrorCode::INVALID_PARAMS));
     let other = Work { client: id(9), ..work("k") };
     assert_eq!(master.copy_end(*now, other, None, facts), Err(ErrorCode::ILLEGAL_CLIENT));
     assert_eq!(master.peek(TENANT, &["k"])[0].as_ref().unwrap().len(), 1);
@@ -55,11 +56,11 @@ fn a_copy_that_is_given_up_or_not_ended_leaves_nothing() {
     let World { master, now, facts } = &mut world;
     master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
     master.copy_revoke(*now, work("k"), None, facts).unwrap();
-    assert_eq!(master.fill().used, 1024);
+    assert_eq!(master.fill().used, 1000);
     master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
-    assert_eq!(master.fill().used, 2048);
+    assert_eq!(master.fill().used, 2000);
     world.live(600_000, &[1, 2]);
-    assert_eq!((world.used(), world.places("k")), (1024, vec![FIRST.to_owned()]));
+    assert_eq!((world.used(), world.places("k")), (1000, vec![FIRST.to_owned()]));
 }
 
 #[test]
@@ -70,9 +71,9 @@ fn a_move_takes_the_old_replica_away_once_nobody_reads_it() {
     assert_eq!(master.move_start(*now, work("k"), FIRST, FIRST, facts), Err(ErrorCode::INVALID_PARAMS));
     assert!(master.move_start(*now, work("k"), FIRST, SECOND, facts).unwrap().target.is_some());
     master.move_end(*now, work("k"), facts).unwrap();
-    assert_eq!((world.places("k"), world.used()), (vec![SECOND.to_owned()], 2048));
+    assert_eq!((world.places("k"), world.used()), (vec![SECOND.to_owned()], 2000));
     world.live(10_000, &[1, 2]);
-    assert_eq!(world.used(), 1024);
+    assert_eq!(world.used(), 1000);
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn a_segment_that_goes_in_the_middle_of_a_copy() {
         master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
         master.unmount(*now, id(gone), id(100 + gone), facts).unwrap();
         assert_eq!(world.has("k"), gone == 2);
-        assert_eq!(world.used(), if gone == 2 { 1024 } else { 0 });
+        assert_eq!(world.used(), if gone == 2 { 1000 } else { 0 });
     }
 }
 
@@ -93,10 +94,13 @@ fn tasks_are_fetched_done_and_remembered() {
     let World { master, now, .. } = &mut world;
     let missing = master.create_copy_task(*now, TENANT, "l", &[SECOND]);
     assert_eq!(missing, Err(ErrorCode::OBJECT_NOT_FOUND));
-    assert_eq!(master.create_copy_task(*now, TENANT, "k", &["no"]), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    assert_eq!(master.create_copy_task(*now, TENANT, "k", &["no"]), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(master.create_move_task(*now, TENANT, "l", FIRST, FIRST), Err(ErrorCode::OBJECT_NOT_FOUND));
+    assert_eq!(master.create_move_task(*now, TENANT, "k", FIRST, FIRST), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(master.create_move_task(*now, TENANT, "k", FIRST, "no"), Err(ErrorCode::INVALID_PARAMS));
     let copy = master.create_copy_task(*now, TENANT, "k", &[SECOND]).unwrap();
     let moving = master.create_move_task(*now, TENANT, "k", FIRST, SECOND).unwrap();
-    assert_eq!(master.create_move_task(*now, TENANT, "k", SECOND, FIRST), Err(ErrorCode::REPLICA_NOT_FOUND));
+    assert_eq!(master.create_move_task(*now, TENANT, "k", SECOND, FIRST), Err(ErrorCode::INVALID_PARAMS));
     assert_eq!(master.fetch_tasks(*now, id(102), 16), []);
     let fetched = master.fetch_tasks(*now, id(101), 16);
     assert_eq!(fetched.iter().map(|it| it.id).collect::<Vec<_>>(), [copy, moving]);
@@ -184,9 +188,13 @@ fn draining_moves_everything() {
 
 #[test]
 fn draining_gives_up_what_cannot_be_moved() {
-    let (world, job) = drain(false);
+    let (mut world, job) = drain(false);
     assert_eq!((job.status, job.failed_units, job.succeeded_units), (JobStatus::FAILED, 10, 0));
     assert_eq!(world.keys().len(), 10);
+    // It may be tried again.
+    let again = CreateDrainJob { segments: vec![FIRST.to_owned()], ..Default::default() };
+    let World { master, now, facts } = &mut world;
+    assert!(master.create_drain_job(*now, &again, facts).is_ok());
 }
 
 #[test]
@@ -196,12 +204,15 @@ fn drain_jobs_can_be_called_off() {
     let request = |segment: &str| CreateDrainJob { segments: vec![segment.to_owned()], ..Default::default() };
     assert_eq!(master.create_drain_job(*now, &request("no"), facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
     let job = master.create_drain_job(*now, &request(FIRST), facts).unwrap();
+    let twice = master.create_drain_job(*now, &request(FIRST), facts);
+    assert_eq!(twice, Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS));
     master.tick(*now + 1000, facts);
     assert_eq!(master.drain_job(job).unwrap().active_units, 1);
     master.cancel_drain_job(*now, job, facts).unwrap();
     assert_eq!(master.drain_job(job).unwrap().status, JobStatus::CANCELED);
     assert_eq!(master.segment_status(FIRST), Ok(SegmentStatus::OK));
     assert_eq!(master.fetch_tasks(*now, id(101), 16), []);
+    assert!(master.create_drain_job(*now, &request(FIRST), facts).is_ok());
     assert_eq!(master.drain_job(id(1)), Err(ErrorCode::JOB_NOT_FOUND));
 }
 

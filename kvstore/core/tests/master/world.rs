@@ -87,7 +87,7 @@ impl World {
     }
 
     pub(crate) fn exists(&self, key: &str) -> bool {
-        self.master.exist(self.now, TENANT, key).unwrap()
+        self.master.exist(self.now, TENANT, key)
     }
 
     /// Whether a key can be read, without leasing it.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::serve;
 
 serve! {
-    ExistKey(call, it) => call.core.exist(call.now_ms, it.tenant, it.key),
+    ExistKey(call, it) => Ok(call.core.exist(call.now_ms, it.tenant, it.key)),
     BatchExistKey(call, it) => {
         let mut found = Vec::new();
         call.core.batch_exist(call.now_ms, it.tenant, &it.keys, &mut found);
-        found
+        found.into_iter().map(Ok).collect()
     },
     GetReplicaList(call, it) => call.core.replicas(call.now_ms, it.tenant, it.key),
     BatchGetReplicaList(call, it) => call.core.batch_replicas(call.now_ms, it.tenant, &it.keys),

@@ -54,6 +54,8 @@ pub(super) fn reads(text: &mut Text, admin: &Admin) {
     let total = single.requests + batch.items;
     let found = total.saturating_sub(single.failures + batch.failed_items);
     text.counter("mem_cache_hit_nums_", "Objects that a reader found in memory.", found);
+    let bytes = admin.server.master.counts().read_bytes;
+    text.counter("mem_cache_hit_bytes_total", "Bytes of objects that a reader found in memory.", bytes);
     text.counter("file_cache_hit_nums_", "Objects that a reader found on a disk.", 0);
     text.counter("file_cache_hit_bytes_total", "Bytes of objects that a reader found on a disk.", 0);
     text.gauge("mem_cache_nums_", "Objects in memory.", admin.server.master.key_count());
@@ -70,14 +72,19 @@ pub(super) fn evictions(text: &mut Text, admin: &Admin) {
         "Puts that were refused for want of space.",
         counts.allocation_failures,
     );
+    text.counter(
+        "master_put_start_partial_allocations_total",
+        "Puts that got fewer replicas than they asked for.",
+        counts.partial_allocations,
+    );
     for (suffix, round) in [("_total", ""), ("_mem", "_mem")] {
         let successful = format!("master_successful_evictions{suffix}");
         text.counter(&successful, "Rounds of eviction that made room.", counts.eviction_rounds);
         let attempted = format!("master_attempted_evictions{suffix}");
         text.counter(
             &attempted,
-            "Rounds of eviction; those that found nothing to evict are not counted.",
-            counts.eviction_rounds,
+            "Rounds of eviction, also those that found nothing to evict.",
+            counts.attempted_evictions,
         );
         let keys = format!("master_evicted_key_count{round}");
         text.counter(&keys, "Objects that were evicted.", counts.evicted_keys);
@@ -121,8 +128,6 @@ pub(super) fn tenants(text: &mut Text, admin: &Admin) {
 
 /// What this master does not do, and what it does not count.
 pub(super) fn unused(text: &mut Text) {
-    text.counter("master_put_start_partial_allocations_total", "Not counted by this master.", 0);
-    text.counter("mem_cache_hit_bytes_total", "Not counted by this master.", 0);
     text.gauge("master_put_start_discarded_staging_size", "Not counted by this master.", 0);
     text.gauge("master_promotion_in_flight", "Objects on their way from a disk to memory.", 0);
     for what in [

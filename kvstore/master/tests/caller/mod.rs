@@ -15,8 +15,11 @@ use mooncake_wire::types::{
     DEFAULT_TENANT, ObjectMeta, ReplicaList, ReplicaType, ReplicateConfig, Segment, Uuid,
 };
 use mooncake_wire::{Dialect, ErrorCode};
+use moongate_kvcore::Settings;
 use moongate_master::journal::MemoryJournal;
-use moongate_master::{Server, ServerOptions, Standing, rpc};
+use moongate_master::{
+    EventsFace, FaceAddresses, Faces, FacesOptions, MetadataFace, Server, ServerOptions, Standing, rpc,
+};
 use moongate_runtime::Supervisor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -43,6 +46,34 @@ pub(crate) fn started_with(options: ServerOptions) -> Started {
     let supervisor = Supervisor::new();
     let rpc = rpc::serve(&server, "127.0.0.1:0".parse().unwrap(), threads, &supervisor).unwrap();
     Started { server, journal, rpc, supervisor }
+}
+
+/// A master with its HTTP faces.
+pub(crate) struct Ours {
+    pub(crate) rpc: String,
+    pub(crate) faces: FaceAddresses,
+    pub(crate) server: Arc<Server>,
+    _supervisor: Supervisor,
+}
+
+pub(crate) async fn ours(metadata: Option<MetadataFace>) -> Ours {
+    ours_with(metadata, Settings::default()).await
+}
+
+pub(crate) async fn ours_with(metadata: Option<MetadataFace>, core: Settings) -> Ours {
+    let nowhere: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let events =
+        EventsFace { bind: "tcp://127.0.0.1:*".to_owned(), replay: None, backend: String::new(), queue: 100 };
+    let faces = Faces::new(FacesOptions { admin: nowhere, metadata, events: Some(events), quotas: None });
+    let journal = faces.observe(Arc::new(MemoryJournal::new(1 << 20)));
+    let server =
+        Arc::new(Server::new(ServerOptions { core, threads: 2, ..ServerOptions::default() }, journal));
+    let supervisor = Supervisor::new();
+    let rpc = rpc::serve(&server, nowhere, 2, &supervisor).unwrap().address().to_string();
+    let faces = faces.start(&server, &supervisor).await.unwrap();
+    server.standing.store(Arc::new(Standing::alone()));
+    moongate_master::ticker::start(&server, &supervisor);
+    Ours { rpc, faces, server, _supervisor: supervisor }
 }
 
 pub(crate) fn key(key: &str) -> KeyArguments<&str> {

@@ -6,7 +6,7 @@ use mooncake_wire::rpc::{
     BatchRemove, BatchRemoveArguments, ClientArguments, ClientKeyArguments, CopyEnd, CopyRevoke, CopyStart,
     CopyStartArguments, CopyTaskArguments, CreateCopyTask, CreateMoveTask, EvictDiskArguments,
     EvictDiskReplica, ExistKey, FetchTasks, FetchTasksArguments, GetReplicaList, GetReplicaListByRegex,
-    KeysArguments, MountArguments, MountLocalDiskSegment, MountSegment, MoveEnd, MoveStart,
+    KeysArguments, MountArguments, MountLocalDiskSegment, MountSegment, MoveEnd, MoveRevoke, MoveStart,
     MoveStartArguments, MoveTaskArguments, OffloadObjectHeartbeat, OffloadingArguments, Outcome, Ping,
     PollRemoveAll, PutEnd, PutEndArguments, PutRevoke, PutRevokeArguments, PutStart, PutStartArguments,
     QuerySegmentStatus, QueryTask, ReMountSegment, RemountArguments, Remove, RemoveAll, RemoveAllArguments,
@@ -126,6 +126,9 @@ async fn single(notes: &mut Notes) {
     note!(notes, PutStart, start(NODE, "k", 1000)).ok();
     note!(notes, UpsertStart, start(NODE, "k", 1000)).ok();
     note!(notes, UpsertStart, start(NODE, "k", 1000)).ok();
+    note!(notes, UpsertStart, start(OTHER, "k", 1000)).ok();
+    note!(notes, UpsertStart, start(NODE, "k", 500)).ok();
+    note!(notes, UpsertStart, start(NODE, "k", 1000)).ok();
     note!(notes, UpsertEnd, end(NODE, "k")).ok();
     note!(notes, UpsertStart, start(NODE, "u", 3000)).ok();
     note!(notes, UpsertEnd, end(NODE, "u")).ok();
@@ -176,26 +179,46 @@ async fn transfers(notes: &mut Notes) {
     let work = |key| ClientKeyArguments { client_id: NODE, key, tenant };
     note!(notes, CopyStart, copy("nope", vec![target])).ok();
     note!(notes, CopyStart, copy("k", vec!["nobody"])).ok();
+    note!(notes, CopyStart, copy("nope", vec!["nobody"])).ok();
     note!(notes, CopyEnd, work("k")).ok();
     note!(notes, CopyEnd, work("nope")).ok();
     note!(notes, MountSegment, MountArguments { segment: segment(2, 64 << 20), client_id: OTHER }).ok();
     note!(notes, CopyStart, copy("k", vec![target])).ok();
     note!(notes, CopyStart, copy("k", vec![target])).ok();
     note!(notes, Remove, remove("k", true)).ok();
+    note!(notes, Remove, remove("k", false)).ok();
+    note!(notes, MoveEnd, work("k")).ok();
+    note!(notes, MoveRevoke, work("k")).ok();
     note!(notes, CopyRevoke, work("k")).ok();
     note!(notes, MoveEnd, work("k")).ok();
     let moved = |key, source, target| MoveStartArguments { client_id: NODE, key, tenant, source, target };
     note!(notes, MoveStart, moved("u", source, source)).ok();
+    note!(notes, MoveStart, moved("u", source, "nobody")).ok();
+    note!(notes, MoveStart, moved("nope", source, "nobody")).ok();
+    note!(notes, MoveStart, moved("nope", source, source)).ok();
     note!(notes, MoveStart, moved("u", target, source)).ok();
     note!(notes, MoveStart, moved("u", source, target)).ok();
     note!(notes, CopyEnd, work("u")).ok();
+    note!(notes, CopyRevoke, work("u")).ok();
+    note!(notes, MoveEnd, ClientKeyArguments { client_id: OTHER, ..work("u") }).ok();
+    note!(notes, CopyEnd, ClientKeyArguments { client_id: OTHER, ..work("u") }).ok();
     note!(notes, MoveEnd, work("u")).ok();
     let task = |key, targets| CopyTaskArguments { key, tenant, targets };
     note!(notes, CreateCopyTask, task("nope", vec![target])).ok();
     note!(notes, CreateCopyTask, task("b1", vec![])).ok();
     note!(notes, CreateCopyTask, task("b1", vec!["nobody"])).ok();
+    note!(notes, CreateCopyTask, task("nope", vec!["nobody"])).ok();
     note!(notes, CreateCopyTask, task("b1", vec![target])).ok();
-    note!(notes, CreateMoveTask, MoveTaskArguments { key: "b1", tenant, source, target: "nobody" }).ok();
+    for (key, source, target) in [
+        ("b1", source, "nobody"),
+        ("b1", "nobody", target),
+        ("b1", target, source),
+        ("b1", source, source),
+        ("nope", source, source),
+        ("nope", source, "nobody"),
+    ] {
+        note!(notes, CreateMoveTask, MoveTaskArguments { key, tenant, source, target }).ok();
+    }
     note!(notes, QueryTask, TaskArguments { task_id: OTHER }).ok();
     let fetched = note!(notes, FetchTasks, FetchTasksArguments { client_id: NODE, limit: 16 });
     notes.notes.push(format!("{:?}", fetched.map(|tasks| tasks.len())));
