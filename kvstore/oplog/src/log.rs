@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -63,6 +63,8 @@ pub struct Log {
     /// The last record that is written.
     written: AtomicU64,
     oldest: AtomicU64,
+    /// Bytes that could not be written the last time that it was tried.
+    waiting: AtomicUsize,
 }
 
 /// Records that nobody has begun to write.
@@ -133,6 +135,7 @@ impl Log {
             active: Mutex::new(active),
             written: AtomicU64::new(last),
             oldest: AtomicU64::new(first),
+            waiting: AtomicUsize::new(0),
             folder,
         };
         // The head tells under which start of the machine records were written, so this one gets a file of its own.
@@ -168,6 +171,7 @@ impl Log {
             active: Mutex::new(active),
             written: AtomicU64::new(last),
             oldest: AtomicU64::new(first),
+            waiting: AtomicUsize::new(0),
         })
     }
 
@@ -208,13 +212,18 @@ impl Log {
         self.oldest.load(Ordering::Acquire)
     }
 
-    /// Bytes that wait to be written: many if the disk is full.
+    /// Bytes that could not be written the last time that it was tried: more and more while the disk is full.
     pub fn waiting_bytes(&self) -> usize {
-        let waiting = self.pending.lock().bytes.len();
-        waiting + self.active.try_lock().map_or(0, |active| active.bytes.len())
+        self.waiting.load(Ordering::Relaxed)
     }
 
     fn write(&self, active: &mut Active) -> Result<(), Error> {
+        let written = self.try_to_write(active);
+        self.waiting.store(active.bytes.len(), Ordering::Relaxed);
+        written
+    }
+
+    fn try_to_write(&self, active: &mut Active) -> Result<(), Error> {
         {
             let mut pending = self.pending.lock();
             if active.bytes.is_empty() {

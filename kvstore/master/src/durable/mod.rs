@@ -20,7 +20,7 @@ use crate::journal::Journal;
 pub use keeper::{Keeper, Pace};
 pub use restore::Restored;
 
-/// Bytes of facts that may wait for a full disk before writers are refused.
+/// Bytes of facts that may wait for a full disk before nobody is answered any more.
 const MOST_WAITING: usize = 64 << 20;
 
 /// The log and the snapshots of one master.
@@ -56,11 +56,6 @@ impl Durable {
         Ok((durable, master, restored))
     }
 
-    /// Whether facts have waited for the disk for so long that nothing more should be changed.
-    pub fn is_stuck(&self) -> bool {
-        self.log.waiting_bytes() > MOST_WAITING
-    }
-
     /// The log, for those who follow it.
     pub fn log(&self) -> &Log {
         &self.log
@@ -77,5 +72,9 @@ impl Journal for Durable {
             Error::Io { problem, .. } => problem,
             other => io::Error::other(other),
         })
+    }
+
+    fn may_answer(&self) -> io::Result<()> {
+        if self.log.waiting_bytes() > MOST_WAITING { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 }
