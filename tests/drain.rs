@@ -59,7 +59,7 @@ impl Stage {
     }
 
     async fn until_connections_are_refused(&self) {
-        let refused = tokio::time::timeout(world::PATIENCE, async {
+        let refused = tokio::time::timeout(PATIENCE, async {
             while tokio::net::TcpStream::connect(&self.at.public).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
