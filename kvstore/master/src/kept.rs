@@ -17,11 +17,11 @@ use crate::server::{Server, ServerOptions};
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
     /// The folder cannot be used.
-    #[error("the state cannot be kept (--data_dir): {0}")]
+    #[error("the state cannot be kept; --data_dir wants a folder that can be written to")]
     Data(#[from] Error),
     /// There is no thread for it.
-    #[error("no thread for the log of changes: {0}")]
-    Thread(std::io::Error),
+    #[error("there is no thread for the log of changes")]
+    Thread(#[source] std::io::Error),
 }
 
 /// The thread that flushes a server's log and writes its snapshots.

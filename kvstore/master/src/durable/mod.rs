@@ -55,11 +55,6 @@ impl Durable {
         let (master, restored) = durable.restore(opened, settings, now_ms)?;
         Ok((durable, master, restored))
     }
-
-    /// The log, for those who follow it.
-    pub fn log(&self) -> &Log {
-        &self.log
-    }
 }
 
 impl Journal for Durable {
