@@ -1,0 +1,81 @@
+//! A number, or a percentage of something.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// Kubernetes' `IntOrString`, as it is used for counts of replicas: `3` or `"30%"`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum IntOrPercent {
+    /// A count.
+    Int(i32),
+    /// A percentage with its sign, as written; anything else has no value.
+    Text(String),
+}
+
+/// The way a share that is no whole number is made one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Round {
+    /// Towards zero.
+    Down,
+    /// Away from zero.
+    Up,
+}
+
+impl IntOrPercent {
+    /// The count, or that share of `total`. `None` for a text that is no percentage.
+    #[must_use]
+    pub fn of(&self, total: i32, round: Round) -> Option<i32> {
+        let percent = match self {
+            Self::Int(count) => return Some(*count),
+            Self::Text(_) => i64::from(self.percent()?),
+        };
+        let share = percent * i64::from(total);
+        let whole = match round {
+            Round::Down => share.div_euclid(100),
+            Round::Up => -(-share).div_euclid(100),
+        };
+        Some(i32::try_from(whole).unwrap_or(i32::MAX))
+    }
+
+    /// The percentage, if it is one.
+    #[must_use]
+    pub fn percent(&self) -> Option<i32> {
+        match self {
+            Self::Int(_) => None,
+            Self::Text(text) => text.strip_suffix('%')?.parse().ok(),
+        }
+    }
+}
+
+impl JsonSchema for IntOrPercent {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "IntOrPercent".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        crate::schema::int_or_string(generator)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_rounded_as_asked() {
+        let percent = |text: &str| IntOrPercent::Text(text.into());
+        assert_eq!(percent("30%").of(7, Round::Up), Some(3));
+        assert_eq!(percent("30%").of(7, Round::Down), Some(2));
+        assert_eq!(percent("0%").of(7, Round::Up), Some(0));
+        assert_eq!(percent("200%").of(i32::MAX, Round::Up), Some(i32::MAX));
+        assert_eq!(IntOrPercent::Int(4).of(7, Round::Up), Some(4));
+        assert_eq!(percent("4").of(7, Round::Up), None);
+        assert_eq!(percent("x%").of(7, Round::Up), None);
+    }
+}

@@ -1,0 +1,16 @@
+//! `workloads.x-k8s.io/v1alpha1`: deprecated, served by conversion ([`crate::conversion`]).
+//!
+//! Groups and sets are stored as v1alpha2; these types describe their older form. InstanceSet and Instance exist in this
+//! version alone and have no controller: a group's InstanceSet role is run as a RoleInstanceSet.
+
+mod group;
+mod instance;
+mod mirrored;
+
+pub use group::{
+    Coordination, CoordinationRollingUpdate, CoordinationScaling, CoordinationStrategy, KubeScheduling,
+    LeaderWorkerTemplate, PodGroupPolicy, RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSetSpec, RoleBasedGroupSpec,
+    RoleComponent, RoleSpec, RoleTemplateRef, VolcanoScheduling, Workload,
+};
+pub use instance::{Instance, InstanceScaleStrategy, InstanceSet, InstanceSetSpec, InstanceSpec};
+pub use mirrored::{ClusterEngineRuntimeProfile, RoleBasedGroupScalingAdapter};
