@@ -39,6 +39,7 @@ fn finish(crd: &mut CustomResourceDefinition) {
     names.categories = None;
     for version in &mut crd.spec.versions {
         if let Some(schema) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
+            schema.title = None;
             schema.description = None;
             schema.required = None;
             not_nullable(schema);

@@ -38,6 +38,61 @@ pub const ROLE_INSTANCE_PATTERN: &str = "rbg.workloads.x-k8s.io/role-instance-pa
 /// Annotation: `legacy` or `refine`.
 pub const DISCOVERY_CONFIG_MODE: &str = "rbg.workloads.x-k8s.io/discovery-config-mode";
 
+/// Label: revision of the role's spec; followed by the role's name.
+pub const ROLE_REVISION_PREFIX: &str = "rbg.workloads.x-k8s.io/role-revision-";
+/// Label: as [`GROUP_UID`], for pods of a group that has its topology to itself.
+pub const GROUP_UNIQUE_HASH: &str = "rbg.workloads.x-k8s.io/group-unique-hash";
+/// Label: UID of the RoleBasedGroup, where bindings to nodes must not outlive it.
+pub const RBG_OWNER_UID: &str = "rbg.workloads.x-k8s.io/rbg-owner-uid";
+/// Label: UID of the RoleInstanceSet that a stateless instance belongs to.
+pub const ROLE_INSTANCE_OWNER: &str = "rbg.workloads.x-k8s.io/role-instance-owner";
+/// Label: the random part of a stateless instance's name.
+pub const ROLE_INSTANCE_ID: &str = "rbg.workloads.x-k8s.io/role-instance-id";
+/// Label: `Normal`, `PreparingUpdate`, `Updating`, `Updated` or `PreparingDelete`.
+pub const LIFECYCLE_STATE: &str = "rbg.workloads.x-k8s.io/role-instance-lifecycle-state";
+/// Annotation: when [`LIFECYCLE_STATE`] was last changed.
+pub const LIFECYCLE_TIMESTAMP: &str = "rbg.workloads.x-k8s.io/role-instance-lifecycle-timestamp";
+/// Annotation: seconds between a pod's being taken out of its services and the change of its image.
+pub const GRACE_PERIOD_SECONDS: &str = "rbg.workloads.x-k8s.io/inplace-update-grace-period-seconds";
+/// Annotation of a group: `true` if its pods are scheduled at once or not at all.
+pub const GANG_SCHEDULING: &str = "rbg.workloads.x-k8s.io/group-gang-scheduling";
+/// Annotation of a group: seconds to wait for all of its pods (scheduler-plugins).
+pub const GANG_SCHEDULING_TIMEOUT: &str = "rbg.workloads.x-k8s.io/group-gang-scheduling-timeout";
+/// Annotation of a group: queue (Volcano).
+pub const GANG_SCHEDULING_VOLCANO_QUEUE: &str = "rbg.workloads.x-k8s.io/group-gang-scheduling-volcano-queue";
+/// Annotation of a group: priority class (Volcano).
+pub const GANG_SCHEDULING_VOLCANO_PRIORITY: &str = "rbg.workloads.x-k8s.io/group-gang-scheduling-volcano-priority";
+/// Annotation of a role or instance: `true` if the pods of one instance are made at once or not at all.
+pub const INSTANCE_GANG_SCHEDULING: &str = "rbg.workloads.x-k8s.io/role-instance-gang-scheduling";
+/// Annotation of a group: the topology key of which one domain has pods of this group only.
+pub const GROUP_EXCLUSIVE_TOPOLOGY: &str = "rbg.workloads.x-k8s.io/group-exclusive-topology";
+/// Annotation of a pod template: present if [`GROUP_EXCLUSIVE_TOPOLOGY`] does not hold for it.
+pub const ROLE_DISABLE_EXCLUSIVE: &str = "rbg.workloads.x-k8s.io/role-disable-exclusive";
+/// Annotation of a role: `Preferred` or `Required`, if new pods go to the node of their predecessors.
+pub const INPLACE_SCHEDULING: &str = "rbg.workloads.x-k8s.io/role-inplace-scheduling";
+/// Annotation of a role: `Pod` or `Component`, what a node is remembered for.
+pub const INPLACE_SCHEDULING_GRANULARITY: &str = "rbg.workloads.x-k8s.io/role-inplace-scheduling-granularity";
+/// Annotation of a role: labels of nodes to stay away from, separated by commas.
+pub const INPLACE_SCHEDULING_AVOID: &str = "rbg.workloads.x-k8s.io/role-inplace-scheduling-avoid";
+/// Annotation of a pod template: `Inherit` or `Ignore`, whether its crashes recreate the instance.
+pub const RESTART_TRIGGER_POLICY: &str = "rbg.workloads.x-k8s.io/restart-trigger-policy";
+/// Annotation of a component or pod template: ports to choose for its pods, as JSON.
+pub const PORT_ALLOCATOR: &str = "rolebasedgroup.workloads.x-k8s.io/port-allocator";
+/// Annotation of a component or pod template: addresses and ports of other components that it wants to know, as JSON.
+pub const COMPONENT_DISCOVERY: &str = "rolebasedgroup.workloads.x-k8s.io/component-discovery";
+/// Annotation of a component or pod template: components that start before or are deleted before it, as JSON.
+pub const COMPONENT_DEPENDS_ON: &str = "rolebasedgroup.workloads.x-k8s.io/component-depends-on";
+/// Label of instances and pods: their revision.
+pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
+/// Label of instances and pods of an ordered role: the instance's name.
+pub const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
+/// Label of ControllerRevisions: their hash.
+pub const REVISION_HASH: &str = "controller.kubernetes.io/hash";
+/// Label of pods of a gang (scheduler-plugins): the PodGroup.
+pub const POD_GROUP: &str = "pod-group.scheduling.sigs.k8s.io/name";
+/// Annotation of pods of a gang (Volcano): the PodGroup.
+pub const VOLCANO_POD_GROUP: &str = "scheduling.k8s.io/group-name";
+
 /// Keys of the v1alpha1 era, which live Services and manifests still select by.
 pub mod legacy {
     /// Prefix of the labels and annotations of `workloads.x-k8s.io/v1alpha1`.
@@ -50,6 +105,10 @@ pub mod legacy {
     pub const GROUP_UNIQUE_KEY: &str = "rolebasedgroup.workloads.x-k8s.io/group-unique-key";
     /// Annotation: replicas of the role.
     pub const ROLE_SIZE: &str = "rolebasedgroup.workloads.x-k8s.io/role-size";
+    /// Annotation of a group: as [`super::GROUP_EXCLUSIVE_TOPOLOGY`].
+    pub const EXCLUSIVE_TOPOLOGY: &str = "rolebasedgroup.workloads.x-k8s.io/exclusive-topology";
+    /// Annotation of a pod template: as [`super::ROLE_DISABLE_EXCLUSIVE`].
+    pub const DISABLE_EXCLUSIVE_TOPOLOGY: &str = "rolebasedgroup.workloads.x-k8s.io/disable-exclusive-topology";
     /// Annotation: `Stateful` or `Stateless`.
     pub const INSTANCE_PATTERN: &str = "instance.rolebasedgroup.workloads.x-k8s.io/pattern";
     /// Label of LeaderWorkerSet pods: 0 is the leader.

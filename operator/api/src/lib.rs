@@ -8,11 +8,15 @@ pub mod cluster;
 #[cfg(feature = "objects")]
 mod condition;
 #[cfg(feature = "objects")]
+pub mod conversion;
+#[cfg(feature = "objects")]
 pub mod crds;
 pub mod env;
 #[cfg(feature = "objects")]
 mod int_or_percent;
 pub mod keys;
+#[cfg(feature = "objects")]
+pub mod merge;
 #[cfg(feature = "objects")]
 mod schema;
 #[cfg(feature = "objects")]

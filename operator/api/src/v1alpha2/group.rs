@@ -218,7 +218,6 @@ pub struct RoleBasedGroupStatus {
     pub conditions: Vec<Condition>,
     /// One entry per role.
     #[serde(default)]
-    #[schemars(required)]
     pub role_statuses: Vec<RoleStatus>,
 }
 

@@ -1,0 +1,124 @@
+//! Conversion between v1alpha1 and v1alpha2, for the webhook and for tools that edit either.
+//!
+//! It works on JSON, so that members which this release does not know pass through. The mapping itself (`spec`) loses what
+//! the other version cannot say. What it loses is found by mapping back and comparing, and is kept on the converted object
+//! in an annotation ([`remainder`]); the way back puts it in again wherever nobody changed what stands there. So both ways
+//! around give back the same object, and an edit through either version survives.
+
+mod remainder;
+mod role;
+mod spec;
+
+use serde_json::{Map, Value};
+
+use crate::template::member_object;
+use remainder::Change;
+
+/// Prefix of the annotations that conversion leaves.
+pub const PREFIX: &str = "conversion.workloads.x-k8s.io/";
+/// Annotation of a v1alpha2 object that was written as v1alpha1. Its pods get the labels and environment names of that era
+/// as well.
+pub const ORIGIN: &str = "conversion.workloads.x-k8s.io/origin";
+/// Annotation of a v1alpha2 object: `spec.podGroupPolicy` of v1alpha1, as JSON.
+pub const POD_GROUP_POLICY: &str = "conversion.workloads.x-k8s.io/v1alpha1-pod-group-policy";
+/// Annotation of a v1alpha2 object: `spec.coordination` of v1alpha1, as JSON.
+pub const COORDINATION: &str = "conversion.workloads.x-k8s.io/v1alpha1-coordination";
+
+const OF_V1ALPHA1: &str = "conversion.workloads.x-k8s.io/v1alpha1-remainder";
+const OF_V1ALPHA2: &str = "conversion.workloads.x-k8s.io/v1alpha2-remainder";
+
+/// A version of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// Deprecated.
+    V1alpha1,
+    /// Stored.
+    V1alpha2,
+}
+
+impl Version {
+    /// `apiVersion` of its objects.
+    #[must_use]
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::V1alpha1 => "workloads.x-k8s.io/v1alpha1",
+            Self::V1alpha2 => "workloads.x-k8s.io/v1alpha2",
+        }
+    }
+
+    /// The version with that `apiVersion`.
+    #[must_use]
+    pub fn parse(api_version: &str) -> Option<Self> {
+        [Self::V1alpha1, Self::V1alpha2].into_iter().find(|version| version.api_version() == api_version)
+    }
+}
+
+/// Why an object cannot be converted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConversionError {
+    /// Not a version of ours.
+    #[error("apiVersion `{0}` is neither workloads.x-k8s.io/v1alpha1 nor workloads.x-k8s.io/v1alpha2")]
+    Version(String),
+    /// A kind with one version.
+    #[error("objects of kind `{0}` are not converted")]
+    Kind(String),
+    /// No object at all.
+    #[error("the object to convert is no map")]
+    NotAMap,
+}
+
+/// `object` as that version; as it is if it has that version already.
+///
+/// # Errors
+/// See [`ConversionError`].
+pub fn convert(object: &Value, to: Version) -> Result<Value, ConversionError> {
+    let mut object = object.as_object().ok_or(ConversionError::NotAMap)?.clone();
+    let text = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let from = Version::parse(&text("apiVersion")).ok_or_else(|| ConversionError::Version(text("apiVersion")))?;
+    if from == to {
+        return Ok(Value::Object(object));
+    }
+    let shape = match text("kind").as_str() {
+        "RoleBasedGroup" => spec::Shape::Group,
+        "RoleBasedGroupSet" => spec::Shape::Set,
+        "RoleBasedGroupScalingAdapter" | "ClusterEngineRuntimeProfile" => {
+            object.insert("apiVersion".to_owned(), to.api_version().into());
+            return Ok(Value::Object(object));
+        }
+        kind => return Err(ConversionError::Kind(kind.to_owned())),
+    };
+    let (brought, left) = match to {
+        Version::V1alpha2 => (OF_V1ALPHA2, OF_V1ALPHA1),
+        Version::V1alpha1 => (OF_V1ALPHA1, OF_V1ALPHA2),
+    };
+    let kept = take_remainder(&mut object, brought);
+    let original = Value::Object(object);
+    let mut converted = spec::mapped(&original, to, shape);
+    kept.iter().for_each(|change| change.apply(&mut converted));
+    let lost = Change::all(&spec::mapped(&converted, from, shape), &original);
+    if !lost.is_empty()
+        && let (Ok(text), Value::Object(converted)) = (serde_json::to_string(&lost), &mut converted)
+    {
+        member_object(member_object(converted, "metadata"), "annotations").insert(left.to_owned(), text.into());
+    }
+    Ok(converted)
+}
+
+/// Takes the annotation out; one that cannot be read has no changes.
+fn take_remainder(object: &mut Map<String, Value>, annotation: &str) -> Vec<Change> {
+    let text = annotations_mut(object).and_then(|annotations| annotations.remove(annotation));
+    drop_empty_annotations(object);
+    text.as_ref().and_then(Value::as_str).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+fn annotations_mut(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
+    object.get_mut("metadata")?.get_mut("annotations")?.as_object_mut()
+}
+
+fn drop_empty_annotations(object: &mut Map<String, Value>) {
+    if annotations_mut(object).is_some_and(|annotations| annotations.is_empty())
+        && let Some(Value::Object(metadata)) = object.get_mut("metadata")
+    {
+        metadata.remove("annotations");
+    }
+}

@@ -1,0 +1,155 @@
+//! The mapping of groups and sets.
+
+use serde_json::{Map, Value};
+
+use super::role;
+use super::{COORDINATION, ORIGIN, POD_GROUP_POLICY, Version, drop_empty_annotations};
+use crate::keys;
+use crate::template::{member_list, member_object};
+
+type Object = Map<String, Value>;
+
+/// Where the spec of groups is in an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// The object is a group.
+    Group,
+    /// The object is a set: v1alpha1 has the spec in `spec.template`, v1alpha2 in `spec.groupTemplate.spec`.
+    Set,
+}
+
+/// The object as that version says it, less what that version cannot say.
+pub(super) fn mapped(object: &Value, to: Version, shape: Shape) -> Value {
+    let Value::Object(object) = object else { return object.clone() };
+    let mut object = object.clone();
+    object.insert("apiVersion".to_owned(), to.api_version().into());
+    match (shape, to) {
+        (Shape::Group, Version::V1alpha2) => {
+            let mut spec = take_object(&mut object, "spec");
+            let annotations = member_object(member_object(&mut object, "metadata"), "annotations");
+            if let Some(spec) = &mut spec {
+                spec_up(spec, annotations);
+            }
+            put_object(&mut object, "spec", spec);
+        }
+        (Shape::Group, Version::V1alpha1) => {
+            let mut spec = take_object(&mut object, "spec");
+            let mut metadata = take_object(&mut object, "metadata").unwrap_or_default();
+            if let Some(spec) = &mut spec {
+                spec_down(spec, member_object(&mut metadata, "annotations"));
+            }
+            put_object(&mut object, "metadata", Some(metadata));
+            put_object(&mut object, "spec", spec);
+        }
+        (Shape::Set, Version::V1alpha2) => set_up(member_object(&mut object, "spec")),
+        (Shape::Set, Version::V1alpha1) => set_down(member_object(&mut object, "spec")),
+    }
+    drop_empty_annotations(&mut object);
+    Value::Object(object)
+}
+
+fn set_up(spec: &mut Object) {
+    let Some(mut inner) = take_object(spec, "template") else { return };
+    let template = member_object(spec, "groupTemplate");
+    spec_up(&mut inner, member_object(template, "annotations"));
+    drop_empty(template, "annotations");
+    put_object(template, "spec", Some(inner));
+}
+
+fn set_down(spec: &mut Object) {
+    let Some(mut template) = take_object(spec, "groupTemplate") else { return };
+    if let Some(mut inner) = take_object(&mut template, "spec") {
+        spec_down(&mut inner, member_object(&mut template, "annotations"));
+        put_object(spec, "template", Some(inner));
+    }
+}
+
+fn spec_up(spec: &mut Object, annotations: &mut Object) {
+    annotations.insert(ORIGIN.to_owned(), "v1alpha1".into());
+    if let Some(policy) = spec.remove("podGroupPolicy") {
+        annotations.extend(gang_annotations(&policy));
+        annotations.insert(POD_GROUP_POLICY.to_owned(), policy.to_string().into());
+    }
+    if let Some(coordination) = spec.remove("coordination") {
+        annotations.insert(COORDINATION.to_owned(), coordination.to_string().into());
+    }
+    if let Some(topology) = annotations.get(keys::legacy::EXCLUSIVE_TOPOLOGY).cloned() {
+        annotations.insert(keys::GROUP_EXCLUSIVE_TOPOLOGY.to_owned(), topology);
+    }
+    each_role(spec, role::up);
+}
+
+fn spec_down(spec: &mut Object, annotations: &mut Object) {
+    annotations.remove(ORIGIN);
+    if let Some(policy) = take_json(annotations, POD_GROUP_POLICY) {
+        for (key, value) in gang_annotations(&policy) {
+            if annotations.get(&key) == Some(&value) {
+                annotations.remove(&key);
+            }
+        }
+        spec.insert("podGroupPolicy".to_owned(), policy);
+    }
+    if let Some(coordination) = take_json(annotations, COORDINATION) {
+        spec.insert("coordination".to_owned(), coordination);
+    }
+    let topology = annotations.get(keys::legacy::EXCLUSIVE_TOPOLOGY);
+    if topology.is_some() && topology == annotations.get(keys::GROUP_EXCLUSIVE_TOPOLOGY) {
+        annotations.remove(keys::GROUP_EXCLUSIVE_TOPOLOGY);
+    }
+    each_role(spec, role::down);
+}
+
+fn each_role(spec: &mut Object, map: impl Fn(&mut Object)) {
+    if spec.get("roles").is_some_and(Value::is_array) {
+        member_list(spec, "roles").iter_mut().filter_map(Value::as_object_mut).for_each(map);
+    }
+}
+
+/// What v1alpha2 says by annotations of v1alpha1's `podGroupPolicy`.
+fn gang_annotations(policy: &Value) -> Vec<(String, Value)> {
+    let text = |pointer: &str| policy.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let mut annotations = Vec::new();
+    if policy.get("kubeScheduling").is_some_and(Value::is_object) {
+        annotations.push((keys::GANG_SCHEDULING, "true".to_owned()));
+        if let Some(seconds) = policy.pointer("/kubeScheduling/scheduleTimeoutSeconds").and_then(Value::as_i64) {
+            annotations.push((keys::GANG_SCHEDULING_TIMEOUT, seconds.to_string()));
+        }
+    } else if policy.get("volcanoScheduling").is_some_and(Value::is_object) {
+        annotations.push((keys::GANG_SCHEDULING, "true".to_owned()));
+        let queue = text("/volcanoScheduling/queue").map(|queue| (keys::GANG_SCHEDULING_VOLCANO_QUEUE, queue));
+        let class = text("/volcanoScheduling/priorityClassName");
+        let class = class.map(|class| (keys::GANG_SCHEDULING_VOLCANO_PRIORITY, class));
+        annotations.extend(queue.into_iter().chain(class).map(|(key, value)| (key, value.to_owned())));
+    }
+    annotations.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()
+}
+
+/// Takes an annotation that is JSON; one that is not stays.
+fn take_json(annotations: &mut Object, key: &str) -> Option<Value> {
+    let value = serde_json::from_str(annotations.get(key)?.as_str()?).ok()?;
+    annotations.remove(key);
+    Some(value)
+}
+
+/// Takes a member if it is an object.
+pub(super) fn take_object(parent: &mut Object, name: &str) -> Option<Object> {
+    match parent.remove(name)? {
+        Value::Object(object) => Some(object),
+        other => {
+            parent.insert(name.to_owned(), other);
+            None
+        }
+    }
+}
+
+pub(super) fn put_object(parent: &mut Object, name: &str, object: Option<Object>) {
+    if let Some(object) = object {
+        parent.insert(name.to_owned(), Value::Object(object));
+    }
+}
+
+pub(super) fn drop_empty(parent: &mut Object, name: &str) {
+    if parent.get(name).and_then(Value::as_object).is_some_and(Map::is_empty) {
+        parent.remove(name);
+    }
+}

@@ -1,0 +1,113 @@
+//! Merging of lists.
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::{Directive, MergeError, directive, merge_map, new_value};
+
+/// A list whose items are told apart by one of their members.
+pub(super) struct KeyedList<'a> {
+    pub(super) name: &'a str,
+    pub(super) key: &'static str,
+    pub(super) item: Fields,
+    pub(super) depth: usize,
+}
+
+impl KeyedList<'_> {
+    /// `base` with the patch's items merged into it; new items and order as Kubernetes has them.
+    pub(super) fn merge(
+        &self,
+        base: Vec<Value>,
+        patch: &[Value],
+        order: Option<&[Value]>,
+    ) -> Result<Vec<Value>, MergeError> {
+        let mut merged = base.clone();
+        let mut items = Vec::with_capacity(patch.len());
+        let mut replace = false;
+        for item in patch {
+            match item.as_object().map(directive).transpose()?.flatten() {
+                // Whatever else stands in the item is ignored: it speaks of the list.
+                Some(Directive::Replace) => replace = true,
+                Some(Directive::Delete) => {
+                    let gone = self.key_of(item)?;
+                    merged.retain(|item| item.get(self.key) != Some(gone));
+                }
+                Some(Directive::Merge) | None => items.push(item),
+            }
+        }
+        if replace {
+            return items.into_iter().map(|item| new_value(item, self.depth + 1)).collect();
+        }
+        for item in &items {
+            self.merge_item(&mut merged, item)?;
+        }
+        let by_patch: Vec<Value> = match order {
+            Some(order) => order.to_vec(),
+            None => items.into_iter().cloned().collect(),
+        };
+        Ok(in_order(merged, &by_patch, &base, |a, b| a.get(self.key).is_some() && a.get(self.key) == b.get(self.key)))
+    }
+
+    fn merge_item(&self, merged: &mut Vec<Value>, item: &Value) -> Result<(), MergeError> {
+        let key = self.key_of(item)?;
+        let found = merged.iter_mut().find(|known| known.get(self.key) == Some(key));
+        match (found, item) {
+            (Some(Value::Object(known)), Value::Object(item)) => {
+                *known = merge_map(std::mem::take(known), item, self.item, self.depth + 1)?;
+            }
+            _ => merged.push(new_value(item, self.depth + 1)?),
+        }
+        Ok(())
+    }
+
+    fn key_of<'a>(&self, item: &'a Value) -> Result<&'a Value, MergeError> {
+        item.get(self.key).ok_or_else(|| MergeError::NoKey { list: self.name.to_owned(), key: self.key })
+    }
+}
+
+/// `base` with the patch's texts that it lacks.
+pub(super) fn merge_scalars(base: &[Value], patch: &[Value], order: Option<&[Value]>) -> Vec<Value> {
+    let mut merged: Vec<Value> = Vec::with_capacity(base.len() + patch.len());
+    for item in base.iter().chain(patch) {
+        if !merged.contains(item) {
+            merged.push(item.clone());
+        }
+    }
+    in_order(merged, order.unwrap_or(patch), base, |a, b| a == b)
+}
+
+/// A list in the order that `$setElementOrder` gives: items of that order are texts, or objects with one member.
+pub(super) fn ordered(list: Vec<Value>, order: &[Value]) -> Vec<Value> {
+    let base = list.clone();
+    in_order(list, order, &base, |item, wanted| match wanted {
+        Value::Object(wanted) => wanted.iter().all(|(key, value)| item.get(key) == Some(value)),
+        wanted => item == wanted,
+    })
+}
+
+/// Items of the patch come in the patch's order, the others in that of the list before; the two are interleaved by the list
+/// before as far as it knows both, and where it does not, the patch's item comes first.
+fn in_order(
+    merged: Vec<Value>,
+    patch: &[Value],
+    before: &[Value],
+    same: impl Fn(&Value, &Value) -> bool,
+) -> Vec<Value> {
+    let place = |list: &[Value], item: &Value| list.iter().position(|other| same(item, other));
+    let (mut by_patch, mut others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|item| place(patch, item).is_some());
+    by_patch.sort_by_key(|item| place(patch, item));
+    others.sort_by_key(|item| place(before, item));
+    let mut result = Vec::with_capacity(by_patch.len() + others.len());
+    let (mut by_patch, mut others) = (by_patch.into_iter().peekable(), others.into_iter().peekable());
+    while let (Some(left), Some(right)) = (others.peek(), by_patch.peek()) {
+        let left_first = match (place(before, left), place(before, right)) {
+            (Some(left), Some(right)) => left < right,
+            _ => false,
+        };
+        result.extend(if left_first { others.next() } else { by_patch.next() });
+    }
+    result.extend(by_patch);
+    result.extend(others);
+    result
+}

@@ -1,0 +1,185 @@
+//! Strategic merge of pod templates, as Kubernetes' API machinery defines it.
+//!
+//! A patch is merged into objects member by member. Lists are replaced, except those that [`fields`] names: there, items
+//! with the same key are merged and others added. Directives in the patch change that: `$patch` (`replace`, `delete`,
+//! `merge`), `$retainKeys`, `$setElementOrder/<list>` and `$deleteFromPrimitiveList/<list>`. `null` takes a member away.
+//! <https://github.com/kubernetes/community/blob/master/contributors/devel/sig-api-machinery/strategic-merge-patch.md>
+
+mod fields;
+mod lists;
+
+use serde_json::{Map, Value};
+
+use crate::PodTemplate;
+use fields::{Fields, ListRule, POD_TEMPLATE};
+
+const PATCH: &str = "$patch";
+const RETAIN_KEYS: &str = "$retainKeys";
+const ELEMENT_ORDER: &str = "$setElementOrder/";
+const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList/";
+
+/// Deepest nesting of a patch; a pod template needs a tenth of it.
+const MAX_DEPTH: usize = 64;
+
+/// Why a patch cannot be merged.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MergeError {
+    /// Neither a map nor empty.
+    #[error("the patch must be a map with the members to change, like `spec`; it is {0}")]
+    NotAMap(&'static str),
+    /// An item cannot be matched.
+    #[error("an item of the patch's list `{list}` has no `{key}`, by which items are matched")]
+    NoKey {
+        /// The list.
+        list: String,
+        /// The missing member.
+        key: &'static str,
+    },
+    /// A directive nobody knows.
+    #[error("`$patch: {0}` is none of replace, delete and merge")]
+    Directive(String),
+    /// A directive with a wrong value.
+    #[error("`{0}` must be a list")]
+    DirectiveIsNoList(String),
+    /// Nested too deeply.
+    #[error("the patch is nested more than {MAX_DEPTH} levels deep")]
+    TooDeep,
+}
+
+/// `base` with `patch` merged into it. An absent or `null` patch changes nothing.
+///
+/// # Errors
+/// See [`MergeError`].
+pub fn pod_template(base: &PodTemplate, patch: Option<&Value>) -> Result<PodTemplate, MergeError> {
+    match patch {
+        None | Some(Value::Null) => Ok(base.clone()),
+        Some(Value::Object(patch)) => Ok(PodTemplate(merge_map(base.0.clone(), patch, POD_TEMPLATE, 0)?)),
+        Some(other) => Err(MergeError::NotAMap(name_of_type(other))),
+    }
+}
+
+fn name_of_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a map",
+    }
+}
+
+type Object = Map<String, Value>;
+
+fn merge_map(mut base: Object, patch: &Object, fields: Fields, depth: usize) -> Result<Object, MergeError> {
+    if depth > MAX_DEPTH {
+        return Err(MergeError::TooDeep);
+    }
+    match directive(patch)? {
+        Some(Directive::Replace) => return without_directives(patch, depth),
+        Some(Directive::Delete) => return Ok(Object::new()),
+        Some(Directive::Merge) | None => {}
+    }
+    for (name, value) in patch.iter().filter(|(name, _)| !name.starts_with('$')) {
+        let Some(current) = base.get_mut(name) else {
+            if !value.is_null() {
+                base.insert(name.clone(), new_value(value, depth)?);
+            }
+            continue;
+        };
+        let field = fields.get(name);
+        match (current, value) {
+            (_, Value::Null) => drop(base.remove(name)),
+            (Value::Object(current), Value::Object(patch)) => {
+                *current = merge_map(std::mem::take(current), patch, field.fields(), depth + 1)?;
+            }
+            (Value::Array(current), Value::Array(items)) => {
+                let order = list_directive(patch, ELEMENT_ORDER, name)?;
+                *current = match field.list() {
+                    ListRule::Replace => items.clone(),
+                    ListRule::Set => lists::merge_scalars(current, items, order),
+                    ListRule::ByKey { key, item } => {
+                        let list = lists::KeyedList { name, key, item, depth };
+                        list.merge(std::mem::take(current), items, order)?
+                    }
+                };
+            }
+            (current, value) => *current = new_value(value, depth)?,
+        }
+    }
+    only_order(&mut base, patch)?;
+    delete_from_lists(&mut base, patch)?;
+    if let Some(kept) = patch.get(RETAIN_KEYS) {
+        let kept = kept.as_array().ok_or_else(|| MergeError::DirectiveIsNoList(RETAIN_KEYS.to_owned()))?;
+        base.retain(|name, _| kept.iter().any(|kept| kept == name));
+    }
+    Ok(base)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Directive {
+    Replace,
+    Delete,
+    Merge,
+}
+
+fn directive(patch: &Object) -> Result<Option<Directive>, MergeError> {
+    let Some(value) = patch.get(PATCH) else { return Ok(None) };
+    match value.as_str() {
+        Some("replace") => Ok(Some(Directive::Replace)),
+        Some("delete") => Ok(Some(Directive::Delete)),
+        Some("merge") => Ok(Some(Directive::Merge)),
+        _ => Err(MergeError::Directive(value.to_string())),
+    }
+}
+
+fn list_directive<'a>(patch: &'a Object, prefix: &str, name: &str) -> Result<Option<&'a [Value]>, MergeError> {
+    let directive = format!("{prefix}{name}");
+    match patch.get(&directive) {
+        None => Ok(None),
+        Some(Value::Array(list)) => Ok(Some(list)),
+        Some(_) => Err(MergeError::DirectiveIsNoList(directive)),
+    }
+}
+
+/// Orders lists that the patch orders without changing them.
+fn only_order(base: &mut Object, patch: &Object) -> Result<(), MergeError> {
+    for name in patch.keys().filter_map(|name| name.strip_prefix(ELEMENT_ORDER)) {
+        let order = list_directive(patch, ELEMENT_ORDER, name)?;
+        if let (Some(Value::Array(list)), Some(order), false) = (base.get_mut(name), order, patch.contains_key(name)) {
+            *list = lists::ordered(std::mem::take(list), order);
+        }
+    }
+    Ok(())
+}
+
+fn delete_from_lists(base: &mut Object, patch: &Object) -> Result<(), MergeError> {
+    for name in patch.keys().filter_map(|name| name.strip_prefix(DELETE_FROM_LIST)) {
+        let gone = list_directive(patch, DELETE_FROM_LIST, name)?.unwrap_or_default();
+        if let Some(Value::Array(list)) = base.get_mut(name) {
+            list.retain(|item| !gone.contains(item));
+        }
+    }
+    Ok(())
+}
+
+/// A value that nothing is there to merge with: as it is, less directives, nulls, and items to delete.
+fn new_value(value: &Value, depth: usize) -> Result<Value, MergeError> {
+    if depth > MAX_DEPTH {
+        return Err(MergeError::TooDeep);
+    }
+    match value {
+        Value::Object(object) if directive(object)? == Some(Directive::Delete) => Ok(Value::Object(Object::new())),
+        Value::Object(object) => without_directives(object, depth).map(Value::Object),
+        Value::Array(items) => {
+            let kept = items.iter().filter(|item| item.get(PATCH).is_none() || item.get(PATCH) == Some(&"merge".into()));
+            kept.map(|item| new_value(item, depth + 1)).collect::<Result<_, _>>().map(Value::Array)
+        }
+        _ => Ok(value.clone()),
+    }
+}
+
+fn without_directives(object: &Object, depth: usize) -> Result<Object, MergeError> {
+    let members = object.iter().filter(|(name, value)| !name.starts_with('$') && !value.is_null());
+    members.map(|(name, value)| Ok((name.clone(), new_value(value, depth + 1)?))).collect()
+}
