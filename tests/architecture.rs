@@ -33,6 +33,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("scheduler", "moongate-scheduler", &[]),
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
+    ("operator/render", "moongate-render", &["rbg-api"]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),
     (

@@ -1,0 +1,121 @@
+//! Pod templates in the one form that upstream's controller writes.
+//!
+//! It reads templates into structures and writes them from there, which drops what says nothing and rewrites quantities. We
+//! keep templates as they are written, so without this a group taken over from it would seem to have changed, and its pods
+//! would be restarted.
+
+use rbg_api::PodTemplate;
+use serde_json::{Map, Value};
+
+use crate::quantity;
+
+/// Members whose `false` says nothing.
+const FALSE_IS_NOTHING: [&str; 9] =
+    ["readOnly", "hostNetwork", "hostPID", "hostIPC", "stdin", "stdinOnce", "tty", "paused", "recursiveReadOnly"];
+/// Members whose 0 says nothing.
+const ZERO_IS_NOTHING: [&str; 6] =
+    ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold", "hostPort"];
+/// Maps from text to text: every entry says something, an empty map nothing.
+const TEXT_MAPS: [&str; 4] = ["labels", "annotations", "nodeSelector", "matchLabels"];
+/// Maps from text to quantities.
+const QUANTITY_MAPS: [&str; 2] = ["limits", "requests"];
+/// Members that are a quantity.
+const QUANTITIES: [&str; 2] = ["sizeLimit", "divisor"];
+/// Texts for which being empty is not the same as being absent.
+const EMPTY_SAYS_SOMETHING: [&str; 2] = ["storageClassName", "volumeName"];
+
+/// The template in that form.
+pub(crate) fn pod_template(template: PodTemplate) -> PodTemplate {
+    let mut template = PodTemplate(object(template.0));
+    for list in ["containers", "initContainers"] {
+        let Some(Value::Array(containers)) = template.0.get_mut("spec").and_then(|spec| spec.get_mut(list)) else {
+            continue;
+        };
+        for container in containers.iter_mut().filter_map(Value::as_object_mut) {
+            container.entry("resources").or_insert_with(|| Value::Object(Map::new()));
+        }
+    }
+    template
+}
+
+fn object(members: Map<String, Value>) -> Map<String, Value> {
+    members.into_iter().filter_map(|(name, value)| Some((name.clone(), member(&name, value)?))).collect()
+}
+
+/// The member's value; `None` if it says nothing.
+fn member(name: &str, value: Value) -> Option<Value> {
+    match value {
+        Value::Null => None,
+        Value::Object(map) if TEXT_MAPS.contains(&name) => (!map.is_empty()).then_some(Value::Object(map)),
+        Value::Object(map) if QUANTITY_MAPS.contains(&name) => {
+            let amounts = map.into_iter().map(|(name, amount)| (name, amount_of(amount)));
+            Some(Value::Object(amounts.collect())).filter(|map| map.as_object().is_some_and(|map| !map.is_empty()))
+        }
+        Value::Object(map) => Some(Value::Object(object(map))),
+        Value::Array(items) if items.is_empty() => None,
+        Value::Array(items) => Some(Value::Array(items.into_iter().map(item).collect())),
+        Value::String(text) if text.is_empty() && !EMPTY_SAYS_SOMETHING.contains(&name) => None,
+        Value::Bool(false) if FALSE_IS_NOTHING.contains(&name) => None,
+        Value::Number(number) if ZERO_IS_NOTHING.contains(&name) && number.as_i64() == Some(0) => None,
+        value if QUANTITIES.contains(&name) => Some(amount_of(value)),
+        value => Some(value),
+    }
+}
+
+fn item(value: Value) -> Value {
+    match value {
+        Value::Object(members) => Value::Object(object(members)),
+        value => value,
+    }
+}
+
+fn amount_of(value: Value) -> Value {
+    let text = match &value {
+        Value::String(text) => text.trim().to_owned(),
+        Value::Number(number) => number.to_string(),
+        _ => return value,
+    };
+    quantity::canonical(&text).map_or(value, Value::String)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_says_nothing_is_dropped_and_amounts_are_rewritten() {
+        let template = serde_json::from_value(json!({
+            "metadata": { "creationTimestamp": null, "labels": { "empty": "" }, "annotations": {} },
+            "spec": {
+                "hostNetwork": false,
+                "terminationGracePeriodSeconds": 0,
+                "automountServiceAccountToken": false,
+                "volumes": [{ "name": "v", "emptyDir": {} }],
+                "containers": [{
+                    "name": "c",
+                    "args": [""],
+                    "env": [{ "name": "E", "value": "" }],
+                    "resources": { "limits": { "cpu": 1, "memory": "1024Mi" }, "requests": {} },
+                    "readinessProbe": { "initialDelaySeconds": 0, "tcpSocket": { "port": 0 } },
+                }, { "name": "d", "ports": [] }],
+            },
+        }));
+        let expected = json!({
+            "metadata": { "labels": { "empty": "" } },
+            "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "automountServiceAccountToken": false,
+                "volumes": [{ "name": "v", "emptyDir": {} }],
+                "containers": [{
+                    "name": "c",
+                    "args": [""],
+                    "env": [{ "name": "E" }],
+                    "resources": { "limits": { "cpu": "1", "memory": "1Gi" } },
+                    "readinessProbe": { "tcpSocket": { "port": 0 } },
+                }, { "name": "d", "resources": {} }],
+            },
+        });
+        assert_eq!(Value::Object(pod_template(template.unwrap()).0), expected);
+    }
+}

@@ -1,0 +1,97 @@
+//! The discovery file that pods of ordered roles mount.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::gang;
+use crate::role::{Pattern, Role, RoleTarget};
+use crate::{Group, RenderError};
+
+#[derive(Serialize)]
+struct File {
+    group: GroupEntry,
+    roles: BTreeMap<String, RoleEntry>,
+}
+
+#[derive(Serialize)]
+struct GroupEntry {
+    name: String,
+    /// Ordered roles, in the order of the spec.
+    roles: Vec<String>,
+    /// Pods of the group.
+    size: i64,
+}
+
+#[derive(Serialize)]
+struct RoleEntry {
+    instances: Vec<InstanceEntry>,
+    size: i32,
+}
+
+#[derive(Serialize)]
+struct InstanceEntry {
+    /// `<pod>.<service>` of the pod that speaks for the instance: the only one, the leader, or the first of the first
+    /// component.
+    address: String,
+    /// `<pod>.<service>` of all pods that have such a name, where there is more than one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pods: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    ports: BTreeMap<String, i32>,
+}
+
+/// The file's text. `None` if no role has ordered instances.
+pub(crate) fn file(
+    group: Group<'_>,
+    targets: &BTreeMap<String, RoleTarget>,
+) -> Result<Option<String>, RenderError> {
+    let mut names = Vec::new();
+    let mut roles = BTreeMap::new();
+    for spec in &group.object.spec.roles {
+        let role = group.role(spec)?;
+        if !role.is_ordered() {
+            continue;
+        }
+        let replicas = targets.get(&spec.name).map_or(spec.replicas, |target| target.replicas);
+        let instances = (0..replicas).map(|ordinal| instance(&role, ordinal)).collect();
+        names.push(spec.name.clone());
+        roles.insert(spec.name.clone(), RoleEntry { instances, size: replicas });
+    }
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let entry = GroupEntry { name: group.name.to_owned(), roles: names, size: gang::pods(group) };
+    let text = serde_saphyr::to_string(&File { group: entry, roles });
+    text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.to_string()))
+}
+
+fn instance(role: &Role<'_>, ordinal: i32) -> InstanceEntry {
+    let pods = addresses(role, &format!("{}-{ordinal}", role.names.workload));
+    let ports = role.spec.service_ports.iter().map(|port| {
+        let name = port.name.as_ref().filter(|name| !name.is_empty());
+        let name = name.map_or_else(|| format!("port{}", port.port), |name| name.replace('-', "_").to_lowercase());
+        (name, port.port)
+    });
+    let address = pods.first().cloned().unwrap_or_default();
+    InstanceEntry { address, pods: if pods.len() > 1 { pods } else { Vec::new() }, ports: ports.collect() }
+}
+
+/// Addresses of an instance's pods that have one.
+fn addresses(role: &Role<'_>, instance: &str) -> Vec<String> {
+    let service = &role.names.service;
+    match role.pattern {
+        Pattern::LeaderWorker(pattern) if role.kind == crate::WorkloadKind::RoleInstanceSet => {
+            let size = if role.serves_leaders_only() { 1 } else { pattern.size.unwrap_or(1).max(1) };
+            (0..size).map(|pod| format!("{instance}-{pod}.{service}")).collect()
+        }
+        Pattern::Custom(pattern) => {
+            let components = pattern.components.iter().flat_map(|component| {
+                let own = component.service_name.as_ref().filter(|name| !name.is_empty()).unwrap_or(service);
+                (0..component.size()).map(move |pod| format!("{instance}-{}-{pod}.{own}", component.name))
+            });
+            components.collect()
+        }
+        _ => vec![format!("{instance}.{service}")],
+    }
+}

@@ -1,0 +1,74 @@
+//! Groups whose pods are scheduled at once or not at all.
+
+use rbg_api::{PodTemplate, keys};
+use serde_json::json;
+
+use crate::manifest::{Manifest, Texts};
+use crate::{Group, RoleNames, role::Role};
+
+/// Seconds that scheduler-plugins waits if nothing else is said.
+const TIMEOUT_SECONDS: i64 = 60;
+
+/// Who schedules gangs in this cluster.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GangScheduler {
+    /// kubernetes-sigs/scheduler-plugins.
+    #[default]
+    SchedulerPlugins,
+    /// Volcano.
+    Volcano,
+}
+
+fn is_gang(group: Group<'_>) -> bool {
+    group.annotation(keys::GANG_SCHEDULING) == Some("true")
+}
+
+pub(crate) fn pod_group(group: Group<'_>) -> Option<Manifest> {
+    is_gang(group).then(|| {
+        let mut metadata = group.metadata(group.name, true);
+        let (api_version, inherited, spec) = match group.gang_scheduler {
+            GangScheduler::SchedulerPlugins => {
+                let seconds = group.annotation(keys::GANG_SCHEDULING_TIMEOUT).and_then(|text| text.parse().ok());
+                let seconds: i64 = seconds.unwrap_or(TIMEOUT_SECONDS);
+                let spec = json!({ "minMember": pods(group), "scheduleTimeoutSeconds": seconds });
+                ("scheduling.x-k8s.io/v1alpha1", "scheduling.x-k8s.io/", spec)
+            }
+            GangScheduler::Volcano => {
+                let text = |key| group.annotation(key).filter(|text| !text.is_empty());
+                let spec = json!({
+                    "minMember": pods(group),
+                    "queue": text(keys::GANG_SCHEDULING_VOLCANO_QUEUE),
+                    "priorityClassName": text(keys::GANG_SCHEDULING_VOLCANO_PRIORITY),
+                });
+                ("scheduling.volcano.sh/v1beta1", "volcano.sh/", spec)
+            }
+        };
+        let annotations = group.object.metadata.annotations.iter().flatten();
+        let annotations = annotations.filter(|(key, _)| key.starts_with(inherited));
+        metadata.annotations = annotations.map(|(key, value)| (key.clone(), value.clone())).collect();
+        Manifest::new(api_version, "PodGroup", metadata.as_ref(), json!({ "spec": spec }))
+    })
+}
+
+/// Pods of the whole group. A role that cannot be rendered counts one pod per instance; its error shows elsewhere.
+pub(crate) fn pods(group: Group<'_>) -> i64 {
+    let roles = group.object.spec.roles.iter();
+    roles
+        .map(|spec| {
+            let role = Role::new(group, spec, RoleNames::new(group.name, &spec.name));
+            i64::from(role.map_or(1, |role| role.instance_size())) * i64::from(spec.replicas)
+        })
+        .sum()
+}
+
+/// Tells the scheduler which PodGroup the pod belongs to.
+pub(crate) fn inject(group: Group<'_>, template: &mut PodTemplate) {
+    if !is_gang(group) {
+        return;
+    }
+    let named = |key: &str| Texts::from([(key.to_owned(), group.name.to_owned())]);
+    match group.gang_scheduler {
+        GangScheduler::SchedulerPlugins => template.set_labels(&named(keys::POD_GROUP)),
+        GangScheduler::Volcano => template.set_annotations(&named(keys::VOLCANO_POD_GROUP)),
+    }
+}

@@ -1,0 +1,146 @@
+//! A group, and what it has once.
+
+use std::collections::BTreeMap;
+
+use rbg_api::v1alpha2::{ClusterEngineRuntimeProfileSpec, RoleBasedGroup, RoleSpec};
+use rbg_api::{conversion, keys};
+use serde_json::json;
+
+use crate::gang::GangScheduler;
+use crate::hash::sha1_hex;
+use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
+use crate::role::{Role, RoleTarget};
+use crate::{RenderError, RoleNames, discovery, gang, policy};
+
+/// ClusterEngineRuntimeProfiles by name.
+pub type Profiles = BTreeMap<String, ClusterEngineRuntimeProfileSpec>;
+
+/// A group to render.
+#[derive(Debug, Clone, Copy)]
+pub struct Group<'a> {
+    pub(crate) object: &'a RoleBasedGroup,
+    pub(crate) name: &'a str,
+    pub(crate) namespace: &'a str,
+    pub(crate) profiles: &'a Profiles,
+    pub(crate) gang_scheduler: GangScheduler,
+}
+
+impl<'a> Group<'a> {
+    /// A group as the API server has it.
+    ///
+    /// # Errors
+    /// [`RenderError::NoMetadata`].
+    pub fn new(
+        object: &'a RoleBasedGroup,
+        profiles: &'a Profiles,
+        gang_scheduler: GangScheduler,
+    ) -> Result<Self, RenderError> {
+        let name = object.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
+        let namespace = object.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
+        Ok(Self { object, name, namespace, profiles, gang_scheduler })
+    }
+
+    /// One of its roles, with the names that new objects get.
+    ///
+    /// # Errors
+    /// See [`Role::new`].
+    pub fn role(self, role: &'a RoleSpec) -> Result<Role<'a>, RenderError> {
+        Role::new(self, role, RoleNames::new(self.name, &role.name))
+    }
+
+    /// Hex SHA-1 of `namespace/name`: the label that tells groups apart.
+    #[must_use]
+    pub fn unique_key(self) -> String {
+        sha1_hex(&format!("{}/{}", self.namespace, self.name))
+    }
+
+    /// Whether the group was written as v1alpha1, so that its pods get the labels and environment names of that era as well:
+    /// conversion says so, or someone still writes it so, or a role has an annotation of that era.
+    #[must_use]
+    pub fn is_legacy(self) -> bool {
+        let metadata = &self.object.metadata;
+        let annotated = self.annotation(conversion::ORIGIN).is_some();
+        let written = metadata.managed_fields.iter().flatten().any(|entry| {
+            entry.api_version.as_deref() == Some(conversion::Version::V1alpha1.api_version())
+        });
+        let mut roles = self.object.spec.roles.iter();
+        annotated || written || roles.any(|role| role.annotations.contains_key(keys::legacy::INSTANCE_PATTERN))
+    }
+
+    /// The discovery file. `None` if no role has ordered instances: then no pod mounts it.
+    ///
+    /// # Errors
+    /// See [`RenderError`].
+    pub fn config_map(self, targets: &BTreeMap<String, RoleTarget>) -> Result<Option<Manifest>, RenderError> {
+        let Some(file) = discovery::file(self, targets)? else { return Ok(None) };
+        let metadata = self.metadata(self.name, true);
+        Ok(Some(Manifest::new("v1", "ConfigMap", metadata.as_ref(), json!({ "data": { "config.yaml": file } }))))
+    }
+
+    /// The PodGroup, if the group's pods are scheduled at once or not at all.
+    #[must_use]
+    pub fn pod_group(self) -> Option<Manifest> {
+        gang::pod_group(self)
+    }
+
+    /// The CoordinatedPolicy that v1alpha1's `coordination` stands for. Not controlled: someone may edit it.
+    ///
+    /// # Errors
+    /// [`RenderError::Coordination`].
+    pub fn coordinated_policy(self) -> Result<Option<Manifest>, RenderError> {
+        policy::coordinated(self)
+    }
+
+    pub(crate) fn annotation(self, key: &str) -> Option<&'a str> {
+        self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// The topology of which the group wants a domain for itself.
+    pub(crate) fn exclusive_topology(self) -> Option<&'a str> {
+        let keys = [keys::GROUP_EXCLUSIVE_TOPOLOGY, keys::legacy::EXCLUSIVE_TOPOLOGY];
+        keys.into_iter().find_map(|key| self.annotation(key)).filter(|topology| !topology.is_empty())
+    }
+
+    /// The group as an owner.
+    #[must_use]
+    pub fn owner(self, controller: bool) -> OwnerRef {
+        OwnerRef {
+            api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+            kind: "RoleBasedGroup".to_owned(),
+            name: self.name.to_owned(),
+            uid: self.object.metadata.uid.clone().unwrap_or_default(),
+            controller,
+        }
+    }
+
+    pub(crate) fn metadata(self, name: &'a str, controller: bool) -> OwnedMetadata<'a> {
+        OwnedMetadata {
+            name,
+            namespace: self.namespace,
+            labels: Texts::new(),
+            annotations: Texts::new(),
+            owner: self.owner(controller),
+        }
+    }
+}
+
+/// Metadata of an object that the group owns.
+pub(crate) struct OwnedMetadata<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) namespace: &'a str,
+    pub(crate) labels: Texts,
+    pub(crate) annotations: Texts,
+    pub(crate) owner: OwnerRef,
+}
+
+impl OwnedMetadata<'_> {
+    pub(crate) fn as_ref(&self) -> Metadata<'_> {
+        Metadata {
+            name: self.name,
+            namespace: self.namespace,
+            labels: self.labels.clone(),
+            annotations: self.annotations.clone(),
+            owner: Some(&self.owner),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! From a RoleBasedGroup's spec to the objects that run it.
+//!
+//! Pure: the same input yields the same objects, whoever asks: the controller that writes them, a dry run that compares them,
+//! a test. It reads no clock, no cluster and no random source; names that are partly random are made by the caller.
+//!
+//! A group yields its discovery file, a PodGroup and a CoordinatedPolicy ([`Group`]), and for each role a workload, a headless
+//! Service and an adapter for autoscalers ([`Role`]). A RoleInstanceSet yields RoleInstances ([`instance`]), these yield pods
+//! ([`pod`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
+//!
+//! Names, labels and templates are those of upstream's controller, so that either can take over from the other without
+//! restarting a pod. Where upstream is wrong, this differs:
+//! * ordinals are put on instances and pods, not into the template that all of them share;
+//! * pods of a group with a topology to itself carry the label that its affinity asks for;
+//! * the discovery file names pods that exist, and its group size counts pods;
+//! * roles of kind InstanceSet and the v1alpha1 key for stateless roles are understood;
+//! * the policy from v1alpha1's `coordination` has its required names and keeps its progression;
+//! * gangs count the pods of custom components;
+//! * ports are chosen apart from those in use;
+//! * names too long for Kubernetes are cut with a hash, so that two do not become one.
+
+mod canonical;
+mod discovery;
+mod environment;
+mod error;
+mod gang;
+mod group;
+mod hash;
+pub mod instance;
+mod legacy;
+mod manifest;
+mod names;
+mod pod_template;
+mod policy;
+mod quantity;
+pub mod pod;
+pub mod ports;
+pub mod revision;
+mod role;
+mod runtime_profile;
+mod service;
+mod topology;
+mod workload;
+
+pub use error::RenderError;
+pub use gang::GangScheduler;
+pub use group::{Group, Profiles};
+pub use manifest::{Manifest, OwnerRef};
+pub use names::RoleNames;
+pub use role::{Pattern, Role, RoleTarget};
+pub use workload::{Kept, WorkloadKind};

@@ -1,0 +1,169 @@
+//! From a RoleInstance to its pods.
+
+use rbg_api::template::{member_list, member_object};
+use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
+use rbg_api::{PodTemplate, conversion, keys};
+use serde_json::{Map, Value, json};
+
+use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
+use crate::{RenderError, environment, legacy, ports};
+
+/// Gates of every pod: it is not being updated, and all pods of its instance are ready.
+const GATES: [&str; 2] = ["InPlaceUpdateReady", "InstancePodReady"];
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// Where a pod shall go, learnt from where its predecessors were.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Names of nodes.
+    pub nodes: Vec<String>,
+    /// Whether it may go nowhere else.
+    pub required: bool,
+    /// Labels of nodes to stay away from.
+    pub avoid: Vec<String>,
+}
+
+/// Name of a pod of an instance.
+#[must_use]
+pub fn name(instance: &RoleInstance, component: &str, id: i32) -> String {
+    let instance_name = instance.metadata.name.as_deref().unwrap_or_default();
+    match role_type(instance) {
+        "LeaderWorkerSet" => format!("{instance_name}-{}", position(component, id)),
+        "Components" => format!("{instance_name}-{component}-{id}"),
+        _ => instance_name.to_owned(),
+    }
+}
+
+/// A pod of an instance. `hash` is that of the instance's revision.
+///
+/// # Errors
+/// See [`RenderError`].
+pub fn pod(
+    instance: &RoleInstance,
+    component: &InstanceComponent,
+    id: i32,
+    hash: &str,
+    placement: &Placement,
+) -> Result<Manifest, RenderError> {
+    let instance_name = instance.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
+    let namespace = instance.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
+    let name = name(instance, &component.name, id);
+    let mut template = component.template.clone();
+    let found = ports::of_pod(instance, component, id, namespace)?;
+    for annotation in [keys::COMPONENT_DISCOVERY] {
+        template.remove_annotation(annotation);
+    }
+    environment::add(&mut template, &found.variables);
+    template.set_annotations(&found.annotations);
+    template.set_labels(&labels(instance, component, id, hash));
+    if is_legacy(instance) {
+        template.set_labels(&legacy_labels(instance));
+        legacy::add_environment(&mut template);
+    }
+    if let Some(service) = component.service_name.as_ref().filter(|service| !service.is_empty()) {
+        template.spec_mut().insert("hostname".to_owned(), name.clone().into());
+        template.spec_mut().insert("subdomain".to_owned(), service.clone().into());
+    }
+    let gates = template.list_mut("readinessGates");
+    for gate in GATES.map(|gate| json!({ "conditionType": gate })) {
+        if !gates.contains(&gate) {
+            gates.push(gate);
+        }
+    }
+    if template.annotation(keys::GROUP_EXCLUSIVE_TOPOLOGY).is_none() {
+        place(&mut template, placement);
+    }
+    let owner = OwnerRef {
+        api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+        kind: "RoleInstance".to_owned(),
+        name: instance_name.to_owned(),
+        uid: instance.metadata.uid.clone().unwrap_or_default(),
+        controller: true,
+    };
+    let metadata = Metadata {
+        name: &name,
+        namespace,
+        labels: texts(&template, "labels"),
+        annotations: texts(&template, "annotations"),
+        owner: Some(&owner),
+    };
+    let spec = template.0.remove("spec").unwrap_or_default();
+    Ok(Manifest::new("v1", "Pod", metadata, json!({ "spec": spec })))
+}
+
+/// Labels that a pod has besides its template's. An update in place sets them again: the template knows no ordinals.
+#[must_use]
+pub fn labels(instance: &RoleInstance, component: &InstanceComponent, id: i32, hash: &str) -> Texts {
+    let instance_name = instance.metadata.name.as_deref().unwrap_or_default();
+    let mut labels = Texts::from([
+        (keys::CONTROLLER_REVISION_HASH.to_owned(), hash.to_owned()),
+        (keys::ROLE_INSTANCE_NAME.to_owned(), instance_name.to_owned()),
+        (keys::COMPONENT_NAME.to_owned(), component.name.clone()),
+        (keys::COMPONENT_ID.to_owned(), id.to_string()),
+    ]);
+    if role_type(instance) == "LeaderWorkerSet" {
+        labels.insert(keys::COMPONENT_INDEX.to_owned(), position(&component.name, id).to_string());
+    }
+    for key in [keys::ROLE_INSTANCE_INDEX, keys::POD_NAME] {
+        if let Some(value) = label(instance, key) {
+            labels.insert(key.to_owned(), value.to_owned());
+        }
+    }
+    labels
+}
+
+/// 0 is the leader, workers follow.
+fn position(component: &str, id: i32) -> i32 {
+    if component == "worker" { id.saturating_add(1) } else { id }
+}
+
+fn role_type(instance: &RoleInstance) -> &str {
+    label(instance, keys::ROLE_TYPE).unwrap_or("PodTemplate")
+}
+
+fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
+    instance.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+fn is_legacy(instance: &RoleInstance) -> bool {
+    instance.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(conversion::ORIGIN))
+}
+
+fn legacy_labels(instance: &RoleInstance) -> Texts {
+    let of = |key| label(instance, key).unwrap_or_default();
+    legacy::labels(of(keys::GROUP_NAME), of(keys::ROLE_NAME), of(keys::GROUP_UID))
+}
+
+fn texts(template: &PodTemplate, member: &str) -> Texts {
+    let map = template.0.get("metadata").and_then(|metadata| metadata.get(member)).and_then(Value::as_object);
+    map.into_iter().flatten().filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+}
+
+fn place(template: &mut PodTemplate, placement: &Placement) {
+    let avoid = placement.avoid.iter().map(|key| json!({ "key": key, "operator": "DoesNotExist" }));
+    let mut must: Vec<Value> = avoid.collect();
+    let hosts = json!({ "key": HOSTNAME, "operator": "In", "values": placement.nodes });
+    if !placement.nodes.is_empty() && placement.required {
+        must.push(hosts.clone());
+    }
+    let may = !placement.nodes.is_empty() && !placement.required;
+    if must.is_empty() && !may {
+        return;
+    }
+    let affinity = member_object(member_object(template.spec_mut(), "affinity"), "nodeAffinity");
+    if may {
+        let preferred = member_list(affinity, "preferredDuringSchedulingIgnoredDuringExecution");
+        preferred.push(json!({ "weight": 100, "preference": { "matchExpressions": [hosts] } }));
+    }
+    if !must.is_empty() {
+        let required = member_object(affinity, "requiredDuringSchedulingIgnoredDuringExecution");
+        let terms = member_list(required, "nodeSelectorTerms");
+        if terms.is_empty() {
+            terms.push(Value::Object(Map::new()));
+        }
+        // Terms are alternatives: what must hold has to stand in each.
+        for term in terms.iter_mut().filter_map(Value::as_object_mut) {
+            member_list(term, "matchExpressions").extend(must.iter().cloned());
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Pod templates of a role: resolved, and with all that pods get from the group.
+
+use rbg_api::v1alpha2::{InstanceComponent, LeaderWorkerPattern, TemplateRef};
+use rbg_api::{PodTemplate, merge};
+use serde_json::{Value, json};
+
+use crate::manifest::Texts;
+use crate::role::{Pattern, Role};
+use crate::{RenderError, canonical, environment, gang, legacy, runtime_profile, topology};
+
+const VOLUME: &str = "rbg-cluster-config";
+const MOUNT_PATH: &str = "/etc/rbg";
+const FILE: &str = "config.yaml";
+
+/// What a pod gets besides its environment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Injection {
+    /// The discovery file.
+    pub(crate) discovery_file: bool,
+    /// The containers of the role's runtime profiles.
+    pub(crate) runtimes: bool,
+    /// What leader and workers know of each other.
+    pub(crate) leader_worker: bool,
+}
+
+/// The pod templates of one role.
+pub(crate) struct PodTemplates<'r, 'a> {
+    role: &'r Role<'a>,
+    labels: Texts,
+}
+
+type Label = (&'static str, String);
+
+impl<'r, 'a> PodTemplates<'r, 'a> {
+    /// Templates whose pods have these labels.
+    pub(crate) fn new(role: &'r Role<'a>, labels: Texts) -> Self {
+        Self { role, labels }
+    }
+
+    /// The pod of a role whose instances are single pods.
+    pub(crate) fn single(&self, labels: &[Label]) -> Result<PodTemplate, RenderError> {
+        self.render(self.base()?, self.role.injection(), labels)
+    }
+
+    pub(crate) fn leader(&self, pattern: &LeaderWorkerPattern, labels: &[Label]) -> Result<PodTemplate, RenderError> {
+        let template = self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
+        self.render(template, Injection { leader_worker: true, ..self.role.injection() }, labels)
+    }
+
+    pub(crate) fn worker(&self, pattern: &LeaderWorkerPattern, labels: &[Label]) -> Result<PodTemplate, RenderError> {
+        let template = self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
+        let injection = Injection { leader_worker: true, runtimes: false, ..self.role.injection() };
+        self.render(template, injection, labels)
+    }
+
+    pub(crate) fn component(&self, component: &InstanceComponent) -> Result<PodTemplate, RenderError> {
+        let mut template = component.template.clone();
+        template.set_annotations(&component.annotations);
+        template.set_labels(&component.labels);
+        let size = (rbg_api::keys::COMPONENT_SIZE, component.size().to_string());
+        self.render(template, self.role.injection(), &[size])
+    }
+
+    /// The pod of a workload that is not ours.
+    pub(crate) fn foreign(&self, legacy: bool) -> Result<PodTemplate, RenderError> {
+        self.with_legacy(self.base()?, self.role.injection(), legacy)
+    }
+
+    pub(crate) fn foreign_leader(
+        &self,
+        pattern: &LeaderWorkerPattern,
+        legacy: bool,
+    ) -> Result<PodTemplate, RenderError> {
+        let template = self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
+        self.with_legacy(template, self.role.injection(), legacy)
+    }
+
+    pub(crate) fn foreign_worker(
+        &self,
+        pattern: &LeaderWorkerPattern,
+        legacy: bool,
+    ) -> Result<PodTemplate, RenderError> {
+        let template = self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
+        self.with_legacy(template, Injection { runtimes: false, ..self.role.injection() }, legacy)
+    }
+
+    fn with_legacy(
+        &self,
+        template: PodTemplate,
+        injection: Injection,
+        legacy: bool,
+    ) -> Result<PodTemplate, RenderError> {
+        let mut template = self.render(template, injection, &[])?;
+        if legacy {
+            template.set_labels(&self.role.legacy_labels());
+            legacy::add_environment(&mut template);
+        }
+        Ok(template)
+    }
+
+    /// The role's template, or its role template with the patch.
+    fn base(&self) -> Result<PodTemplate, RenderError> {
+        let (template, reference) = match self.role.pattern {
+            Pattern::Standalone(pattern) => (&pattern.template, &pattern.template_ref),
+            Pattern::LeaderWorker(pattern) => (&pattern.template, &pattern.template_ref),
+            Pattern::Custom(_) => (&None, &None),
+        };
+        match (reference, template) {
+            (Some(reference), _) => self.referred(reference),
+            (None, Some(template)) => Ok(template.clone()),
+            (None, None) => Err(RenderError::NoTemplate(self.role.spec.name.clone())),
+        }
+    }
+
+    fn referred(&self, reference: &TemplateRef) -> Result<PodTemplate, RenderError> {
+        let role = &self.role.spec.name;
+        let mut templates = self.role.group.object.spec.role_templates.iter();
+        let named = templates.find(|template| template.name == reference.name);
+        let named = named.ok_or_else(|| RenderError::UnknownTemplate {
+            role: role.clone(),
+            template: reference.name.clone(),
+        })?;
+        let patch = reference.patch.as_ref().ok_or_else(|| RenderError::NoPatch(role.clone()))?;
+        self.patched(named.template.clone(), "templateRef.patch", Some(patch))
+    }
+
+    fn patched(
+        &self,
+        template: PodTemplate,
+        name: &'static str,
+        patch: Option<&Value>,
+    ) -> Result<PodTemplate, RenderError> {
+        merge::pod_template(&template, patch).map_err(|cause| RenderError::Patch {
+            role: self.role.spec.name.clone(),
+            patch: name,
+            cause,
+        })
+    }
+
+    fn render(
+        &self,
+        mut template: PodTemplate,
+        injection: Injection,
+        labels: &[Label],
+    ) -> Result<PodTemplate, RenderError> {
+        let role = self.role;
+        if injection.discovery_file {
+            mount_discovery_file(&mut template, role.group.name);
+        }
+        if injection.runtimes {
+            runtime_profile::inject(role, &mut template)?;
+        }
+        environment::inject(&mut template, environment::of_role(role));
+        if injection.leader_worker {
+            environment::inject(&mut template, environment::of_leader_worker(role));
+        }
+        topology::inject(role, &mut template);
+        gang::inject(role.group, &mut template);
+        template.set_labels(&self.labels);
+        let labels: Texts = labels.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+        template.set_labels(&labels);
+        Ok(canonical::pod_template(template))
+    }
+}
+
+fn mount_discovery_file(template: &mut PodTemplate, config_map: &str) {
+    let named = |item: &Value| item.get("name").and_then(Value::as_str) == Some(VOLUME);
+    let volumes = template.list_mut("volumes");
+    if !volumes.iter().any(named) {
+        let items = json!([{ "key": FILE, "path": FILE }]);
+        volumes.push(json!({ "name": VOLUME, "configMap": { "name": config_map, "items": items } }));
+    }
+    for container in template.list_mut("containers").iter_mut().filter_map(Value::as_object_mut) {
+        let mounts = rbg_api::template::member_list(container, "volumeMounts");
+        if !mounts.iter().any(|mount| named(mount) && mount.get("mountPath") == Some(&MOUNT_PATH.into())) {
+            mounts.push(json!({ "name": VOLUME, "mountPath": MOUNT_PATH, "readOnly": true }));
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Ports that are chosen for pods, and what components want to know of each other.
+//!
+//! A pod template asks for ports by an annotation. Those of scope `RoleScoped` are one per component of a role, kept as
+//! annotation `<component>.<name>` of the set and its instances; those of scope `PodScoped` are one per pod, kept as
+//! annotation `<pod>.<name>` of the instance.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
+use rbg_api::{PodTemplate, keys};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::RenderError;
+use crate::hash::fnv1a;
+use crate::manifest::Texts;
+use crate::pod;
+
+#[derive(Debug, Default, Deserialize)]
+struct Wanted {
+    #[serde(default)]
+    allocations: Vec<Allocation>,
+    #[serde(default)]
+    references: Vec<Reference>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Allocation {
+    name: String,
+    env: String,
+    #[serde(default)]
+    annotation_key: Option<String>,
+    #[serde(default)]
+    scope: Scope,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+enum Scope {
+    #[default]
+    PodScoped,
+    RoleScoped,
+}
+
+#[derive(Debug, Deserialize)]
+struct Reference {
+    env: String,
+    /// `<role>.<component>.<port>`.
+    from: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Discovery {
+    #[serde(default)]
+    address_refs: Vec<AddressRef>,
+    #[serde(default)]
+    port_refs: Vec<PortRef>,
+}
+
+#[derive(Debug, Deserialize)]
+struct AddressRef {
+    env: String,
+    component: String,
+    #[serde(default)]
+    index: i32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PortRef {
+    env: String,
+    component: String,
+    port_name: String,
+    #[serde(default)]
+    index: i32,
+}
+
+/// What a pod gets of this.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) variables: Vec<Value>,
+    pub(crate) annotations: Texts,
+}
+
+/// Annotations that a set needs, by component: one per port of scope `RoleScoped`.
+///
+/// # Errors
+/// [`RenderError::Annotation`].
+pub fn keys_of_set(component: &InstanceComponent) -> Result<Vec<String>, RenderError> {
+    let wanted = wanted(component)?;
+    let shared = wanted.allocations.iter().filter(|allocation| allocation.scope == Scope::RoleScoped);
+    Ok(shared.map(|allocation| format!("{}.{}", component.name, allocation.name)).collect())
+}
+
+/// Annotations that an instance needs: one per pod and port of scope `PodScoped`.
+///
+/// # Errors
+/// [`RenderError::Annotation`].
+pub fn keys_of_instance(instance: &RoleInstance) -> Result<Vec<String>, RenderError> {
+    let mut all = Vec::new();
+    for component in &instance.spec.components {
+        let wanted = wanted(component)?;
+        for id in 0..component.size() {
+            let pod = pod::name(instance, &component.name, id);
+            let own = wanted.allocations.iter().filter(|allocation| allocation.scope == Scope::PodScoped);
+            all.extend(own.map(|allocation| format!("{pod}.{}", allocation.name)));
+        }
+    }
+    Ok(all)
+}
+
+/// A port of `range` that nobody has. Where the search begins follows from `key`, so that the same question has the same
+/// answer and different ones spread. `None` if all are taken.
+#[must_use]
+pub fn choose(range: Range<u16>, taken: &BTreeSet<u16>, key: &str) -> Option<u16> {
+    let count = u32::from(range.end.checked_sub(range.start)?);
+    let begin = fnv1a(key.bytes()).checked_rem(count)?;
+    let candidates = (begin..count).chain(0..begin).filter_map(|offset| u16::try_from(offset).ok());
+    candidates.map(|offset| range.start + offset).find(|port| !taken.contains(port))
+}
+
+/// Environment and annotations of one pod. A port that has not been chosen yet is left out.
+pub(crate) fn of_pod(
+    instance: &RoleInstance,
+    component: &InstanceComponent,
+    id: i32,
+    namespace: &str,
+) -> Result<Found, RenderError> {
+    let mut found = Found::default();
+    let chosen = |key: &str| instance.metadata.annotations.as_ref().and_then(|all| all.get(key));
+    let of_component = |component: &str, id: i32, port: &str| {
+        let of_pod = format!("{}.{port}", pod::name(instance, component, id));
+        chosen(&of_pod).or_else(|| chosen(&format!("{component}.{port}")))
+    };
+    let mut variable = |env: &str, value: &str| found.variables.push(json!({ "name": env, "value": value }));
+
+    let wanted = wanted(component)?;
+    for allocation in &wanted.allocations {
+        let port = match allocation.scope {
+            Scope::PodScoped => of_component(&component.name, id, &allocation.name),
+            Scope::RoleScoped => chosen(&format!("{}.{}", component.name, allocation.name)),
+        };
+        let Some(port) = port else { continue };
+        variable(&allocation.env, port);
+        if let Some(key) = allocation.annotation_key.as_ref().filter(|key| !key.is_empty()) {
+            found.annotations.insert(key.clone(), port.clone());
+        }
+    }
+    for reference in &wanted.references {
+        let parts: Vec<&str> = reference.from.split('.').collect();
+        let &[_, other, port] = parts.as_slice() else {
+            let cause = format!("`{}` is not <role>.<component>.<port>", reference.from);
+            return Err(RenderError::Annotation { key: keys::PORT_ALLOCATOR, component: component.name.clone(), cause });
+        };
+        if let Some(port) = of_component(other, 0, port) {
+            variable(&reference.env, port);
+        }
+    }
+    let discovery: Discovery = annotation(component, keys::COMPONENT_DISCOVERY)?;
+    for reference in &discovery.port_refs {
+        if let Some(port) = of_component(&reference.component, reference.index, &reference.port_name) {
+            variable(&reference.env, port);
+        }
+    }
+    for reference in &discovery.address_refs {
+        let pod = pod::name(instance, &reference.component, reference.index);
+        let other = instance.spec.components.iter().find(|other| other.name == reference.component);
+        if let Some(service) = other.and_then(|other| other.service_name.as_deref()) {
+            variable(&reference.env, &format!("{pod}.{service}.{namespace}.svc.cluster.local"));
+        }
+    }
+    Ok(found)
+}
+
+fn wanted(component: &InstanceComponent) -> Result<Wanted, RenderError> {
+    annotation(component, keys::PORT_ALLOCATOR)
+}
+
+/// The annotation of the component or its template, as JSON; absent or empty is nothing.
+fn annotation<T: Default + for<'de> Deserialize<'de>>(
+    component: &InstanceComponent,
+    key: &'static str,
+) -> Result<T, RenderError> {
+    let own = component.annotations.get(key).map(String::as_str);
+    let template: &PodTemplate = &component.template;
+    match own.or_else(|| template.annotation(key)).map(str::trim) {
+        None | Some("") => Ok(T::default()),
+        Some(text) => serde_json::from_str(text).map_err(|error| RenderError::Annotation {
+            key,
+            component: component.name.clone(),
+            cause: error.to_string(),
+        }),
+    }
+}

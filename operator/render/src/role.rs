@@ -1,0 +1,456 @@
+//! A role, and the workload that runs it.
+
+use rbg_api::keys;
+use rbg_api::v1alpha2::{
+    CustomComponentsPattern, LeaderWorkerPattern, RestartPolicy, RestartPolicyConfig, RoleSpec, RollingUpdate,
+    StandalonePattern,
+};
+use rbg_api::{IntOrPercent, Round, conversion};
+use serde_json::{Value, json};
+
+use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
+use crate::pod_template::{Injection, PodTemplates};
+use crate::workload::{Kept, WorkloadKind};
+use crate::{Group, RenderError, RoleNames, legacy, service};
+
+/// What an instance of a role is made of.
+#[derive(Debug, Clone, Copy)]
+pub enum Pattern<'a> {
+    /// One pod.
+    Standalone(&'a StandalonePattern),
+    /// A leader and workers.
+    LeaderWorker(&'a LeaderWorkerPattern),
+    /// Components of any kind.
+    Custom(&'a CustomComponentsPattern),
+}
+
+/// How many instances a role shall have now, and how far an update may go now. Coordination between roles may want fewer
+/// than the spec says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RoleTarget {
+    /// Instances.
+    pub replicas: i32,
+    /// In place of the role's own, if set.
+    pub partition: Option<IntOrPercent>,
+    /// In place of the role's own, if set.
+    pub max_unavailable: Option<IntOrPercent>,
+}
+
+/// A role to render.
+#[derive(Debug, Clone)]
+pub struct Role<'a> {
+    pub(crate) group: Group<'a>,
+    pub(crate) spec: &'a RoleSpec,
+    pub(crate) names: RoleNames,
+    pub(crate) kind: WorkloadKind,
+    pub(crate) pattern: Pattern<'a>,
+}
+
+impl RoleTarget {
+    /// What the spec says.
+    #[must_use]
+    pub fn of(role: &RoleSpec) -> Self {
+        Self { replicas: role.replicas, partition: None, max_unavailable: None }
+    }
+}
+
+impl<'a> Role<'a> {
+    /// A role whose objects have these names.
+    ///
+    /// # Errors
+    /// [`RenderError::UnknownWorkload`], [`RenderError::NoPattern`], [`RenderError::PatternOfWorkload`].
+    pub fn new(group: Group<'a>, spec: &'a RoleSpec, names: RoleNames) -> Result<Self, RenderError> {
+        let kind = WorkloadKind::of(spec)?;
+        let pattern = if let Some(pattern) = &spec.leader_worker_pattern {
+            Pattern::LeaderWorker(pattern)
+        } else if let Some(pattern) = &spec.custom_components_pattern {
+            Pattern::Custom(pattern)
+        } else if let Some(pattern) = &spec.standalone_pattern {
+            Pattern::Standalone(pattern)
+        } else {
+            return Err(RenderError::NoPattern(spec.name.clone()));
+        };
+        if matches!(pattern, Pattern::Custom(_)) && kind != WorkloadKind::RoleInstanceSet {
+            return Err(RenderError::PatternOfWorkload {
+                role: spec.name.clone(),
+                kind: kind.kind(),
+                pattern: "customComponentsPattern",
+            });
+        }
+        Ok(Self { group, spec, names, kind, pattern })
+    }
+
+    /// What runs the role.
+    #[must_use]
+    pub fn kind(&self) -> WorkloadKind {
+        self.kind
+    }
+
+    /// What an instance is made of.
+    #[must_use]
+    pub fn pattern(&self) -> Pattern<'a> {
+        self.pattern
+    }
+
+    /// Names of the role's objects.
+    #[must_use]
+    pub fn names(&self) -> &RoleNames {
+        &self.names
+    }
+
+    /// Whether instances have ordinals: their names are known beforehand, and the discovery file lists them.
+    #[must_use]
+    pub fn is_ordered(&self) -> bool {
+        match self.kind {
+            WorkloadKind::Deployment => false,
+            WorkloadKind::StatefulSet | WorkloadKind::LeaderWorkerSet => true,
+            WorkloadKind::RoleInstanceSet => self.instance_pattern() != Some("Stateless"),
+        }
+    }
+
+    /// Pods of one instance.
+    #[must_use]
+    pub fn instance_size(&self) -> i32 {
+        match self.pattern {
+            Pattern::Standalone(_) => 1,
+            Pattern::LeaderWorker(pattern) if self.runs_leader_and_workers() => pattern.size.unwrap_or(1).max(1),
+            Pattern::LeaderWorker(_) => 1,
+            Pattern::Custom(pattern) => pattern.components.iter().map(|component| component.size()).sum(),
+        }
+    }
+
+    /// The revision of the role's spec, less its replicas: equal specs have equal revisions.
+    #[must_use]
+    pub fn revision(&self) -> String {
+        crate::revision::role_hash(&self.group.object.spec, self.spec)
+    }
+
+    /// The workload. `kept` says what must stay as it is of one that exists.
+    ///
+    /// # Errors
+    /// See [`RenderError`].
+    pub fn workload(&self, target: &RoleTarget, kept: &Kept) -> Result<Manifest, RenderError> {
+        let spec = match self.kind {
+            WorkloadKind::RoleInstanceSet => self.role_instance_set(target)?,
+            WorkloadKind::StatefulSet => self.stateful_set(target, kept)?,
+            WorkloadKind::Deployment => self.deployment(target, kept)?,
+            WorkloadKind::LeaderWorkerSet => self.leader_worker_set(target, kept)?,
+        };
+        let owner = self.group.owner(true);
+        let metadata = Metadata {
+            name: &self.names.workload,
+            namespace: self.group.namespace,
+            labels: self.workload_labels(kept),
+            annotations: self.workload_annotations(target, kept),
+            owner: Some(&owner),
+        };
+        Ok(Manifest::new(self.kind.api_version(), self.kind.kind(), metadata, json!({ "spec": spec })))
+    }
+
+    /// The headless Service that makes pods' names resolvable, owned by the workload. Deployments and LeaderWorkerSets have
+    /// none.
+    #[must_use]
+    pub fn service(&self, target: &RoleTarget, workload_uid: &str) -> Option<Manifest> {
+        service::headless(self, target, workload_uid)
+    }
+
+    /// The adapter through which an autoscaler sets the role's replicas, if the role has one.
+    #[must_use]
+    pub fn scaling_adapter(&self) -> Option<Manifest> {
+        service::scaling_adapter(self)
+    }
+
+    /// Whether the role's service has addresses of leaders only.
+    #[must_use]
+    pub fn serves_leaders_only(&self) -> bool {
+        match self.pattern {
+            Pattern::LeaderWorker(pattern) if self.kind == WorkloadKind::RoleInstanceSet => {
+                pattern.shared_service_selection.as_deref() != Some("All")
+            }
+            _ => false,
+        }
+    }
+
+    /// StatefulSets and Deployments run the template of a leader-worker role as single pods, as upstream's do.
+    pub(crate) fn runs_leader_and_workers(&self) -> bool {
+        matches!(self.kind, WorkloadKind::RoleInstanceSet | WorkloadKind::LeaderWorkerSet)
+    }
+
+    fn instance_pattern(&self) -> Option<&str> {
+        let keys = [keys::ROLE_INSTANCE_PATTERN, keys::legacy::INSTANCE_PATTERN];
+        let mut values = keys.into_iter().filter_map(|key| self.spec.annotations.get(key));
+        values.find(|value| !value.is_empty()).map(String::as_str)
+    }
+
+    /// Labels by which all that belongs to the role is found. They are part of selectors and never change.
+    pub(crate) fn selector(&self) -> Texts {
+        Texts::from([
+            (keys::GROUP_NAME.to_owned(), self.group.name.to_owned()),
+            (keys::GROUP_UID.to_owned(), self.group.unique_key()),
+            (keys::ROLE_NAME.to_owned(), self.spec.name.clone()),
+        ])
+    }
+
+    /// The role's annotations and its size, as its service has them.
+    pub(crate) fn annotations(&self, target: &RoleTarget) -> Texts {
+        let mut annotations = self.spec.annotations.clone();
+        annotations.remove(keys::ROLE_WORKLOAD_TYPE);
+        annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
+        annotations
+    }
+
+    fn workload_labels(&self, kept: &Kept) -> Texts {
+        let mut labels = self.spec.labels.clone();
+        labels.extend(kept.selector.clone().unwrap_or_else(|| self.selector()));
+        labels.insert(format!("{}{}", keys::ROLE_REVISION_PREFIX, self.spec.name), self.revision());
+        if self.kind == WorkloadKind::RoleInstanceSet {
+            let role_type = match self.pattern {
+                Pattern::Standalone(_) => "PodTemplate",
+                Pattern::LeaderWorker(_) => "LeaderWorkerSet",
+                Pattern::Custom(_) => "Components",
+            };
+            labels.insert(keys::ROLE_TYPE.to_owned(), role_type.to_owned());
+            if self.spec.annotations.get(keys::INPLACE_SCHEDULING).is_some_and(|value| !value.is_empty()) {
+                labels.insert(keys::RBG_OWNER_UID.to_owned(), self.group.owner(true).uid);
+            }
+        }
+        labels
+    }
+
+    fn workload_annotations(&self, target: &RoleTarget, kept: &Kept) -> Texts {
+        let mut annotations = self.spec.annotations.clone();
+        annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
+        if self.kind == WorkloadKind::RoleInstanceSet {
+            let pattern = self.instance_pattern().unwrap_or("Stateful").to_owned();
+            annotations.insert(keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern);
+            annotations.extend(kept.ports.clone());
+            if let Some(seconds) = self.grace_period_seconds() {
+                annotations.insert(keys::GRACE_PERIOD_SECONDS.to_owned(), seconds.to_string());
+            }
+            if self.group.is_legacy() {
+                annotations.insert(conversion::ORIGIN.to_owned(), "v1alpha1".to_owned());
+            }
+        }
+        annotations
+    }
+
+    fn rolling_update(&self) -> Option<&'a RollingUpdate> {
+        self.spec.rollout_strategy.as_ref()?.rolling_update.as_ref()
+    }
+
+    fn grace_period_seconds(&self) -> Option<i32> {
+        self.rolling_update()?.in_place_update_strategy.as_ref()?.grace_period_seconds
+    }
+
+    fn role_instance_set(&self, target: &RoleTarget) -> Result<Value, RenderError> {
+        Ok(json!({
+            "selector": { "matchLabels": self.selector() },
+            "replicas": target.replicas,
+            "minReadySeconds": self.spec.min_ready_seconds,
+            "podManagementPolicy": self.spec.pod_management_policy.as_deref().unwrap_or("Parallel"),
+            "revisionHistoryLimit": 10,
+            "updateStrategy": self.update_strategy(target)?,
+            "roleInstanceTemplate": self.instance_template()?,
+        }))
+    }
+
+    fn update_strategy(&self, target: &RoleTarget) -> Result<Value, RenderError> {
+        let rolling = self.rolling_update();
+        let kind = rolling.and_then(|rolling| rolling.kind.as_deref()).filter(|kind| !kind.is_empty());
+        let kind = match kind {
+            // v1alpha1's name, as upstream's conversion stored it.
+            Some("Recreate") => "RecreatePod",
+            Some(kind) => kind,
+            None => "InPlaceIfPossible",
+        };
+        let of_role = |value: fn(&RollingUpdate) -> &Option<IntOrPercent>| rolling.and_then(|rolling| value(rolling).clone());
+        let unavailable = target.max_unavailable.clone().or_else(|| of_role(|rolling| &rolling.max_unavailable));
+        let unavailable = unavailable.unwrap_or(IntOrPercent::Int(1));
+        let surge = of_role(|rolling| &rolling.max_surge).unwrap_or(IntOrPercent::Int(0));
+        if never_moves(&unavailable) && never_moves(&surge) {
+            return Err(RenderError::NoProgress(self.spec.name.clone()));
+        }
+        let partition = target.partition.clone().or_else(|| of_role(|rolling| &rolling.partition));
+        Ok(json!({
+            "type": kind,
+            "paused": rolling.is_some_and(|rolling| rolling.paused),
+            "partition": partition.unwrap_or(IntOrPercent::Int(0)),
+            "maxUnavailable": unavailable,
+            "maxSurge": surge,
+            "inPlaceUpdateStrategy": rolling.and_then(|rolling| rolling.in_place_update_strategy.clone()),
+        }))
+    }
+
+    fn restart_policy(&self) -> RestartPolicyConfig {
+        match self.pattern {
+            Pattern::Standalone(_) => RestartPolicyConfig::resolve(None, None, RestartPolicy::None),
+            Pattern::LeaderWorker(pattern) => RestartPolicyConfig::resolve(
+                pattern.restart_policy_config.as_ref(),
+                pattern.restart_policy.as_deref(),
+                RestartPolicy::Recreate,
+            ),
+            Pattern::Custom(pattern) => RestartPolicyConfig::resolve(
+                pattern.restart_policy_config.as_ref(),
+                pattern.restart_policy.as_deref(),
+                RestartPolicy::Recreate,
+            ),
+        }
+    }
+
+    fn instance_template(&self) -> Result<Value, RenderError> {
+        let templates = PodTemplates::new(self, self.selector());
+        let service = &self.names.service;
+        let components = match self.pattern {
+            Pattern::Standalone(_) => {
+                let template = templates.single(&[(keys::COMPONENT_SIZE, "1".to_owned())])?;
+                json!([{ "name": self.spec.name, "size": 1, "serviceName": service, "template": template }])
+            }
+            Pattern::LeaderWorker(pattern) => {
+                let size = pattern.size.unwrap_or(1).max(1);
+                let labels = |name: &str| {
+                    [(keys::COMPONENT_NAME, name.to_owned()), (keys::COMPONENT_SIZE, size.to_string())]
+                };
+                let leader = templates.leader(pattern, &labels("leader"))?;
+                let worker = templates.worker(pattern, &labels("worker"))?;
+                let of_worker = (!self.serves_leaders_only()).then_some(service);
+                json!([
+                    { "name": "leader", "size": 1, "serviceName": service, "template": leader },
+                    { "name": "worker", "size": size - 1, "serviceName": of_worker, "template": worker },
+                ])
+            }
+            Pattern::Custom(pattern) => {
+                let components = pattern.components.iter().map(|component| {
+                    let own = component.service_name.as_ref().filter(|name| !name.is_empty());
+                    Ok(json!({
+                        "name": component.name,
+                        "size": component.size(),
+                        "serviceName": own.unwrap_or(service),
+                        "labels": (!component.labels.is_empty()).then_some(&component.labels),
+                        "annotations": (!component.annotations.is_empty()).then_some(&component.annotations),
+                        "template": templates.component(component)?,
+                    }))
+                });
+                components.collect::<Result<Value, _>>()?
+            }
+        };
+        Ok(json!({ "restartPolicyConfig": self.restart_policy(), "components": components }))
+    }
+
+    fn stateful_set(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+        let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
+        let template = PodTemplates::new(self, selector.clone()).foreign(self.is_legacy(kept))?;
+        Ok(json!({
+            "serviceName": self.names.service,
+            "replicas": target.replicas,
+            "podManagementPolicy": "Parallel",
+            "minReadySeconds": self.min_ready_seconds(),
+            "selector": { "matchLabels": selector },
+            "template": template,
+            "updateStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": { "partition": whole(target.partition.as_ref(), target.replicas).unwrap_or(0) },
+            },
+        }))
+    }
+
+    fn deployment(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+        let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
+        let template = PodTemplates::new(self, selector.clone()).foreign(self.is_legacy(kept))?;
+        let rolling = self.rolling_update();
+        let strategy = rolling.map(|rolling| {
+            let bounds = json!({
+                "maxSurge": rolling.max_surge,
+                "maxUnavailable": target.max_unavailable.as_ref().or(rolling.max_unavailable.as_ref()),
+            });
+            json!({ "type": "RollingUpdate", "rollingUpdate": bounds })
+        });
+        Ok(json!({
+            "replicas": target.replicas,
+            "minReadySeconds": self.min_ready_seconds(),
+            "selector": { "matchLabels": selector },
+            "template": template,
+            "strategy": strategy,
+        }))
+    }
+
+    fn leader_worker_set(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+        let legacy = self.is_legacy(kept);
+        let templates = PodTemplates::new(self, self.selector());
+        let (size, leader, worker) = match self.pattern {
+            Pattern::LeaderWorker(pattern) => {
+                let leader = templates.foreign_leader(pattern, legacy)?;
+                (pattern.size.unwrap_or(1), Some(leader), templates.foreign_worker(pattern, legacy)?)
+            }
+            _ => (1, None, templates.foreign(legacy)?),
+        };
+        let policy = self.restart_policy().kind;
+        let policy = match policy.as_deref().and_then(RestartPolicy::parse) {
+            Some(RestartPolicy::Recreate) => "RecreateGroupOnPodRestart",
+            Some(RestartPolicy::None) | None => "None",
+        };
+        let rolling = self.rolling_update();
+        let partition = target.partition.as_ref().or_else(|| rolling.and_then(|rolling| rolling.partition.as_ref()));
+        let bounds = json!({
+            "partition": whole(partition, target.replicas),
+            "maxUnavailable": target
+                .max_unavailable
+                .as_ref()
+                .or_else(|| rolling.and_then(|rolling| rolling.max_unavailable.as_ref())),
+            "maxSurge": rolling.and_then(|rolling| rolling.max_surge.as_ref()),
+        });
+        let strategy = json!({ "type": "RollingUpdate", "rollingUpdateConfiguration": bounds });
+        let has_bounds = rolling.is_some() || target.partition.is_some() || target.max_unavailable.is_some();
+        Ok(json!({
+            "replicas": target.replicas,
+            "startupPolicy": "LeaderCreated",
+            "rolloutStrategy": has_bounds.then_some(strategy),
+            "leaderWorkerTemplate": {
+                "size": size,
+                "restartPolicy": policy,
+                "leaderTemplate": leader,
+                "workerTemplate": worker,
+            },
+        }))
+    }
+
+    /// Seconds, or nothing: the API server leaves out 0 where it is the default.
+    fn min_ready_seconds(&self) -> Option<i32> {
+        Some(self.spec.min_ready_seconds).filter(|seconds| *seconds != 0)
+    }
+
+    fn is_legacy(&self, kept: &Kept) -> bool {
+        kept.legacy.unwrap_or_else(|| self.group.is_legacy())
+    }
+
+    /// What pods that others make get of v1alpha1.
+    pub(crate) fn legacy_labels(&self) -> Texts {
+        legacy::labels(self.group.name, &self.spec.name, &self.group.unique_key())
+    }
+
+    pub(crate) fn injection(&self) -> Injection {
+        Injection { discovery_file: self.is_ordered(), runtimes: true, leader_worker: false }
+    }
+
+    /// The role's workload as an owner.
+    pub(crate) fn workload_owner(&self, uid: &str) -> OwnerRef {
+        OwnerRef {
+            api_version: self.kind.api_version().to_owned(),
+            kind: self.kind.kind().to_owned(),
+            name: self.names.workload.clone(),
+            uid: uid.to_owned(),
+            controller: false,
+        }
+    }
+}
+
+/// A number of instances, for kinds that take no percentage.
+fn whole(bound: Option<&IntOrPercent>, replicas: i32) -> Option<i32> {
+    bound.and_then(|bound| bound.of(replicas, Round::Up))
+}
+
+fn never_moves(bound: &IntOrPercent) -> bool {
+    match bound {
+        IntOrPercent::Int(count) => *count <= 0,
+        IntOrPercent::Text(_) => bound.percent().is_some_and(|percent| percent <= 0),
+    }
+}
