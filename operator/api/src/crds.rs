@@ -17,7 +17,10 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         v1alpha1::Instance::crd(),
         v1alpha1::InstanceSet::crd(),
         versions(v1alpha1::RoleBasedGroup::crd(), v1alpha2::RoleBasedGroup::crd()),
-        versions(v1alpha1::RoleBasedGroupScalingAdapter::crd(), v1alpha2::RoleBasedGroupScalingAdapter::crd()),
+        versions(
+            v1alpha1::RoleBasedGroupScalingAdapter::crd(),
+            v1alpha2::RoleBasedGroupScalingAdapter::crd(),
+        ),
         versions(v1alpha1::RoleBasedGroupSet::crd(), v1alpha2::RoleBasedGroupSet::crd()),
         v1alpha2::RoleBasedGroupWarmup::crd(),
         v1alpha2::RoleInstance::crd(),
@@ -28,7 +31,10 @@ pub fn all() -> Vec<CustomResourceDefinition> {
 }
 
 /// One definition with the versions of both.
-fn versions(older: CustomResourceDefinition, mut newer: CustomResourceDefinition) -> CustomResourceDefinition {
+fn versions(
+    older: CustomResourceDefinition,
+    mut newer: CustomResourceDefinition,
+) -> CustomResourceDefinition {
     newer.spec.versions.splice(0..0, older.spec.versions);
     newer
 }

@@ -61,7 +61,8 @@ pub const GANG_SCHEDULING_TIMEOUT: &str = "rbg.workloads.x-k8s.io/group-gang-sch
 /// Annotation of a group: queue (Volcano).
 pub const GANG_SCHEDULING_VOLCANO_QUEUE: &str = "rbg.workloads.x-k8s.io/group-gang-scheduling-volcano-queue";
 /// Annotation of a group: priority class (Volcano).
-pub const GANG_SCHEDULING_VOLCANO_PRIORITY: &str = "rbg.workloads.x-k8s.io/group-gang-scheduling-volcano-priority";
+pub const GANG_SCHEDULING_VOLCANO_PRIORITY: &str =
+    "rbg.workloads.x-k8s.io/group-gang-scheduling-volcano-priority";
 /// Annotation of a role or instance: `true` if the pods of one instance are made at once or not at all.
 pub const INSTANCE_GANG_SCHEDULING: &str = "rbg.workloads.x-k8s.io/role-instance-gang-scheduling";
 /// Annotation of a group: the topology key of which one domain has pods of this group only.
@@ -108,7 +109,8 @@ pub mod legacy {
     /// Annotation of a group: as [`super::GROUP_EXCLUSIVE_TOPOLOGY`].
     pub const EXCLUSIVE_TOPOLOGY: &str = "rolebasedgroup.workloads.x-k8s.io/exclusive-topology";
     /// Annotation of a pod template: as [`super::ROLE_DISABLE_EXCLUSIVE`].
-    pub const DISABLE_EXCLUSIVE_TOPOLOGY: &str = "rolebasedgroup.workloads.x-k8s.io/disable-exclusive-topology";
+    pub const DISABLE_EXCLUSIVE_TOPOLOGY: &str =
+        "rolebasedgroup.workloads.x-k8s.io/disable-exclusive-topology";
     /// Annotation: `Stateful` or `Stateless`.
     pub const INSTANCE_PATTERN: &str = "instance.rolebasedgroup.workloads.x-k8s.io/pattern";
     /// Label of LeaderWorkerSet pods: 0 is the leader.

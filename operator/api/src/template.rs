@@ -35,7 +35,8 @@ impl PodTemplate {
     /// Takes an annotation away.
     pub fn remove_annotation(&mut self, key: &str) {
         let metadata = self.0.get_mut("metadata").and_then(Value::as_object_mut);
-        let annotations = metadata.and_then(|metadata| metadata.get_mut("annotations")).and_then(Value::as_object_mut);
+        let annotations =
+            metadata.and_then(|metadata| metadata.get_mut("annotations")).and_then(Value::as_object_mut);
         if let Some(annotations) = annotations {
             annotations.remove(key);
         }

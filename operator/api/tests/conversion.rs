@@ -42,7 +42,10 @@ fn workload_template_and_restart_policy_become_a_pattern() {
     let kind = "rbg.workloads.x-k8s.io/role-workload-type";
     assert_eq!(roles[0]["standalonePattern"], json!({ "template": template }));
     assert_eq!(roles[0]["annotations"][kind], "apps/v1/StatefulSet");
-    assert_eq!(roles[1]["standalonePattern"], json!({ "templateRef": { "name": "t", "patch": { "spec": {} } } }));
+    assert_eq!(
+        roles[1]["standalonePattern"],
+        json!({ "templateRef": { "name": "t", "patch": { "spec": {} } } })
+    );
     assert_eq!(roles[1]["annotations"][kind], "workloads.x-k8s.io/v1alpha1/InstanceSet");
     assert_eq!(
         roles[2]["leaderWorkerPattern"],
@@ -106,10 +109,12 @@ fn an_edit_through_the_older_version_keeps_what_it_cannot_say() {
 
 #[test]
 fn an_edit_through_the_newer_version_wins_over_what_was_kept() {
-    let object = v1(json!({ "roles": [{ "name": "a", "template": {}, "components": [], "restartPolicy": "None" }] }));
+    let object =
+        v1(json!({ "roles": [{ "name": "a", "template": {}, "components": [], "restartPolicy": "None" }] }));
     let mut newer = up(&object);
     newer["spec"]["roles"][0]["standalonePattern"]["template"] = json!({ "spec": { "hostNetwork": true } });
-    newer["spec"]["roles"][0]["annotations"]["rbg.workloads.x-k8s.io/role-workload-type"] = "apps/v1/Deployment".into();
+    newer["spec"]["roles"][0]["annotations"]["rbg.workloads.x-k8s.io/role-workload-type"] =
+        "apps/v1/Deployment".into();
     let role = &down(&newer)["spec"]["roles"][0];
     assert_eq!(role["template"], json!({ "spec": { "hostNetwork": true } }));
     assert_eq!(role["workload"], json!({ "apiVersion": "apps/v1", "kind": "Deployment" }));
@@ -150,7 +155,8 @@ fn what_is_not_converted_is_said() {
     assert_eq!(convert(&other, Version::V1alpha1), Err(ConversionError::Version("v1".into())));
     let set = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "InstanceSet" });
     assert_eq!(convert(&set, Version::V1alpha2), Err(ConversionError::Kind("InstanceSet".into())));
-    let adapter = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroupScalingAdapter" });
+    let adapter =
+        json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroupScalingAdapter" });
     assert_eq!(convert(&adapter, Version::V1alpha2).unwrap()["apiVersion"], "workloads.x-k8s.io/v1alpha2");
 }
 
@@ -160,7 +166,8 @@ fn any_value() -> impl Strategy<Value = Value> {
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         (0..3i64).prop_map(Value::from),
-        prop::sample::select(vec!["", "a", "Recreate", "RecreatePod", "apps/v1", "/", "[]"]).prop_map(Value::from),
+        prop::sample::select(vec!["", "a", "Recreate", "RecreatePod", "apps/v1", "/", "[]"])
+            .prop_map(Value::from),
     ];
     leaf.prop_recursive(5, 40, 5, |inner| {
         prop_oneof![prop::collection::vec(inner.clone(), 0..3).prop_map(Value::Array), object_of(inner)]
@@ -169,14 +176,46 @@ fn any_value() -> impl Strategy<Value = Value> {
 
 fn object_of(inner: impl Strategy<Value = Value>) -> impl Strategy<Value = Value> {
     const NAMES: &[&str] = &[
-        "name", "annotations", "labels", "workload", "apiVersion", "kind", "template", "templateRef", "templatePatch",
-        "patch", "leaderWorkerSet", "components", "restartPolicy", "restartPolicyConfig", "type", "standalonePattern",
-        "leaderWorkerPattern", "customComponentsPattern", "sharedServiceSelection", "scalingAdapter", "enable",
-        "podManagementPolicy", "rolloutStrategy", "rollingUpdate", "baseDelaySeconds", "podGroupPolicy",
-        "kubeScheduling", "scheduleTimeoutSeconds", "volcanoScheduling", "queue", "coordination", "roles", "spec",
-        "groupTemplate", "unknown", "rbg.workloads.x-k8s.io/role-workload-type",
-        "rbg.workloads.x-k8s.io/group-gang-scheduling", "rolebasedgroup.workloads.x-k8s.io/exclusive-topology",
-        "conversion.workloads.x-k8s.io/v1alpha1-coordination", "conversion.workloads.x-k8s.io/origin",
+        "name",
+        "annotations",
+        "labels",
+        "workload",
+        "apiVersion",
+        "kind",
+        "template",
+        "templateRef",
+        "templatePatch",
+        "patch",
+        "leaderWorkerSet",
+        "components",
+        "restartPolicy",
+        "restartPolicyConfig",
+        "type",
+        "standalonePattern",
+        "leaderWorkerPattern",
+        "customComponentsPattern",
+        "sharedServiceSelection",
+        "scalingAdapter",
+        "enable",
+        "podManagementPolicy",
+        "rolloutStrategy",
+        "rollingUpdate",
+        "baseDelaySeconds",
+        "podGroupPolicy",
+        "kubeScheduling",
+        "scheduleTimeoutSeconds",
+        "volcanoScheduling",
+        "queue",
+        "coordination",
+        "roles",
+        "spec",
+        "groupTemplate",
+        "unknown",
+        "rbg.workloads.x-k8s.io/role-workload-type",
+        "rbg.workloads.x-k8s.io/group-gang-scheduling",
+        "rolebasedgroup.workloads.x-k8s.io/exclusive-topology",
+        "conversion.workloads.x-k8s.io/v1alpha1-coordination",
+        "conversion.workloads.x-k8s.io/origin",
     ];
     prop::collection::vec((prop::sample::select(NAMES), inner), 0..6).prop_map(|members| {
         Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
@@ -195,15 +234,18 @@ fn metadata() -> impl Strategy<Value = Value> {
         "conversion.workloads.x-k8s.io/origin",
     ]);
     let value = prop::sample::select(vec!["", "true", "x", "[]", "{\"kubeScheduling\": {}}", "v1alpha1"]);
-    prop::option::of(prop::collection::btree_map(key, value, 1..4)).prop_map(|annotations| match annotations {
-        Some(annotations) => json!({ "name": "g", "annotations": annotations }),
-        None => json!({ "name": "g" }),
-    })
+    prop::option::of(prop::collection::btree_map(key, value, 1..4)).prop_map(
+        |annotations| match annotations {
+            Some(annotations) => json!({ "name": "g", "annotations": annotations }),
+            None => json!({ "name": "g" }),
+        },
+    )
 }
 
 fn any_object(version: &'static str) -> impl Strategy<Value = Value> {
     let kind = prop::sample::select(vec!["RoleBasedGroup", "RoleBasedGroupSet"]);
-    let roles = prop::collection::vec((prop::sample::select(vec!["a", "b", "c"]), object_of(any_value())), 0..3);
+    let roles =
+        prop::collection::vec((prop::sample::select(vec!["a", "b", "c"]), object_of(any_value())), 0..3);
     (kind, metadata(), object_of(any_value()), roles).prop_map(move |(kind, metadata, spec, roles)| {
         let roles = roles.into_iter().map(|(name, mut role)| {
             role["name"] = name.into();
@@ -216,13 +258,11 @@ fn any_object(version: &'static str) -> impl Strategy<Value = Value> {
             (_, "workloads.x-k8s.io/v1alpha1") => json!({ "template": inner }),
             _ => json!({ "groupTemplate": { "spec": inner } }),
         };
-        let members = [
-            ("apiVersion", version.into()),
-            ("kind", kind.into()),
-            ("metadata", metadata),
-            ("spec", spec),
-        ];
-        Value::Object(members.map(|(name, value)| (name.to_owned(), value)).into_iter().collect::<Map<_, _>>())
+        let members =
+            [("apiVersion", version.into()), ("kind", kind.into()), ("metadata", metadata), ("spec", spec)];
+        Value::Object(
+            members.map(|(name, value)| (name.to_owned(), value)).into_iter().collect::<Map<_, _>>(),
+        )
     })
 }
 

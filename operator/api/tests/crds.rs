@@ -13,7 +13,8 @@ fn the_files_are_those_that_the_types_yield() {
     let crds = rbg_api::crds::all();
     for crd in &crds {
         let path = folder.join(format!("{}.yaml", crd.spec.names.plural));
-        let written = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let written =
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let fresh = serde_saphyr::to_string(crd).unwrap();
         assert!(
             written == fresh,
@@ -35,7 +36,12 @@ fn one_version_is_stored_and_the_older_one_warns() {
         for version in versions {
             let subresources = version.subresources.unwrap();
             assert!(subresources.status.is_some(), "{name}");
-            assert_eq!(version.name == "v1alpha1", version.deprecated == Some(true), "{name} {}", version.name);
+            assert_eq!(
+                version.name == "v1alpha1",
+                version.deprecated == Some(true),
+                "{name} {}",
+                version.name
+            );
         }
     }
 }

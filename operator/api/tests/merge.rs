@@ -43,7 +43,9 @@ fn items_with_the_same_key_are_merged_where_they_are() {
             { "name": "a", "image": "a:1", "env": [{ "name": "X", "value": "1" }, { "name": "Y", "value": "2" }] },
             { "name": "b", "image": "b:1" },
         ])),
-        containers(json!([{ "name": "b", "image": "b:2" }, { "name": "a", "env": [{ "name": "Y", "value": "3" }] }])),
+        containers(
+            json!([{ "name": "b", "image": "b:2" }, { "name": "a", "env": [{ "name": "Y", "value": "3" }] }]),
+        ),
     );
     assert_eq!(
         merged,
@@ -99,7 +101,10 @@ fn directives_replace_and_delete() {
     let patch = containers(json!([{ "name": "c" }, { "$patch": "replace" }]));
     assert_eq!(merged(base.clone(), patch), containers(json!([{ "name": "c" }])));
     let patch = containers(json!([{ "name": "a", "resources": { "$patch": "replace", "limits": {} } }]));
-    assert_eq!(merged(base.clone(), patch).pointer("/spec/containers/0/resources"), Some(&json!({ "limits": {} })));
+    assert_eq!(
+        merged(base.clone(), patch).pointer("/spec/containers/0/resources"),
+        Some(&json!({ "limits": {} }))
+    );
     let patch = json!({ "spec": { "$patch": "replace", "hostNetwork": true } });
     assert_eq!(merged(base.clone(), patch), json!({ "spec": { "hostNetwork": true } }));
     let patch = json!({ "spec": { "$patch": "delete" } });

@@ -10,11 +10,26 @@ use serde_json::{Map, Value};
 use crate::quantity;
 
 /// Members whose `false` says nothing.
-const FALSE_IS_NOTHING: [&str; 9] =
-    ["readOnly", "hostNetwork", "hostPID", "hostIPC", "stdin", "stdinOnce", "tty", "paused", "recursiveReadOnly"];
+const FALSE_IS_NOTHING: [&str; 9] = [
+    "readOnly",
+    "hostNetwork",
+    "hostPID",
+    "hostIPC",
+    "stdin",
+    "stdinOnce",
+    "tty",
+    "paused",
+    "recursiveReadOnly",
+];
 /// Members whose 0 says nothing.
-const ZERO_IS_NOTHING: [&str; 6] =
-    ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold", "hostPort"];
+const ZERO_IS_NOTHING: [&str; 6] = [
+    "initialDelaySeconds",
+    "timeoutSeconds",
+    "periodSeconds",
+    "successThreshold",
+    "failureThreshold",
+    "hostPort",
+];
 /// Maps from text to text: every entry says something, an empty map nothing.
 const TEXT_MAPS: [&str; 4] = ["labels", "annotations", "nodeSelector", "matchLabels"];
 /// Maps from text to quantities.
@@ -28,7 +43,8 @@ const EMPTY_SAYS_SOMETHING: [&str; 2] = ["storageClassName", "volumeName"];
 pub(crate) fn pod_template(template: PodTemplate) -> PodTemplate {
     let mut template = PodTemplate(object(template.0));
     for list in ["containers", "initContainers"] {
-        let Some(Value::Array(containers)) = template.0.get_mut("spec").and_then(|spec| spec.get_mut(list)) else {
+        let Some(Value::Array(containers)) = template.0.get_mut("spec").and_then(|spec| spec.get_mut(list))
+        else {
             continue;
         };
         for container in containers.iter_mut().filter_map(Value::as_object_mut) {
@@ -49,7 +65,8 @@ fn member(name: &str, value: Value) -> Option<Value> {
         Value::Object(map) if TEXT_MAPS.contains(&name) => (!map.is_empty()).then_some(Value::Object(map)),
         Value::Object(map) if QUANTITY_MAPS.contains(&name) => {
             let amounts = map.into_iter().map(|(name, amount)| (name, amount_of(amount)));
-            Some(Value::Object(amounts.collect())).filter(|map| map.as_object().is_some_and(|map| !map.is_empty()))
+            Some(Value::Object(amounts.collect()))
+                .filter(|map| map.as_object().is_some_and(|map| !map.is_empty()))
         }
         Value::Object(map) => Some(Value::Object(object(map))),
         Value::Array(items) if items.is_empty() => None,

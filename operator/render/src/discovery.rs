@@ -62,7 +62,9 @@ pub(crate) fn file(
         return Ok(None);
     }
     let entry = GroupEntry { name: group.name.to_owned(), roles: names, size: gang::pods(group) };
-    let text = serde_saphyr::to_string(&File { group: entry, roles });
+    // One line per address, however long: simple parsers read this file too.
+    let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
+    let text = serde_saphyr::to_string_with_options(&File { group: entry, roles }, options);
     text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.to_string()))
 }
 
@@ -70,7 +72,8 @@ fn instance(role: &Role<'_>, ordinal: i32) -> InstanceEntry {
     let pods = addresses(role, &format!("{}-{ordinal}", role.names.workload));
     let ports = role.spec.service_ports.iter().map(|port| {
         let name = port.name.as_ref().filter(|name| !name.is_empty());
-        let name = name.map_or_else(|| format!("port{}", port.port), |name| name.replace('-', "_").to_lowercase());
+        let name =
+            name.map_or_else(|| format!("port{}", port.port), |name| name.replace('-', "_").to_lowercase());
         (name, port.port)
     });
     let address = pods.first().cloned().unwrap_or_default();

@@ -56,9 +56,11 @@ pub(crate) fn inject(template: &mut PodTemplate, variables: Vec<Value>) {
     for container in template.list_mut("containers").iter_mut().filter_map(Value::as_object_mut) {
         let own = member_list(container, "env");
         let kept = last_of_each_name(std::mem::take(own));
-        let kept = kept.into_iter().filter(|variable| !variables.iter().any(|new| name(new) == name(variable)));
+        let kept =
+            kept.into_iter().filter(|variable| !variables.iter().any(|new| name(new) == name(variable)));
         // Earlier ones of the group come first: those put in now may refer to them.
-        let (of_group, of_user): (Vec<Value>, Vec<Value>) = kept.partition(|variable| name(variable).starts_with(PREFIX));
+        let (of_group, of_user): (Vec<Value>, Vec<Value>) =
+            kept.partition(|variable| name(variable).starts_with(PREFIX));
         let (late, early): (Vec<Value>, Vec<Value>) =
             of_group.into_iter().partition(|variable| name(variable).starts_with(LEADER_WORKER_PREFIX));
         own.extend(early);

@@ -59,7 +59,9 @@ pub enum RenderError {
         pattern: &'static str,
     },
     /// Updates that could never begin.
-    #[error("role `{0}`: maxUnavailable and maxSurge are both 0, so that no update could begin; raise one of them")]
+    #[error(
+        "role `{0}`: maxUnavailable and maxSurge are both 0, so that no update could begin; raise one of them"
+    )]
     NoProgress(String),
     /// A profile that is not there.
     #[error("role `{role}` names the ClusterEngineRuntimeProfile `{profile}`, which does not exist")]

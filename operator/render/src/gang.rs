@@ -28,7 +28,8 @@ pub(crate) fn pod_group(group: Group<'_>) -> Option<Manifest> {
         let mut metadata = group.metadata(group.name, true);
         let (api_version, inherited, spec) = match group.gang_scheduler {
             GangScheduler::SchedulerPlugins => {
-                let seconds = group.annotation(keys::GANG_SCHEDULING_TIMEOUT).and_then(|text| text.parse().ok());
+                let seconds =
+                    group.annotation(keys::GANG_SCHEDULING_TIMEOUT).and_then(|text| text.parse().ok());
                 let seconds: i64 = seconds.unwrap_or(TIMEOUT_SECONDS);
                 let spec = json!({ "minMember": pods(group), "scheduleTimeoutSeconds": seconds });
                 ("scheduling.x-k8s.io/v1alpha1", "scheduling.x-k8s.io/", spec)

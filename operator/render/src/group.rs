@@ -60,11 +60,14 @@ impl<'a> Group<'a> {
     pub fn is_legacy(self) -> bool {
         let metadata = &self.object.metadata;
         let annotated = self.annotation(conversion::ORIGIN).is_some();
-        let written = metadata.managed_fields.iter().flatten().any(|entry| {
-            entry.api_version.as_deref() == Some(conversion::Version::V1alpha1.api_version())
-        });
+        let written =
+            metadata.managed_fields.iter().flatten().any(|entry| {
+                entry.api_version.as_deref() == Some(conversion::Version::V1alpha1.api_version())
+            });
         let mut roles = self.object.spec.roles.iter();
-        annotated || written || roles.any(|role| role.annotations.contains_key(keys::legacy::INSTANCE_PATTERN))
+        annotated
+            || written
+            || roles.any(|role| role.annotations.contains_key(keys::legacy::INSTANCE_PATTERN))
     }
 
     /// The discovery file. `None` if no role has ordered instances: then no pod mounts it.
@@ -74,7 +77,12 @@ impl<'a> Group<'a> {
     pub fn config_map(self, targets: &BTreeMap<String, RoleTarget>) -> Result<Option<Manifest>, RenderError> {
         let Some(file) = discovery::file(self, targets)? else { return Ok(None) };
         let metadata = self.metadata(self.name, true);
-        Ok(Some(Manifest::new("v1", "ConfigMap", metadata.as_ref(), json!({ "data": { "config.yaml": file } }))))
+        Ok(Some(Manifest::new(
+            "v1",
+            "ConfigMap",
+            metadata.as_ref(),
+            json!({ "data": { "config.yaml": file } }),
+        )))
     }
 
     /// The PodGroup, if the group's pods are scheduled at once or not at all.

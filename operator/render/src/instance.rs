@@ -96,7 +96,8 @@ impl<'a> Set<'a> {
             components.iter().any(|known| known.name == component)
         };
         let all = self.object.metadata.annotations.iter().flatten();
-        let kept = all.filter(|(key, value)| INHERITED.contains(&key.as_str()) || (is_port(key) && is_number(value)));
+        let kept = all
+            .filter(|(key, value)| INHERITED.contains(&key.as_str()) || (is_port(key) && is_number(value)));
         kept.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 

@@ -35,9 +35,11 @@ pub(crate) fn add_environment(template: &mut PodTemplate) {
     for container in template.list_mut("containers").iter_mut().filter_map(Value::as_object_mut) {
         let variables = member_list(container, "env");
         let aliases: Vec<Value> = variables.iter().filter_map(alias).collect();
-        let new = aliases.into_iter().filter(|alias| !variables.iter().any(|known| name(known) == name(alias)));
+        let new =
+            aliases.into_iter().filter(|alias| !variables.iter().any(|known| name(known) == name(alias)));
         let new: Vec<Value> = new.collect();
-        let after = variables.iter().rposition(|variable| alias(variable).is_some()).map_or(0, |last| last + 1);
+        let after =
+            variables.iter().rposition(|variable| alias(variable).is_some()).map_or(0, |last| last + 1);
         variables.splice(after..after, new);
     }
 }

@@ -83,7 +83,10 @@ impl Manifest {
     fn text(&self, pointer: &str) -> &str {
         let mut names = pointer.split('/').skip(1);
         let first = names.next().and_then(|name| self.0.get(name));
-        names.fold(first, |value, name| value.and_then(|value| value.get(name))).and_then(Value::as_str).unwrap_or("")
+        names
+            .fold(first, |value, name| value.and_then(|value| value.get(name)))
+            .and_then(Value::as_str)
+            .unwrap_or("")
     }
 }
 

@@ -126,7 +126,11 @@ fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
 }
 
 fn is_legacy(instance: &RoleInstance) -> bool {
-    instance.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(conversion::ORIGIN))
+    instance
+        .metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(conversion::ORIGIN))
 }
 
 fn legacy_labels(instance: &RoleInstance) -> Texts {
@@ -136,7 +140,10 @@ fn legacy_labels(instance: &RoleInstance) -> Texts {
 
 fn texts(template: &PodTemplate, member: &str) -> Texts {
     let map = template.0.get("metadata").and_then(|metadata| metadata.get(member)).and_then(Value::as_object);
-    map.into_iter().flatten().filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+    map.into_iter()
+        .flatten()
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
 }
 
 fn place(template: &mut PodTemplate, placement: &Placement) {

@@ -42,13 +42,23 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         self.render(self.base()?, self.role.injection(), labels)
     }
 
-    pub(crate) fn leader(&self, pattern: &LeaderWorkerPattern, labels: &[Label]) -> Result<PodTemplate, RenderError> {
-        let template = self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
+    pub(crate) fn leader(
+        &self,
+        pattern: &LeaderWorkerPattern,
+        labels: &[Label],
+    ) -> Result<PodTemplate, RenderError> {
+        let template =
+            self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
         self.render(template, Injection { leader_worker: true, ..self.role.injection() }, labels)
     }
 
-    pub(crate) fn worker(&self, pattern: &LeaderWorkerPattern, labels: &[Label]) -> Result<PodTemplate, RenderError> {
-        let template = self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
+    pub(crate) fn worker(
+        &self,
+        pattern: &LeaderWorkerPattern,
+        labels: &[Label],
+    ) -> Result<PodTemplate, RenderError> {
+        let template =
+            self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
         let injection = Injection { leader_worker: true, runtimes: false, ..self.role.injection() };
         self.render(template, injection, labels)
     }
@@ -71,7 +81,8 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         pattern: &LeaderWorkerPattern,
         legacy: bool,
     ) -> Result<PodTemplate, RenderError> {
-        let template = self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
+        let template =
+            self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
         self.with_legacy(template, self.role.injection(), legacy)
     }
 
@@ -80,7 +91,8 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         pattern: &LeaderWorkerPattern,
         legacy: bool,
     ) -> Result<PodTemplate, RenderError> {
-        let template = self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
+        let template =
+            self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
         self.with_legacy(template, Injection { runtimes: false, ..self.role.injection() }, legacy)
     }
 

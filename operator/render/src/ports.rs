@@ -152,7 +152,11 @@ pub(crate) fn of_pod(
         let parts: Vec<&str> = reference.from.split('.').collect();
         let &[_, other, port] = parts.as_slice() else {
             let cause = format!("`{}` is not <role>.<component>.<port>", reference.from);
-            return Err(RenderError::Annotation { key: keys::PORT_ALLOCATOR, component: component.name.clone(), cause });
+            return Err(RenderError::Annotation {
+                key: keys::PORT_ALLOCATOR,
+                component: component.name.clone(),
+                cause,
+            });
         };
         if let Some(port) = of_component(other, 0, port) {
             variable(&reference.env, port);

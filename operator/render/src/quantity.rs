@@ -7,7 +7,8 @@ const DECIMAL: [&str; 6] = ["E", "P", "T", "G", "M", "k"];
 /// The canonical form of `core/v1` Quantity: no fraction, and the largest suffix that allows that. `None` for what is no
 /// quantity, is finer than a thousandth or too large to tell; that stays as it is written.
 pub(crate) fn canonical(text: &str) -> Option<String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '-' && c != '+').unwrap_or(text.len());
+    let digits =
+        text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '-' && c != '+').unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);
     let (negative, number) = match number.strip_prefix('-') {
         Some(number) => (true, number),
@@ -22,7 +23,8 @@ pub(crate) fn canonical(text: &str) -> Option<String> {
         mantissa = -mantissa;
     }
     let scale = 10_i128.pow(u32::try_from(fraction.len()).ok()?);
-    let power = |list: &[&str; 6]| list.iter().position(|known| *known == suffix).map(|place| 6 - place as u32);
+    let power =
+        |list: &[&str; 6]| list.iter().position(|known| *known == suffix).map(|place| 6 - place as u32);
     if let Some(power) = power(&BINARY) {
         let units = mantissa.checked_mul(1024_i128.pow(power))?;
         return if units % scale == 0 { Some(binary(units / scale)) } else { None };
@@ -88,7 +90,8 @@ mod tests {
         ] {
             assert_eq!(canonical(written).as_deref(), Some(canonical_form), "{written}");
         }
-        for odd in ["", "Gi", "x", "1e3", "0.0001", "1.1Ki", ".", "99999999999999999999999999999999999999999"] {
+        for odd in ["", "Gi", "x", "1e3", "0.0001", "1.1Ki", ".", "99999999999999999999999999999999999999999"]
+        {
             assert_eq!(canonical(odd), None, "{odd}");
         }
     }

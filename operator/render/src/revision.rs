@@ -35,7 +35,8 @@ impl Revision {
     /// A RoleInstance's: its components, less their sizes.
     #[must_use]
     pub fn of_instance(instance: &str, components: &[InstanceComponent], collisions: i32) -> Self {
-        let order: Vec<Value> = components.iter().map(|component| json!({ "name": component.name })).collect();
+        let order: Vec<Value> =
+            components.iter().map(|component| json!({ "name": component.name })).collect();
         let components: Vec<Value> = components
             .iter()
             .map(|component| {
@@ -86,9 +87,17 @@ impl Revision {
 
     /// The ControllerRevision.
     #[must_use]
-    pub fn manifest(&self, namespace: &str, labels: Texts, annotations: Texts, owner: &OwnerRef, number: i64) -> Manifest {
+    pub fn manifest(
+        &self,
+        namespace: &str,
+        labels: Texts,
+        annotations: Texts,
+        owner: &OwnerRef,
+        number: i64,
+    ) -> Manifest {
         let metadata = Metadata { name: &self.name, namespace, labels, annotations, owner: Some(owner) };
-        let mut manifest = Manifest::new("apps/v1", "ControllerRevision", metadata, json!({ "revision": number }));
+        let mut manifest =
+            Manifest::new("apps/v1", "ControllerRevision", metadata, json!({ "revision": number }));
         // Not through `Manifest::new`: the nulls in it are part of it.
         manifest.0.insert("data".to_owned(), self.data.clone());
         manifest
@@ -111,9 +120,8 @@ pub(crate) fn role_hash(spec: &RoleBasedGroupSpec, role: &RoleSpec) -> String {
     let standalone = role.standalone_pattern.as_ref().and_then(|pattern| pattern.template_ref.as_ref());
     let leader_worker = role.leader_worker_pattern.as_ref().and_then(|pattern| pattern.template_ref.as_ref());
     let reference = standalone.or(leader_worker);
-    let template = reference.and_then(|reference| {
-        spec.role_templates.iter().find(|template| template.name == reference.name)
-    });
+    let template = reference
+        .and_then(|reference| spec.role_templates.iter().find(|template| template.name == reference.name));
     let template = template.map(|template| go_json(&stored_template(&template.template))).unwrap_or_default();
     safe(fnv1a(go_json(&Value::Object(kept)).bytes().chain(template.bytes())))
 }
@@ -127,7 +135,8 @@ fn stored_role(role: &RoleSpec) -> Map<String, Value> {
             canonicalise(template);
         }
     }
-    let components = kept.get_mut("customComponentsPattern").and_then(|pattern| pattern.get_mut("components"));
+    let components =
+        kept.get_mut("customComponentsPattern").and_then(|pattern| pattern.get_mut("components"));
     for component in components.and_then(Value::as_array_mut).into_iter().flatten() {
         if let Some(template) = component.get_mut("template") {
             canonicalise(template);
@@ -196,7 +205,9 @@ fn write_json(value: &Value, text: &mut String) {
 fn write_text(string: &str, text: &mut String) {
     for sign in Value::from(string).to_string().chars() {
         match sign {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => text.push_str(&format!("\\u{:04x}", u32::from(sign))),
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                text.push_str(&format!("\\u{:04x}", u32::from(sign)))
+            }
             sign => text.push(sign),
         }
     }
@@ -209,7 +220,9 @@ fn comparable(value: &Value) -> Option<Value> {
         Value::String(text) if text.is_empty() => None,
         Value::Array(items) if items.is_empty() => None,
         // An item's place means something, so it stays even if it says nothing.
-        Value::Array(items) => Some(items.iter().map(|item| comparable(item).unwrap_or(Value::Null)).collect()),
+        Value::Array(items) => {
+            Some(items.iter().map(|item| comparable(item).unwrap_or(Value::Null)).collect())
+        }
         Value::Object(members) => {
             let members = members.iter().filter_map(|(name, value)| Some((name.clone(), comparable(value)?)));
             let members: Map<String, Value> = members.collect();

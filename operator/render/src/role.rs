@@ -2,8 +2,8 @@
 
 use rbg_api::keys;
 use rbg_api::v1alpha2::{
-    CustomComponentsPattern, LeaderWorkerPattern, RestartPolicy, RestartPolicyConfig, RoleSpec, RollingUpdate,
-    StandalonePattern,
+    CustomComponentsPattern, LeaderWorkerPattern, RestartPolicy, RestartPolicyConfig, RoleSpec,
+    RollingUpdate, StandalonePattern,
 };
 use rbg_api::{IntOrPercent, Round, conversion};
 use serde_json::{Value, json};
@@ -92,6 +92,12 @@ impl<'a> Role<'a> {
         self.pattern
     }
 
+    /// Instances that the spec says.
+    #[must_use]
+    pub fn replicas(&self) -> i32 {
+        self.spec.replicas
+    }
+
     /// Names of the role's objects.
     #[must_use]
     pub fn names(&self) -> &RoleNames {
@@ -113,7 +119,9 @@ impl<'a> Role<'a> {
     pub fn instance_size(&self) -> i32 {
         match self.pattern {
             Pattern::Standalone(_) => 1,
-            Pattern::LeaderWorker(pattern) if self.runs_leader_and_workers() => pattern.size.unwrap_or(1).max(1),
+            Pattern::LeaderWorker(pattern) if self.runs_leader_and_workers() => {
+                pattern.size.unwrap_or(1).max(1)
+            }
             Pattern::LeaderWorker(_) => 1,
             Pattern::Custom(pattern) => pattern.components.iter().map(|component| component.size()).sum(),
         }
@@ -263,8 +271,11 @@ impl<'a> Role<'a> {
             Some(kind) => kind,
             None => "InPlaceIfPossible",
         };
-        let of_role = |value: fn(&RollingUpdate) -> &Option<IntOrPercent>| rolling.and_then(|rolling| value(rolling).clone());
-        let unavailable = target.max_unavailable.clone().or_else(|| of_role(|rolling| &rolling.max_unavailable));
+        let of_role = |value: fn(&RollingUpdate) -> &Option<IntOrPercent>| {
+            rolling.and_then(|rolling| value(rolling).clone())
+        };
+        let unavailable =
+            target.max_unavailable.clone().or_else(|| of_role(|rolling| &rolling.max_unavailable));
         let unavailable = unavailable.unwrap_or(IntOrPercent::Int(1));
         let surge = of_role(|rolling| &rolling.max_surge).unwrap_or(IntOrPercent::Int(0));
         if never_moves(&unavailable) && never_moves(&surge) {
@@ -389,7 +400,8 @@ impl<'a> Role<'a> {
             Some(RestartPolicy::None) | None => "None",
         };
         let rolling = self.rolling_update();
-        let partition = target.partition.as_ref().or_else(|| rolling.and_then(|rolling| rolling.partition.as_ref()));
+        let partition =
+            target.partition.as_ref().or_else(|| rolling.and_then(|rolling| rolling.partition.as_ref()));
         let bounds = json!({
             "partition": whole(partition, target.replicas),
             "maxUnavailable": target

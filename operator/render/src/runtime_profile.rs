@@ -34,7 +34,11 @@ pub(crate) fn inject(role: &Role<'_>, template: &mut PodTemplate) -> Result<(), 
     Ok(())
 }
 
-fn add_to_containers(runtime: &EngineRuntime, profile: &ClusterEngineRuntimeProfileSpec, template: &mut PodTemplate) {
+fn add_to_containers(
+    runtime: &EngineRuntime,
+    profile: &ClusterEngineRuntimeProfileSpec,
+    template: &mut PodTemplate,
+) {
     let of_profile = |container: &&Value| {
         profile.containers.iter().chain(&profile.init_containers).any(|known| name(known) == name(container))
     };

@@ -20,7 +20,12 @@ pub(crate) fn inject(role: &Role<'_>, template: &mut PodTemplate) {
     template.set_annotations(&Texts::from(own));
     template.set_labels(&Texts::from([(keys::GROUP_UNIQUE_HASH.to_owned(), unique.clone())]));
     let affinity = member_object(template.spec_mut(), "affinity");
-    require(affinity, "podAffinity", topology, json!([{ "key": keys::GROUP_UNIQUE_HASH, "operator": "In", "values": [unique] }]));
+    require(
+        affinity,
+        "podAffinity",
+        topology,
+        json!([{ "key": keys::GROUP_UNIQUE_HASH, "operator": "In", "values": [unique] }]),
+    );
     let others = json!([
         { "key": keys::GROUP_UNIQUE_HASH, "operator": "Exists" },
         { "key": keys::GROUP_UNIQUE_HASH, "operator": "NotIn", "values": [unique] },

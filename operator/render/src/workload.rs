@@ -25,14 +25,14 @@ impl WorkloadKind {
     /// # Errors
     /// [`RenderError::UnknownWorkload`].
     pub fn of(role: &RoleSpec) -> Result<Self, RenderError> {
-        let Some(asked) = role.annotations.get(keys::ROLE_WORKLOAD_TYPE).filter(|asked| !asked.is_empty()) else {
+        let Some(asked) = role.annotations.get(keys::ROLE_WORKLOAD_TYPE).filter(|asked| !asked.is_empty())
+        else {
             return Ok(Self::RoleInstanceSet);
         };
         let (api_version, kind) = asked.rsplit_once('/').unwrap_or(("", asked));
         match (api_version, kind) {
-            ("workloads.x-k8s.io/v1alpha2", "RoleInstanceSet") | ("workloads.x-k8s.io/v1alpha1", "InstanceSet") => {
-                Ok(Self::RoleInstanceSet)
-            }
+            ("workloads.x-k8s.io/v1alpha2", "RoleInstanceSet")
+            | ("workloads.x-k8s.io/v1alpha1", "InstanceSet") => Ok(Self::RoleInstanceSet),
             ("apps/v1", "StatefulSet") => Ok(Self::StatefulSet),
             ("apps/v1", "Deployment") => Ok(Self::Deployment),
             ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") => Ok(Self::LeaderWorkerSet),

@@ -74,7 +74,8 @@ pub enum ConversionError {
 pub fn convert(object: &Value, to: Version) -> Result<Value, ConversionError> {
     let mut object = object.as_object().ok_or(ConversionError::NotAMap)?.clone();
     let text = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let from = Version::parse(&text("apiVersion")).ok_or_else(|| ConversionError::Version(text("apiVersion")))?;
+    let from =
+        Version::parse(&text("apiVersion")).ok_or_else(|| ConversionError::Version(text("apiVersion")))?;
     if from == to {
         return Ok(Value::Object(object));
     }
@@ -99,7 +100,8 @@ pub fn convert(object: &Value, to: Version) -> Result<Value, ConversionError> {
     if !lost.is_empty()
         && let (Ok(text), Value::Object(converted)) = (serde_json::to_string(&lost), &mut converted)
     {
-        member_object(member_object(converted, "metadata"), "annotations").insert(left.to_owned(), text.into());
+        member_object(member_object(converted, "metadata"), "annotations")
+            .insert(left.to_owned(), text.into());
     }
     Ok(converted)
 }

@@ -67,12 +67,20 @@ impl Change {
 fn member_mut<'a>(parent: &'a mut Value, name: &str) -> Option<&'a mut Value> {
     match parent {
         Value::Object(members) => members.get_mut(name),
-        Value::Array(items) => items.iter_mut().find(|item| item.get("name").and_then(Value::as_str) == Some(name)),
+        Value::Array(items) => {
+            items.iter_mut().find(|item| item.get("name").and_then(Value::as_str) == Some(name))
+        }
         _ => None,
     }
 }
 
-fn collect(from: Option<&Value>, to: Option<&Value>, at: &mut Vec<String>, made: usize, changes: &mut Vec<Change>) {
+fn collect(
+    from: Option<&Value>,
+    to: Option<&Value>,
+    at: &mut Vec<String>,
+    made: usize,
+    changes: &mut Vec<Change>,
+) {
     if from == to {
         return;
     }

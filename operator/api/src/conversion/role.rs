@@ -34,7 +34,11 @@ pub(super) fn up(role: &mut Object) {
         template_up(role, &mut pattern);
         restart_up(&mut pattern, restart);
         put_object(role, "leaderWorkerPattern", Some(pattern));
-    } else if role.get("components").and_then(Value::as_array).is_some_and(|components| !components.is_empty()) {
+    } else if role
+        .get("components")
+        .and_then(Value::as_array)
+        .is_some_and(|components| !components.is_empty())
+    {
         let mut pattern = Object::new();
         pattern.extend(role.remove("components").map(|components| ("components".to_owned(), components)));
         restart_up(&mut pattern, restart);
@@ -99,7 +103,10 @@ fn take_workload(role: &mut Object) -> Object {
     drop_empty(role, "annotations");
     let split = kind.as_ref().and_then(Value::as_str).and_then(|kind| kind.rsplit_once('/'));
     let (api_version, kind) = split.unwrap_or(V1ALPHA2_WORKLOAD);
-    [("apiVersion", api_version), ("kind", kind)].map(|(name, value)| (name.to_owned(), value.into())).into_iter().collect()
+    [("apiVersion", api_version), ("kind", kind)]
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .into_iter()
+        .collect()
 }
 
 fn restart_down(role: &mut Object, pattern: &mut Object) {

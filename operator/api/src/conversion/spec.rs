@@ -107,16 +107,20 @@ fn each_role(spec: &mut Object, map: impl Fn(&mut Object)) {
 
 /// What v1alpha2 says by annotations of v1alpha1's `podGroupPolicy`.
 fn gang_annotations(policy: &Value) -> Vec<(String, Value)> {
-    let text = |pointer: &str| policy.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let text =
+        |pointer: &str| policy.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty());
     let mut annotations = Vec::new();
     if policy.get("kubeScheduling").is_some_and(Value::is_object) {
         annotations.push((keys::GANG_SCHEDULING, "true".to_owned()));
-        if let Some(seconds) = policy.pointer("/kubeScheduling/scheduleTimeoutSeconds").and_then(Value::as_i64) {
+        if let Some(seconds) =
+            policy.pointer("/kubeScheduling/scheduleTimeoutSeconds").and_then(Value::as_i64)
+        {
             annotations.push((keys::GANG_SCHEDULING_TIMEOUT, seconds.to_string()));
         }
     } else if policy.get("volcanoScheduling").is_some_and(Value::is_object) {
         annotations.push((keys::GANG_SCHEDULING, "true".to_owned()));
-        let queue = text("/volcanoScheduling/queue").map(|queue| (keys::GANG_SCHEDULING_VOLCANO_QUEUE, queue));
+        let queue =
+            text("/volcanoScheduling/queue").map(|queue| (keys::GANG_SCHEDULING_VOLCANO_QUEUE, queue));
         let class = text("/volcanoScheduling/priorityClassName");
         let class = class.map(|class| (keys::GANG_SCHEDULING_VOLCANO_PRIORITY, class));
         annotations.extend(queue.into_iter().chain(class).map(|(key, value)| (key, value.to_owned())));

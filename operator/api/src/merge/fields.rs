@@ -62,7 +62,8 @@ const PLAIN: Fields = Fields(&[]);
 pub(super) const POD_TEMPLATE: Fields =
     Fields(&[("metadata", Field::Object(METADATA)), ("spec", Field::Object(POD))]);
 
-const METADATA: Fields = Fields(&[("finalizers", Field::Set), ("ownerReferences", Field::Keyed("uid", PLAIN))]);
+const METADATA: Fields =
+    Fields(&[("finalizers", Field::Set), ("ownerReferences", Field::Keyed("uid", PLAIN))]);
 
 const POD: Fields = Fields(&[
     ("containers", Field::Keyed("name", CONTAINER)),

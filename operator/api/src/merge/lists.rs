@@ -45,7 +45,9 @@ impl KeyedList<'_> {
             Some(order) => order.to_vec(),
             None => items.into_iter().cloned().collect(),
         };
-        Ok(in_order(merged, &by_patch, &base, |a, b| a.get(self.key).is_some() && a.get(self.key) == b.get(self.key)))
+        Ok(in_order(merged, &by_patch, &base, |a, b| {
+            a.get(self.key).is_some() && a.get(self.key) == b.get(self.key)
+        }))
     }
 
     fn merge_item(&self, merged: &mut Vec<Value>, item: &Value) -> Result<(), MergeError> {

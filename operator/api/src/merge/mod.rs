@@ -133,7 +133,11 @@ fn directive(patch: &Object) -> Result<Option<Directive>, MergeError> {
     }
 }
 
-fn list_directive<'a>(patch: &'a Object, prefix: &str, name: &str) -> Result<Option<&'a [Value]>, MergeError> {
+fn list_directive<'a>(
+    patch: &'a Object,
+    prefix: &str,
+    name: &str,
+) -> Result<Option<&'a [Value]>, MergeError> {
     let directive = format!("{prefix}{name}");
     match patch.get(&directive) {
         None => Ok(None),
@@ -146,7 +150,9 @@ fn list_directive<'a>(patch: &'a Object, prefix: &str, name: &str) -> Result<Opt
 fn only_order(base: &mut Object, patch: &Object) -> Result<(), MergeError> {
     for name in patch.keys().filter_map(|name| name.strip_prefix(ELEMENT_ORDER)) {
         let order = list_directive(patch, ELEMENT_ORDER, name)?;
-        if let (Some(Value::Array(list)), Some(order), false) = (base.get_mut(name), order, patch.contains_key(name)) {
+        if let (Some(Value::Array(list)), Some(order), false) =
+            (base.get_mut(name), order, patch.contains_key(name))
+        {
             *list = lists::ordered(std::mem::take(list), order);
         }
     }
@@ -169,10 +175,14 @@ fn new_value(value: &Value, depth: usize) -> Result<Value, MergeError> {
         return Err(MergeError::TooDeep);
     }
     match value {
-        Value::Object(object) if directive(object)? == Some(Directive::Delete) => Ok(Value::Object(Object::new())),
+        Value::Object(object) if directive(object)? == Some(Directive::Delete) => {
+            Ok(Value::Object(Object::new()))
+        }
         Value::Object(object) => without_directives(object, depth).map(Value::Object),
         Value::Array(items) => {
-            let kept = items.iter().filter(|item| item.get(PATCH).is_none() || item.get(PATCH) == Some(&"merge".into()));
+            let kept = items
+                .iter()
+                .filter(|item| item.get(PATCH).is_none() || item.get(PATCH) == Some(&"merge".into()));
             kept.map(|item| new_value(item, depth + 1)).collect::<Result<_, _>>().map(Value::Array)
         }
         _ => Ok(value.clone()),

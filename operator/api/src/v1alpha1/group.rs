@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::v1alpha2::{
-    EngineRuntime, Other, RoleBasedGroupSetStatus, RoleBasedGroupStatus, RoleTemplate, RolloutStrategy, ScalingAdapter,
-    ServicePort,
+    EngineRuntime, Other, RoleBasedGroupSetStatus, RoleBasedGroupStatus, RoleTemplate, RolloutStrategy,
+    ScalingAdapter, ServicePort,
 };
 use crate::{PodTemplate, schema};
 

@@ -1,7 +1,7 @@
 //! InstanceSet and Instance. Their CRDs are there so that manifests that have them apply; nothing runs them.
 
-use kube_derive::CustomResource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::schema;
-use crate::v1alpha2::{ClusterEngineRuntimeProfileStatus, RoleBasedGroupScalingAdapterStatus, ScaleTargetRef};
+use crate::v1alpha2::{
+    ClusterEngineRuntimeProfileStatus, RoleBasedGroupScalingAdapterStatus, ScaleTargetRef,
+};
 
 /// As in v1alpha2.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

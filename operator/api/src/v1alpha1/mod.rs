@@ -9,8 +9,8 @@ mod mirrored;
 
 pub use group::{
     Coordination, CoordinationRollingUpdate, CoordinationScaling, CoordinationStrategy, KubeScheduling,
-    LeaderWorkerTemplate, PodGroupPolicy, RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSetSpec, RoleBasedGroupSpec,
-    RoleComponent, RoleSpec, RoleTemplateRef, VolcanoScheduling, Workload,
+    LeaderWorkerTemplate, PodGroupPolicy, RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSetSpec,
+    RoleBasedGroupSpec, RoleComponent, RoleSpec, RoleTemplateRef, VolcanoScheduling, Workload,
 };
 pub use instance::{Instance, InstanceScaleStrategy, InstanceSet, InstanceSetSpec, InstanceSpec};
 pub use mirrored::{ClusterEngineRuntimeProfile, RoleBasedGroupScalingAdapter};

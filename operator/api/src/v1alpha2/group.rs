@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    CustomComponentsPattern, LeaderWorkerPattern, Other, RolloutStrategy, StandalonePattern, is_false, is_zero, one,
+    CustomComponentsPattern, LeaderWorkerPattern, Other, RolloutStrategy, StandalonePattern, is_false,
+    is_zero, one,
 };
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, PodTemplate, schema};

@@ -19,8 +19,8 @@ pub use adapter::{
     ScaleTargetRef,
 };
 pub use group::{
-    EngineRuntime, RoleBasedGroup, RoleBasedGroupSpec, RoleBasedGroupStatus, RoleSpec, RoleStatus, RoleTemplate,
-    ScalingAdapter, ServicePort,
+    EngineRuntime, RoleBasedGroup, RoleBasedGroupSpec, RoleBasedGroupStatus, RoleSpec, RoleStatus,
+    RoleTemplate, ScalingAdapter, ServicePort,
 };
 pub use instance::{
     ComponentStatus, ContainerBaseline, InstanceComponent, ReadinessGate, RoleInstance, RoleInstanceSpec,
@@ -31,11 +31,12 @@ pub use instance_set::{
     UpdateStrategy,
 };
 pub use pattern::{
-    CustomComponentsPattern, LeaderWorkerPattern, RestartPolicy, RestartPolicyConfig, StandalonePattern, TemplateRef,
+    CustomComponentsPattern, LeaderWorkerPattern, RestartPolicy, RestartPolicyConfig, StandalonePattern,
+    TemplateRef,
 };
 pub use policy::{
-    CoordinatedPolicy, CoordinatedPolicySpec, CoordinatedPolicyStatus, CoordinatedRollingUpdate, CoordinatedScaling,
-    PolicyRule, PolicyStrategy,
+    CoordinatedPolicy, CoordinatedPolicySpec, CoordinatedPolicyStatus, CoordinatedRollingUpdate,
+    CoordinatedScaling, PolicyRule, PolicyStrategy,
 };
 pub use profile::{
     ClusterEngineRuntimeProfile, ClusterEngineRuntimeProfileSpec, ClusterEngineRuntimeProfileStatus,

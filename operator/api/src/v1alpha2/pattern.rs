@@ -1,7 +1,7 @@
 //! What one instance of a role is made of.
 
-use serde::{Deserialize, Serialize};
 use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{InstanceComponent, Other};
