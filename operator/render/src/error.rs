@@ -24,9 +24,6 @@ pub enum RenderError {
         /// What it refers to.
         template: String,
     },
-    /// A reference without a patch.
-    #[error("templateRef of role `{0}` has no `patch`; write `patch: {{}}` if nothing is different")]
-    NoPatch(String),
     /// A patch that cannot be merged.
     #[error("{patch} of role `{role}`: {cause}")]
     Patch {

@@ -132,8 +132,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
             role: role.clone(),
             template: reference.name.clone(),
         })?;
-        let patch = reference.patch.as_ref().ok_or_else(|| RenderError::NoPatch(role.clone()))?;
-        self.patched(named.template.clone(), "templateRef.patch", Some(patch))
+        self.patched(named.template.clone(), "templateRef.patch", reference.patch.as_ref())
     }
 
     fn patched(

@@ -99,7 +99,7 @@ pub struct TemplateRef {
     /// Name of the role template.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::DNS_LABEL))]
     pub name: String,
-    /// Strategic merge patch; `{}` for none.
+    /// Strategic merge patch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::anything")]
     pub patch: Option<Value>,
