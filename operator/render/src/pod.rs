@@ -50,9 +50,7 @@ pub fn pod(
     let name = name(instance, &component.name, id);
     let mut template = component.template.clone();
     let found = ports::of_pod(instance, component, id, namespace)?;
-    for annotation in [keys::COMPONENT_DISCOVERY] {
-        template.remove_annotation(annotation);
-    }
+    template.remove_annotation(keys::COMPONENT_DISCOVERY);
     environment::add(&mut template, &found.variables);
     template.set_annotations(&found.annotations);
     template.set_labels(&labels(instance, component, id, hash));

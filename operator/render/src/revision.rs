@@ -206,7 +206,7 @@ fn write_text(string: &str, text: &mut String) {
     for sign in Value::from(string).to_string().chars() {
         match sign {
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
-                text.push_str(&format!("\\u{:04x}", u32::from(sign)))
+                text.push_str(&format!("\\u{:04x}", u32::from(sign)));
             }
             sign => text.push(sign),
         }
