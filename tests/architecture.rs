@@ -59,6 +59,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
     ("crates/telemetry", "moongate-telemetry", &[]),
+    ("crates/testkit", "moongate-testkit", &[]),
     ("crates/zmtp", "moongate-zmtp", &[]),
     ("benches", "moongate-benches", &[]),
 ];
