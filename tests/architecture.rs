@@ -32,7 +32,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("gateway/prompt", "moongate-prompt", &[]),
     ("scheduler", "moongate-scheduler", &[]),
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
-    ("operator/api", "rbg-api", &[]),
+    ("operator/api", "rbg-api", &["moongate-testkit"]),
     ("operator/render", "moongate-render", &["rbg-api"]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),

@@ -166,8 +166,17 @@ fn any_value() -> impl Strategy<Value = Value> {
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         (0..3i64).prop_map(Value::from),
-        prop::sample::select(vec!["", "a", "Recreate", "RecreatePod", "apps/v1", "/", "[]"])
-            .prop_map(Value::from),
+        prop::sample::select(vec![
+            "",
+            "a",
+            "Recreate",
+            "RecreatePod",
+            "RecreateRBGOnPodRestart",
+            "apps/v1",
+            "/",
+            "[]"
+        ])
+        .prop_map(Value::from),
     ];
     leaf.prop_recursive(5, 40, 5, |inner| {
         prop_oneof![prop::collection::vec(inner.clone(), 0..3).prop_map(Value::Array), object_of(inner)]

@@ -13,6 +13,10 @@ const V1ALPHA1_WORKLOAD: (&str, &str) = ("apps/v1", "StatefulSet");
 /// What v1alpha2 runs a role as if it says nothing.
 const V1ALPHA2_WORKLOAD: (&str, &str) = ("workloads.x-k8s.io/v1alpha2", "RoleInstanceSet");
 
+/// A restart policy of early releases, and what it is taken for.
+const RECREATE_GROUP: &str = "RecreateRBGOnPodRestart";
+const RECREATE_INSTANCE: &str = "RecreateRoleInstanceOnPodRestart";
+
 /// Names of an update that makes pods anew.
 const RECREATE: (&str, &str) = ("Recreate", "RecreatePod");
 
@@ -28,6 +32,8 @@ pub(super) fn up(role: &mut Object) {
     rename_update(role, RECREATE.0, RECREATE.1);
 
     let restart = role.remove("restartPolicy").filter(|policy| policy != "");
+    let restart =
+        restart.map(|policy| if policy == RECREATE_GROUP { RECREATE_INSTANCE.into() } else { policy });
     if let Some(mut pattern) = take_object(role, "leaderWorkerSet") {
         rename(&mut pattern, "patchLeaderTemplate", "leaderTemplatePatch");
         rename(&mut pattern, "patchWorkerTemplate", "workerTemplatePatch");

@@ -205,9 +205,10 @@ pub struct RoleSpec {
     /// How a change reaches the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout_strategy: Option<RolloutStrategy>,
-    /// What a crash of one pod does to the others.
+    /// What a crash of one pod does to the others. `RecreateRBGOnPodRestart`, of early releases, is taken for
+    /// `RecreateRoleInstanceOnPodRestart`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("enum" = ["None", "RecreateRoleInstanceOnPodRestart"]))]
+    #[schemars(extend("enum" = ["None", "RecreateRoleInstanceOnPodRestart", "RecreateRBGOnPodRestart"]))]
     pub restart_policy: Option<String>,
     /// What runs the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
