@@ -33,7 +33,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("scheduler", "moongate-scheduler", &[]),
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &["moongate-testkit"]),
-    ("operator/render", "moongate-render", &["rbg-api"]),
+    ("operator/render", "moongate-render", &["rbg-api", "moongate-testkit"]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),
     (
