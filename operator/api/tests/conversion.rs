@@ -122,6 +122,26 @@ fn an_edit_through_the_newer_version_wins_over_what_was_kept() {
 }
 
 #[test]
+fn an_annotation_that_someone_wrote_changes_no_metadata() {
+    let change = |at: Value, is: Value| json!([{ "at": at, "is": is }]).to_string();
+    let name = json!({ "at": ["metadata", "name"], "was": "g", "is": "other" });
+    for remainder in [
+        json!([name]).to_string(),
+        change(json!(["kind"]), json!("Pod")),
+        change(json!(["metadata", "finalizers"]), json!(["x"])),
+        change(json!(["metadata", "annotations", "a"]), json!(1)),
+        change(json!([]), json!(1)),
+        "[[[".to_owned(),
+    ] {
+        let mut object = v2(json!({ "roles": [] }));
+        let expected = down(&object);
+        object["metadata"]["annotations"] =
+            json!({ "conversion.workloads.x-k8s.io/v1alpha1-remainder": remainder });
+        assert_eq!(down(&object), expected, "{remainder}");
+    }
+}
+
+#[test]
 fn the_update_type_that_makes_pods_anew_has_two_names() {
     let role = |kind: &str| json!({ "rolloutStrategy": { "type": "RollingUpdate", "rollingUpdate": { "type": kind } } });
     let kind = |object: &Value| object.pointer("/spec/roles/0/rolloutStrategy/rollingUpdate/type").cloned();

@@ -1,6 +1,5 @@
 //! The CRDs that are checked in, and what every one of them must be.
 #![cfg(feature = "objects")]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::path::Path;
 

@@ -40,6 +40,7 @@ mod runtime_profile;
 mod service;
 mod topology;
 mod workload;
+mod workload_spec;
 
 pub use error::RenderError;
 pub use gang::GangScheduler;

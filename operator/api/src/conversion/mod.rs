@@ -106,11 +106,14 @@ pub fn convert(object: &Value, to: Version) -> Result<Value, ConversionError> {
     Ok(converted)
 }
 
-/// Takes the annotation out; one that cannot be read has no changes.
+/// Takes the annotation out. What cannot be read in it, or may not be changed, is no change.
 fn take_remainder(object: &mut Map<String, Value>, annotation: &str) -> Vec<Change> {
     let text = annotations_mut(object).and_then(|annotations| annotations.remove(annotation));
     drop_empty_annotations(object);
-    text.as_ref().and_then(Value::as_str).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    let text = text.as_ref().and_then(Value::as_str);
+    let mut changes: Vec<Change> = text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    changes.retain(Change::is_allowed);
+    changes
 }
 
 fn annotations_mut(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {

@@ -19,6 +19,10 @@ pub(super) struct Change {
     is: Option<Value>,
 }
 
+fn is_text_map(value: &Value) -> bool {
+    value.as_object().is_some_and(|map| map.values().all(Value::is_string))
+}
+
 fn is_zero(number: &usize) -> bool {
     *number == 0
 }
@@ -34,6 +38,18 @@ impl Change {
         let mut changes = Vec::new();
         collect(Some(from), Some(to), &mut Vec::new(), 0, &mut changes);
         changes
+    }
+
+    /// Whether a conversion may make it. The annotation is anyone's to write, and an API server that is given back other
+    /// metadata than it sent refuses the object, and with it every list that it is in.
+    pub(super) fn is_allowed(&self) -> bool {
+        let at: Vec<&str> = self.at.iter().map(String::as_str).collect();
+        match at.as_slice() {
+            ["spec" | "status", ..] => true,
+            ["metadata", "annotations"] => self.is.as_ref().is_none_or(is_text_map),
+            ["metadata", "annotations", _] => self.is.as_ref().is_none_or(Value::is_string),
+            _ => false,
+        }
     }
 
     /// Makes the change, unless what it changes is gone or has been changed by someone else.

@@ -1,0 +1,204 @@
+//! The spec of a role's workload, for each kind of workload.
+
+use rbg_api::v1alpha2::{RestartPolicy, RestartPolicyConfig, RollingUpdate};
+use rbg_api::{IntOrPercent, Round, keys};
+use serde_json::{Value, json};
+
+use crate::RenderError;
+use crate::pod_template::PodTemplates;
+use crate::role::{Pattern, Role, RoleTarget};
+use crate::workload::Kept;
+
+impl Role<'_> {
+    pub(crate) fn role_instance_set(&self, target: &RoleTarget) -> Result<Value, RenderError> {
+        Ok(json!({
+            "selector": { "matchLabels": self.selector() },
+            "replicas": target.replicas,
+            "minReadySeconds": self.spec.min_ready_seconds,
+            "podManagementPolicy": self.spec.pod_management_policy.as_deref().unwrap_or("Parallel"),
+            "revisionHistoryLimit": 10,
+            "updateStrategy": self.update_strategy(target)?,
+            "roleInstanceTemplate": self.instance_template()?,
+        }))
+    }
+
+    fn update_strategy(&self, target: &RoleTarget) -> Result<Value, RenderError> {
+        let rolling = self.rolling_update();
+        let kind = rolling.and_then(|rolling| rolling.kind.as_deref()).filter(|kind| !kind.is_empty());
+        let kind = match kind {
+            // v1alpha1's name, as upstream's conversion stored it.
+            Some("Recreate") => "RecreatePod",
+            Some(kind) => kind,
+            None => "InPlaceIfPossible",
+        };
+        let of_role = |value: fn(&RollingUpdate) -> &Option<IntOrPercent>| {
+            rolling.and_then(|rolling| value(rolling).clone())
+        };
+        let unavailable =
+            target.max_unavailable.clone().or_else(|| of_role(|rolling| &rolling.max_unavailable));
+        let unavailable = unavailable.unwrap_or(IntOrPercent::Int(1));
+        let surge = of_role(|rolling| &rolling.max_surge).unwrap_or(IntOrPercent::Int(0));
+        if never_moves(&unavailable) && never_moves(&surge) {
+            return Err(RenderError::NoProgress(self.spec.name.clone()));
+        }
+        let partition = target.partition.clone().or_else(|| of_role(|rolling| &rolling.partition));
+        Ok(json!({
+            "type": kind,
+            "paused": rolling.is_some_and(|rolling| rolling.paused),
+            "partition": partition.unwrap_or(IntOrPercent::Int(0)),
+            "maxUnavailable": unavailable,
+            "maxSurge": surge,
+            "inPlaceUpdateStrategy": rolling.and_then(|rolling| rolling.in_place_update_strategy.clone()),
+        }))
+    }
+
+    fn restart_policy(&self) -> RestartPolicyConfig {
+        match self.pattern {
+            Pattern::Standalone(_) => RestartPolicyConfig::resolve(None, None, RestartPolicy::None),
+            Pattern::LeaderWorker(pattern) => RestartPolicyConfig::resolve(
+                pattern.restart_policy_config.as_ref(),
+                pattern.restart_policy.as_deref(),
+                RestartPolicy::Recreate,
+            ),
+            Pattern::Custom(pattern) => RestartPolicyConfig::resolve(
+                pattern.restart_policy_config.as_ref(),
+                pattern.restart_policy.as_deref(),
+                RestartPolicy::Recreate,
+            ),
+        }
+    }
+
+    fn instance_template(&self) -> Result<Value, RenderError> {
+        let templates = PodTemplates::new(self, self.selector());
+        let service = &self.names.service;
+        let components = match self.pattern {
+            Pattern::Standalone(_) => {
+                let template = templates.single(&[(keys::COMPONENT_SIZE, "1".to_owned())])?;
+                json!([{ "name": self.spec.name, "size": 1, "serviceName": service, "template": template }])
+            }
+            Pattern::LeaderWorker(pattern) => {
+                let size = pattern.size.unwrap_or(1).max(1);
+                let labels = |name: &str| {
+                    [(keys::COMPONENT_NAME, name.to_owned()), (keys::COMPONENT_SIZE, size.to_string())]
+                };
+                let leader = templates.leader(pattern, &labels("leader"))?;
+                let worker = templates.worker(pattern, &labels("worker"))?;
+                let of_worker = (!self.serves_leaders_only()).then_some(service);
+                json!([
+                    { "name": "leader", "size": 1, "serviceName": service, "template": leader },
+                    { "name": "worker", "size": size - 1, "serviceName": of_worker, "template": worker },
+                ])
+            }
+            Pattern::Custom(pattern) => {
+                let components = pattern.components.iter().map(|component| {
+                    let own = component.service_name.as_ref().filter(|name| !name.is_empty());
+                    Ok(json!({
+                        "name": component.name,
+                        "size": component.size(),
+                        "serviceName": own.unwrap_or(service),
+                        "labels": (!component.labels.is_empty()).then_some(&component.labels),
+                        "annotations": (!component.annotations.is_empty()).then_some(&component.annotations),
+                        "template": templates.component(component)?,
+                    }))
+                });
+                components.collect::<Result<Value, _>>()?
+            }
+        };
+        Ok(json!({ "restartPolicyConfig": self.restart_policy(), "components": components }))
+    }
+
+    pub(crate) fn stateful_set(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+        let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
+        let template = PodTemplates::new(self, selector.clone()).foreign(self.is_legacy(kept))?;
+        Ok(json!({
+            "serviceName": self.names.service,
+            "replicas": target.replicas,
+            "podManagementPolicy": "Parallel",
+            "minReadySeconds": self.min_ready_seconds(),
+            "selector": { "matchLabels": selector },
+            "template": template,
+            "updateStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": { "partition": whole(target.partition.as_ref(), target.replicas).unwrap_or(0) },
+            },
+        }))
+    }
+
+    pub(crate) fn deployment(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+        let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
+        let template = PodTemplates::new(self, selector.clone()).foreign(self.is_legacy(kept))?;
+        let rolling = self.rolling_update();
+        let strategy = rolling.map(|rolling| {
+            let bounds = json!({
+                "maxSurge": rolling.max_surge,
+                "maxUnavailable": target.max_unavailable.as_ref().or(rolling.max_unavailable.as_ref()),
+            });
+            json!({ "type": "RollingUpdate", "rollingUpdate": bounds })
+        });
+        Ok(json!({
+            "replicas": target.replicas,
+            "minReadySeconds": self.min_ready_seconds(),
+            "selector": { "matchLabels": selector },
+            "template": template,
+            "strategy": strategy,
+        }))
+    }
+
+    pub(crate) fn leader_worker_set(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+        let legacy = self.is_legacy(kept);
+        let templates = PodTemplates::new(self, self.selector());
+        let (size, leader, worker) = match self.pattern {
+            Pattern::LeaderWorker(pattern) => {
+                let leader = templates.foreign_leader(pattern, legacy)?;
+                (pattern.size.unwrap_or(1), Some(leader), templates.foreign_worker(pattern, legacy)?)
+            }
+            _ => (1, None, templates.foreign(legacy)?),
+        };
+        let policy = self.restart_policy().kind;
+        let policy = match policy.as_deref().and_then(RestartPolicy::parse) {
+            Some(RestartPolicy::Recreate) => "RecreateGroupOnPodRestart",
+            Some(RestartPolicy::None) | None => "None",
+        };
+        let rolling = self.rolling_update();
+        let partition =
+            target.partition.as_ref().or_else(|| rolling.and_then(|rolling| rolling.partition.as_ref()));
+        let bounds = json!({
+            "partition": whole(partition, target.replicas),
+            "maxUnavailable": target
+                .max_unavailable
+                .as_ref()
+                .or_else(|| rolling.and_then(|rolling| rolling.max_unavailable.as_ref())),
+            "maxSurge": rolling.and_then(|rolling| rolling.max_surge.as_ref()),
+        });
+        let strategy = json!({ "type": "RollingUpdate", "rollingUpdateConfiguration": bounds });
+        let has_bounds = rolling.is_some() || target.partition.is_some() || target.max_unavailable.is_some();
+        Ok(json!({
+            "replicas": target.replicas,
+            "startupPolicy": "LeaderCreated",
+            "rolloutStrategy": has_bounds.then_some(strategy),
+            "leaderWorkerTemplate": {
+                "size": size,
+                "restartPolicy": policy,
+                "leaderTemplate": leader,
+                "workerTemplate": worker,
+            },
+        }))
+    }
+
+    /// Seconds, or nothing: the API server leaves out 0 where it is the default.
+    fn min_ready_seconds(&self) -> Option<i32> {
+        Some(self.spec.min_ready_seconds).filter(|seconds| *seconds != 0)
+    }
+}
+
+/// A number of instances, for kinds that take no percentage.
+fn whole(bound: Option<&IntOrPercent>, replicas: i32) -> Option<i32> {
+    bound.and_then(|bound| bound.of(replicas, Round::Up))
+}
+
+fn never_moves(bound: &IntOrPercent) -> bool {
+    match bound {
+        IntOrPercent::Int(count) => *count <= 0,
+        IntOrPercent::Text(_) => bound.percent().is_some_and(|percent| percent <= 0),
+    }
+}
