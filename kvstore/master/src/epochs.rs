@@ -51,7 +51,7 @@ impl Epochs {
     }
 
     /// Each epoch and its first record.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.0.iter().map(|it| (it.id, it.first))
     }
 }
