@@ -373,7 +373,7 @@ mod tests {
         assert!(disk.incarnation() != incarnation && state.position().is_none(), "{restored:?}");
         let incarnation = disk.incarnation();
         drop(disk);
-        fs::remove_dir_all(folder.path().join("state-1")).unwrap();
+        fs::remove_dir_all(folder.path().join("state-2")).unwrap();
         assert_ne!(open(folder.path(), "b").0.incarnation(), incarnation, "its state is gone");
         fs::write(folder.path().join(MEMBER), "x").unwrap();
         let refused = Disk::open(options(folder.path(), "b"), &Settings::default());
