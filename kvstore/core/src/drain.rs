@@ -3,7 +3,7 @@
 mod told;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{CreateDrainJob, DrainJob, JobStatus};
@@ -48,13 +48,13 @@ struct Job {
     updated_at_ms: u64,
     dispatched_at_ms: u64,
     moves: BTreeMap<Uuid, Move>,
-    tries: HashMap<(String, String), u32>,
+    tries: BTreeMap<(String, String), u32>,
     succeeded: u64,
     failed: u64,
     blocked: u64,
     moved_bytes: u64,
-    /// The counts that were told last: succeeded, failed, blocked.
-    told: [u64; 3],
+    /// What was told last: see [`Job::figures`].
+    told: [u64; 4],
     message: Cow<'static, str>,
 }
 
@@ -65,6 +65,11 @@ pub(crate) struct Jobs(BTreeMap<Uuid, Job>);
 impl Job {
     fn is_over(&self) -> bool {
         matches!(self.status, JobStatus::SUCCEEDED | JobStatus::FAILED | JobStatus::CANCELED)
+    }
+
+    /// What changes without a change of the status.
+    fn figures(&self) -> [u64; 4] {
+        [self.updated_at_ms, self.succeeded, self.failed, self.blocked]
     }
 
     fn end(&mut self, now_ms: u64, status: JobStatus, message: &'static str) {
@@ -201,12 +206,12 @@ impl Master {
             updated_at_ms: now_ms,
             dispatched_at_ms: 0,
             moves: BTreeMap::new(),
-            tries: HashMap::new(),
+            tries: BTreeMap::new(),
             succeeded: 0,
             failed: 0,
             blocked: 0,
             moved_bytes: 0,
-            told: [0; 3],
+            told: [now_ms, 0, 0, 0],
             message: Cow::Borrowed("Drain job created"),
         };
         job.tell(id, fx);
@@ -293,7 +298,7 @@ impl Master {
         let before = (job.told, job.status);
         job.moves.extend(started);
         job.blocked = found.blocked;
-        job.told = [job.succeeded, job.failed, job.blocked];
+        job.told = job.figures();
         if found.remaining > 0 || !job.moves.is_empty() {
             (job.status, job.message) = (JobStatus::RUNNING, Cow::Borrowed("Drain job running"));
             if before != (job.told, job.status) {

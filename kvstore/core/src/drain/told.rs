@@ -50,9 +50,10 @@ impl Jobs {
             failed: state.failed,
             blocked: state.blocked,
             moved_bytes: state.moved_bytes,
-            told: [state.succeeded, state.failed, state.blocked],
+            told: [0; 4],
             message: Cow::Owned(state.message.to_string()),
         };
+        job.told = job.figures();
         if job.is_over() {
             job.moves.clear();
         }

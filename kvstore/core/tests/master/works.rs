@@ -21,6 +21,10 @@ fn settings() -> Settings {
 
 type Step = (u8, u64, u64);
 
+fn step() -> impl Strategy<Value = Step> {
+    (0..16_u8, 0..30_u64, 0..30_u64)
+}
+
 /// Does something and says what came of it. Ids that were given to tasks and jobs are in `ids`.
 fn act(world: &mut World, (kind, a, b): Step, ids: &mut Vec<Uuid>) -> String {
     let key = format!("k{}", a % KEYS);
@@ -33,7 +37,7 @@ fn act(world: &mut World, (kind, a, b): Step, ids: &mut Vec<Uuid>) -> String {
         ids.extend(made.ok());
         format!("{:?}", made.map(drop))
     };
-    match kind % 16 {
+    match kind {
         0 | 1 => format!("{:?}", world.put(&key, 1000, &preferred)),
         2 => format!("{:?}", master.copy_start(*now, work, source, &[target], None, facts)),
         3 => format!("{:?}", master.copy_end(*now, work, None, facts)),
@@ -64,7 +68,7 @@ fn act(world: &mut World, (kind, a, b): Step, ids: &mut Vec<Uuid>) -> String {
             format!("{unmounted:?} {:?}", world.mount(node, MIB))
         }
         _ => {
-            world.live(a % 1500, &[1, 2, 3]);
+            world.live(a * 50, &[1, 2, 3]);
             String::new()
         }
     }
@@ -77,12 +81,11 @@ fn standby(world: &World, facts: &[Fact<'static>]) -> World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
     fn work_goes_on_from_facts(
-        before in prop::collection::vec(any::<Step>(), 0..120),
-        during in prop::collection::vec(any::<Step>(), 0..40),
-        after in prop::collection::vec(any::<Step>(), 0..60),
+        before in prop::collection::vec(step(), 0..120),
+        during in prop::collection::vec(step(), 0..40),
+        after in prop::collection::vec(step(), 0..60),
     ) {
         let mut world = World::with_segments(settings(), &[MIB; NODES as usize]);
         let mut ids = Vec::new();
@@ -111,7 +114,7 @@ proptest! {
         let third = standby(&world, &snapshot(&relayed, 3));
         prop_assert_eq!(known(&third.master), known(&world.master));
         // Both go on alike, as far as callers can see.
-        for step in after.into_iter().filter(|(kind, ..)| matches!(kind % 16, 3 | 4 | 6 | 9 | 10 | 12)) {
+        for step in after.into_iter().filter(|(kind, ..)| matches!(kind, 3 | 4 | 6 | 9 | 10 | 12)) {
             let mut others = ids.clone();
             prop_assert_eq!(act(&mut second, step, &mut others), act(&mut world, step, &mut ids));
         }
