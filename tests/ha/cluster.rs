@@ -140,8 +140,7 @@ impl Cluster {
             admin.push(free_port().await);
         }
         let (masters, etcds) = (Vec::new(), Vec::new());
-        let mut cluster =
-            Self { masters, etcds, clients, admin, http, peers, on_disks, folder, network };
+        let mut cluster = Self { masters, etcds, clients, admin, http, peers, on_disks, folder, network };
         cluster.start_etcds();
         cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
         for master in 0..MASTERS {

@@ -63,8 +63,8 @@ pub use apply::NotApplied;
 pub use codec::{DecodeError, decode, encode};
 pub use count::Counts;
 pub use fact::{
-    DrainState, Effects, Fact, GroupId, ObjectState, Place, RemoveCause, StoreCause, TaskState, TransferState,
-    UnmountCause,
+    DrainState, Effects, Fact, GroupId, ObjectState, Place, RemoveCause, StoreCause, TaskState,
+    TransferState, UnmountCause,
 };
 pub use master::Master;
 pub use query::{Cursor, Fill, PrefixStatistics};

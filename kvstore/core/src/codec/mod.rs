@@ -118,8 +118,11 @@ mod tests {
     }
 
     fn work() -> impl Strategy<Value = Fact<'static>> {
-        let place = (any::<u64>(), id(), any::<u64>())
-            .prop_map(|(replica, segment, offset)| Place { replica, segment, offset });
+        let place = (any::<u64>(), id(), any::<u64>()).prop_map(|(replica, segment, offset)| Place {
+            replica,
+            segment,
+            offset,
+        });
         let places = proptest::collection::vec(place, 0..4);
         let plan = proptest::option::of((id(), any::<u64>()));
         let names = || proptest::collection::vec(any::<String>(), 0..4);
@@ -127,8 +130,7 @@ mod tests {
             ([text(), text()], id(), any::<([u64; 2], bool)>(), plan, places).prop_map(
                 |([tenant, key], client, ([source, since_ms], moves), plan, places)| {
                     let places = Cow::Owned(places);
-                    let state =
-                        TransferState { tenant, key, client, source, moves, since_ms, plan, places };
+                    let state = TransferState { tenant, key, client, source, moves, since_ms, plan, places };
                     Fact::Transferring(state)
                 }
             ),
@@ -168,12 +170,12 @@ mod tests {
                     })
                 }
             ),
-            ([id(), id()], [text(), text()], any::<u64>()).prop_map(
-                |([job, task], [tenant, key], size)| { Fact::DrainMove { job, task, tenant, key, size } }
-            ),
-            ([id(), id()], [text(), text()], any::<u32>()).prop_map(
-                |([job, task], [tenant, key], tries)| { Fact::DrainMoved { job, task, tenant, key, tries } }
-            ),
+            ([id(), id()], [text(), text()], any::<u64>()).prop_map(|([job, task], [tenant, key], size)| {
+                Fact::DrainMove { job, task, tenant, key, size }
+            }),
+            ([id(), id()], [text(), text()], any::<u32>()).prop_map(|([job, task], [tenant, key], tries)| {
+                Fact::DrainMoved { job, task, tenant, key, tries }
+            }),
         ]
     }
 

@@ -95,12 +95,24 @@ fn tasks_are_fetched_done_and_remembered() {
     let missing = master.create_copy_task(*now, TENANT, "l", &[SECOND], &mut ());
     assert_eq!(missing, Err(ErrorCode::OBJECT_NOT_FOUND));
     assert_eq!(master.create_copy_task(*now, TENANT, "k", &["no"], &mut ()), Err(ErrorCode::INVALID_PARAMS));
-    assert_eq!(master.create_move_task(*now, TENANT, "l", FIRST, FIRST, &mut ()), Err(ErrorCode::OBJECT_NOT_FOUND));
-    assert_eq!(master.create_move_task(*now, TENANT, "k", FIRST, FIRST, &mut ()), Err(ErrorCode::INVALID_PARAMS));
-    assert_eq!(master.create_move_task(*now, TENANT, "k", FIRST, "no", &mut ()), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(
+        master.create_move_task(*now, TENANT, "l", FIRST, FIRST, &mut ()),
+        Err(ErrorCode::OBJECT_NOT_FOUND)
+    );
+    assert_eq!(
+        master.create_move_task(*now, TENANT, "k", FIRST, FIRST, &mut ()),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
+    assert_eq!(
+        master.create_move_task(*now, TENANT, "k", FIRST, "no", &mut ()),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
     let copy = master.create_copy_task(*now, TENANT, "k", &[SECOND], &mut ()).unwrap();
     let moving = master.create_move_task(*now, TENANT, "k", FIRST, SECOND, &mut ()).unwrap();
-    assert_eq!(master.create_move_task(*now, TENANT, "k", SECOND, FIRST, &mut ()), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(
+        master.create_move_task(*now, TENANT, "k", SECOND, FIRST, &mut ()),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
     assert_eq!(master.fetch_tasks(*now, id(102), 16, &mut ()), []);
     let fetched = master.fetch_tasks(*now, id(101), 16, &mut ());
     assert_eq!(fetched.iter().map(|it| it.id).collect::<Vec<_>>(), [copy, moving]);

@@ -21,8 +21,8 @@ use super::replica::Replica;
 use super::tenure::{Leading, Lists, NotLed, TenureOptions};
 use crate::faces::{Faces, FacesOptions};
 use crate::journal::MemoryJournal;
-use crate::state::State;
 use crate::server::{HaState, Role, Server, Standing};
+use crate::state::State;
 
 /// Pause before a leader that could not be followed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -207,7 +207,7 @@ impl Participant {
             return;
         }
         let options = &self.options.tenure;
-        let faces = FacesOptions { metadata: None, events: None, ..options.faces.clone() };
+        let faces = FacesOptions { metadata: None, events: None, quotas: None, ..options.faces.clone() };
         let journal = Arc::new(MemoryJournal::new(0));
         let (server, supervisor) = (Server::new(options.server.clone(), journal), Supervisor::new());
         let server = Arc::new(server);

@@ -16,6 +16,7 @@ use super::etcd::Etcd;
 use super::run::{HaOptions, Participant, Shown};
 use super::tenure::TenureOptions;
 use crate::durable::Pace;
+use crate::faces::MetadataPlace;
 use crate::flags::{DataOptions, HaFlags, MasterOptions};
 use crate::state::State;
 
@@ -81,12 +82,11 @@ pub fn start(
     if !missing.is_empty() {
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
-    if quotas.is_some() {
-        tracing::warn!(
-            "--tenant_quota_connector_uri is not read with --enable_ha: masters share the quotas they are told"
-        );
+    let mut faces = crate::command::faces(metrics, metadata, events);
+    faces.quotas = quotas.filter(|_| server.core.multi_tenant).map(Into::into);
+    if let Some(metadata) = &mut faces.metadata {
+        metadata.place = MetadataPlace::State;
     }
-    let faces = crate::command::faces(metrics, metadata, events);
     let HaFlags { endpoints, cluster, address, replication_address, replication, lease, patience, force } =
         flags;
     let times = Times { lease };
@@ -99,8 +99,14 @@ pub fn start(
     let shown = Arc::new(Shown::new());
     let (ended, has_ended) = oneshot::channel::<()>();
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    let participant =
-        Participant::new(options, disk, coordinator, Arc::clone(&shown), supervisor.clone(), Handle::current());
+    let participant = Participant::new(
+        options,
+        disk,
+        coordinator,
+        Arc::clone(&shown),
+        supervisor.clone(),
+        Handle::current(),
+    );
     thread::Builder::new().name("ha".to_owned()).spawn(move || {
         runtime.block_on(participant.run());
         drop(runtime);
