@@ -25,10 +25,6 @@ impl Effects for Vec<Fact<'static>> {
     }
 }
 
-/// Stands for a group's name: its hash, together with the tenant's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u64);
-
 /// Where one replica's bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
@@ -38,6 +34,19 @@ pub struct Place {
     pub segment: Uuid,
     /// Where in the segment they begin.
     pub offset: u64,
+}
+
+/// A copy of an object on a client's disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnDisk<'a> {
+    /// The copy, unique among the replicas of a master.
+    pub replica: u64,
+    /// Whose disk.
+    pub client: Uuid,
+    /// Bytes.
+    pub size: u64,
+    /// Where to ask for it.
+    pub endpoint: Cow<'a, str>,
 }
 
 /// An object as it is now.
@@ -51,16 +60,18 @@ pub struct ObjectState<'a> {
     pub size: u64,
     /// Who wrote it.
     pub client: Uuid,
-    /// Where it is: every replica that can be read, or is being written if none can.
+    /// Where it is in memory: every replica that can be read, or is being written if none can.
     pub places: Cow<'a, [Place]>,
+    /// Its copy on a disk.
+    pub on_disk: Option<OnDisk<'a>>,
     /// The writer's checksum.
     pub checksum: Option<u64>,
     /// Whether it is never evicted.
     pub hard_pin: bool,
     /// Until when others are evicted first.
     pub soft_pin_until_ms: Option<u64>,
-    /// With which others it is leased and evicted.
-    pub group: Option<GroupId>,
+    /// The group of objects with which it is leased and evicted.
+    pub group: Option<Cow<'a, str>>,
     /// When it began to be written, or could first be read.
     pub since_ms: u64,
 }
@@ -70,8 +81,16 @@ pub struct ObjectState<'a> {
 pub enum StoreCause {
     /// It has been written.
     Written,
-    /// It has other replicas than before.
+    /// It has other replicas in memory than before, but is there still.
     Replicas,
+    /// It has a copy on a disk.
+    Offloaded,
+    /// It has none on a disk any more.
+    DiskLost,
+    /// It is only on a disk: its space in memory was needed, or is gone.
+    OnlyOnDisk,
+    /// It is in memory again.
+    Promoted,
     /// It is told again, in a snapshot.
     Snapshot,
 }
@@ -104,6 +123,15 @@ pub enum UnmountCause {
     ClientExpired,
     /// Its client mounted other memory in its place.
     MemoryLost,
+}
+
+/// Where an object is, or was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Media {
+    /// In a segment.
+    pub memory: bool,
+    /// On a client's disk.
+    pub disk: bool,
 }
 
 /// Something that has become true.
@@ -148,6 +176,16 @@ pub enum Fact<'a> {
         /// When.
         at_ms: u64,
     },
+    /// A client has a disk that objects may be put on, or is heard of again.
+    DiskMounted {
+        /// The client.
+        client: Uuid,
+    },
+    /// A client's disk is gone. What became of its objects follows.
+    DiskUnmounted {
+        /// The client.
+        client: Uuid,
+    },
     /// A client is forgotten.
     ClientGone {
         /// The client.
@@ -168,6 +206,10 @@ pub enum Fact<'a> {
         tenant: Cow<'a, str>,
         /// Its key.
         key: Cow<'a, str>,
+        /// Its group.
+        group: Option<Cow<'a, str>>,
+        /// Whether it was in memory, and whether it was on a disk.
+        was: Media,
         /// Why.
         cause: RemoveCause,
     },
@@ -209,6 +251,8 @@ impl ObjectState<'_> {
             tenant: owned(self.tenant),
             key: owned(self.key),
             places: Cow::Owned(self.places.into_owned()),
+            on_disk: self.on_disk.map(|it| OnDisk { endpoint: owned(it.endpoint), ..it }),
+            group: self.group.map(owned),
             ..self
         }
     }
@@ -231,11 +275,14 @@ impl Fact<'_> {
             Self::SegmentUnmounted { segment, cause } => Fact::SegmentUnmounted { segment, cause },
             Self::ClientSilent { client, at_ms } => Fact::ClientSilent { client, at_ms },
             Self::ClientBack { client, at_ms } => Fact::ClientBack { client, at_ms },
+            Self::DiskMounted { client } => Fact::DiskMounted { client },
+            Self::DiskUnmounted { client } => Fact::DiskUnmounted { client },
             Self::ClientGone { client } => Fact::ClientGone { client },
             Self::Started(object) => Fact::Started(object.into_owned()),
             Self::Stored { object, cause } => Fact::Stored { object: object.into_owned(), cause },
-            Self::Removed { tenant, key, cause } => {
-                Fact::Removed { tenant: owned(tenant), key: owned(key), cause }
+            Self::Removed { tenant, key, group, was, cause } => {
+                let [tenant, key] = [tenant, key].map(owned);
+                Fact::Removed { tenant, key, group: group.map(owned), was, cause }
             }
             Self::Held { segment, offset, size, until_ms } => Fact::Held { segment, offset, size, until_ms },
             Self::Released { segment, offset } => Fact::Released { segment, offset },
