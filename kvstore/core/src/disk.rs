@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{
-    LocalDiskReplica, Replica as WireReplica, ReplicaMedium, ReplicaStatus, Uuid,
-};
+use mooncake_wire::types::{LocalDiskReplica, Replica as WireReplica, ReplicaMedium, ReplicaStatus, Uuid};
 use parking_lot::Mutex;
 
 use crate::fact::{Effects, Fact, OnDisk, StoreCause};

@@ -40,7 +40,8 @@ impl Heat {
     /// Counts a read. True if the object has become hot and nothing was planned for it lately.
     fn count(&mut self, now_ms: u64, hash: u64, (window_ms, hot_reads): (u64, u32)) -> bool {
         if self.reads.len() >= MAX_COUNTED && !self.reads.contains_key(&hash) {
-            let is_recent = |it: &Reads| it.since_ms.saturating_add(window_ms.saturating_add(COOLDOWN_MS)) > now_ms;
+            let is_recent =
+                |it: &Reads| it.since_ms.saturating_add(window_ms.saturating_add(COOLDOWN_MS)) > now_ms;
             self.reads.retain(|_, it| is_recent(it));
             if self.reads.len() >= MAX_COUNTED {
                 return false;

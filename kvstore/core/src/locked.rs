@@ -13,9 +13,9 @@ use arc_swap::Guard;
 use mooncake_wire::types::Replica as WireReplica;
 use parking_lot::MutexGuard;
 
+use crate::disk::DiskCopy;
 use crate::fact::{Effects, Fact, Media, ObjectState, Place, RemoveCause, StoreCause};
 use crate::group::{GroupId, Member};
-use crate::disk::DiskCopy;
 use crate::master::Master;
 use crate::object::{Entry, Extra, Queue, Replica, State};
 use crate::segment::Segments;

@@ -152,7 +152,11 @@ impl Master {
             }
             shard.renew_work(at, now_ms, DiskTask::Offload { source, fetched: true });
             let size = i64::try_from(shard.entries[at].size).unwrap_or(i64::MAX);
-            tasks.push(OffloadTask { tenant_id: self.tenant_name(waiting.tenant), key: waiting.key.into(), size });
+            tasks.push(OffloadTask {
+                tenant_id: self.tenant_name(waiting.tenant),
+                key: waiting.key.into(),
+                size,
+            });
         }
         Ok(OffloadTasks(tasks))
     }
@@ -300,7 +304,9 @@ impl Locked<'_> {
         let mut result = Err(ErrorCode::UNABLE_OFFLOADING);
         for replica in entry.replicas().filter(|it| self.can_be_read(it)) {
             let client = self.segments.get(replica.segment).map(|it| it.client);
-            let Some(disk) = client.and_then(|it| disks.get(&it)).filter(|it| it.is_heard()) else { continue };
+            let Some(disk) = client.and_then(|it| disks.get(&it)).filter(|it| it.is_heard()) else {
+                continue;
+            };
             let id = self.master.new_replica_id();
             let waiting = Waiting { tenant: entry.tenant, key: entry.key.clone(), work: id };
             result = disk.add_offload(waiting, limit).map(|()| (replica.id, id, Arc::clone(disk)));
@@ -315,9 +321,9 @@ impl Locked<'_> {
     }
 
     fn is_offloaded_by(&self, at: u32, client: Uuid) -> bool {
-        self.entries[at].work().is_some_and(|work| {
-            work.disk.client == client && matches!(work.task, DiskTask::Offload { .. })
-        })
+        self.entries[at]
+            .work()
+            .is_some_and(|work| work.disk.client == client && matches!(work.task, DiskTask::Offload { .. }))
     }
 
     /// A client has an object on its disk.

@@ -22,7 +22,8 @@ impl Master {
 
     /// Counts a read, and asks for the object to be brought back if it is only on a disk.
     pub(crate) fn note_disk_read<S>(&self, now_ms: u64, spot: Spot, key: &str, list: &ReplicaList<S>) {
-        let is_on_disk = |it: &mooncake_wire::types::Replica<S>| matches!(it.medium, ReplicaMedium::LocalDisk(_));
+        let is_on_disk =
+            |it: &mooncake_wire::types::Replica<S>| matches!(it.medium, ReplicaMedium::LocalDisk(_));
         let Some(settings) = self.settings.disks.filter(|it| it.promote_on_hit) else { return };
         if list.replicas.is_empty() || !list.replicas.iter().all(is_on_disk) {
             return;
@@ -50,7 +51,10 @@ impl Master {
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND` if it has no disk.
-    pub fn fetch_promotions(&self, client: mooncake_wire::types::Uuid) -> Result<OffloadTasks<String>, ErrorCode> {
+    pub fn fetch_promotions(
+        &self,
+        client: mooncake_wire::types::Uuid,
+    ) -> Result<OffloadTasks<String>, ErrorCode> {
         let disk = self.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         let limit = self.settings.disks.map_or(0, |it| it.promotions_per_heartbeat);
         let mut tasks = Vec::new();
@@ -61,7 +65,11 @@ impl Master {
             let size = shard.entries[at].copy().map_or(0, |copy| copy.size);
             drop(shard);
             let size = i64::try_from(size).unwrap_or(i64::MAX);
-            tasks.push(OffloadTask { tenant_id: self.tenant_name(waiting.tenant), key: waiting.key.into(), size });
+            tasks.push(OffloadTask {
+                tenant_id: self.tenant_name(waiting.tenant),
+                key: waiting.key.into(),
+                size,
+            });
         }
         Ok(OffloadTasks(tasks))
     }
@@ -136,7 +144,12 @@ impl Master {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`, `INVALID_PARAMS` for another client.
-    pub fn promotion_revoke(&self, now_ms: u64, work: Work<'_>, fx: &mut dyn Effects) -> Result<(), ErrorCode> {
+    pub fn promotion_revoke(
+        &self,
+        now_ms: u64,
+        work: Work<'_>,
+        fx: &mut dyn Effects,
+    ) -> Result<(), ErrorCode> {
         let spot = self.spot_of(work.tenant, work.key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_wire::Dialect;
 use mooncake_wire::types::StorageConfig;
-use moongate_kvcore::{DynamicReplication, Placement, Settings};
+use moongate_kvcore::{DiskTier, DynamicReplication, Placement, Settings};
 use moongate_telemetry::{LogFormat, LogOptions};
 
 use super::flag::{self, Flag, Use};
@@ -337,6 +337,10 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
         "cxl" => return Err(values.wrong("allocation_strategy", "another one: there is no CXL memory here")),
         _ => Placement::Random,
     };
+    let hot_reads_per_second = match values.float("dynamic_replication_admission_qps_threshold") {
+        reads if reads > 0.0 => reads,
+        _ => return Err(values.wrong("dynamic_replication_admission_qps_threshold", "more than 0")),
+    };
     let tasks = ["max_total_pending_tasks", "max_total_processing_tasks", "max_total_finished_tasks"];
     let timeouts = ["pending_task_timeout_sec", "processing_task_timeout_sec"];
     Ok(Settings {
@@ -359,10 +363,31 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
             "enforce" => DynamicReplication::Enforce,
             _ => DynamicReplication::Off,
         },
+        hot_reads_per_second,
+        heat_window_ms: values.seconds_ms("dynamic_replication_heat_window_seconds").max(1000),
+        max_hot_replicas: values.size("dynamic_replication_max_memory_replicas").max(1),
+        disks: values
+            .is_on("enable_offload")
+            .then(|| disks(values, ratio("offload_cap_ratio")))
+            .transpose()?,
         max_tasks: tasks.into_iter().map(|name| values.size(name)).max().unwrap_or_default(),
         task_timeout_ms: timeouts.into_iter().map(|name| values.limit_ms(name)).max().unwrap_or(NEVER_MS),
         task_retries: u32::try_from(values.number("max_retry_attempts")).unwrap_or(u32::MAX),
         ..Settings::default()
+    })
+}
+
+fn disks(values: &Values, cap_ratio: Result<f64, FlagError>) -> Result<DiskTier, FlagError> {
+    let promotion_reads = values.number("promotion_admission_threshold").clamp(1, u64::from(u8::MAX));
+    Ok(DiskTier {
+        on_evict: values.is_on("offload_on_evict"),
+        force_evict: values.is_on("offload_force_evict"),
+        queue_limit: values.size("offloading_queue_limit"),
+        cap_ratio: cap_ratio?,
+        promote_on_hit: values.is_on("promotion_on_hit"),
+        promotion_reads: u8::try_from(promotion_reads).unwrap_or(u8::MAX),
+        promotion_limit: values.size("promotion_queue_limit"),
+        promotions_per_heartbeat: values.size("promotion_max_per_heartbeat").max(1),
     })
 }
 
@@ -413,6 +438,23 @@ mod tests {
     }
 
     #[test]
+    fn disks_are_used_as_told() {
+        let line = "--enable_offload --offload_on_evict --offloading_queue_limit=7 --promotion_on_hit \
+                    --promotion_admission_threshold=1000 --promotion_max_per_heartbeat=0";
+        let tier = options(line).unwrap().server.core.disks.unwrap();
+        let expected = DiskTier {
+            on_evict: true,
+            queue_limit: 7,
+            promote_on_hit: true,
+            promotion_reads: 255,
+            ..DiskTier::default()
+        };
+        assert_eq!(tier, expected);
+        assert_eq!(options("--enable_offload").unwrap().server.core.disks, Some(DiskTier::default()));
+        assert_eq!(options("--offload_on_evict").unwrap().server.core.disks, None);
+    }
+
+    #[test]
     fn a_master_among_others() {
         let line = "--enable_ha --ha_backend_connstring=a:1;b:2 --rpc_address=10.0.0.1 --rpc_port=50051";
         let ha = options(line).unwrap().ha.unwrap();
@@ -440,6 +482,8 @@ mod tests {
             ("--default_dialect=0.2", "one of 0.3.9, 0.3.10"),
             ("--allocation_strategy=cxl", "there is no CXL memory"),
             ("--rpc_interface=eth0", "--rpc_address"),
+            ("--dynamic_replication_admission_qps_threshold=0", "more than 0"),
+            ("--enable_offload --offload_cap_ratio=2", "a number from 0 to 1"),
         ] {
             let error = options(line).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
