@@ -19,7 +19,7 @@ use moongate_kvcore::{DiskTier, Settings};
 
 use super::codes::{Notes, code, codes, end, note, remove, segment, start};
 use crate::caller::{self, Connection, key, ours_with};
-use crate::world::{NEWEST, RealMaster};
+use crate::world::{self, NEWEST, RealMaster};
 
 const NODE: Uuid = Uuid { first: 11, second: 12 };
 const OTHER: Uuid = Uuid { first: 21, second: 22 };
@@ -91,8 +91,12 @@ impl Notes {
             }
             other => format!("{other:?}"),
         };
-        let kinds =
-            found.map(|list| list.replicas.iter().map(|it| kind(&it.medium)).collect::<Vec<_>>().join(", "));
+        let kinds = found.map(|list| {
+            let mut kinds: Vec<String> = list.replicas.iter().map(|it| kind(&it.medium)).collect();
+            // Ours tells of memory first, also if that came later.
+            kinds.sort();
+            kinds.join(", ")
+        });
         self.add(format!("{what}: {name} is {kinds:?}"));
     }
 
@@ -362,4 +366,19 @@ async fn objects_go_to_disks_when_evicted_alike() {
 async fn objects_come_back_when_read_alike() {
     let tier = DiskTier { promote_on_hit: true, ..DiskTier::default() };
     same!(promoted, &["--enable_offload", "--promotion_on_hit", "--default_kv_lease_ttl=500"], tier);
+}
+
+#[tokio::test]
+async fn a_client_with_a_disk_finds_the_same() {
+    const FLAGS: &[&str] =
+        &["--enable_offload", "--offload_on_evict", "--promotion_on_hit", "--default_kv_lease_ttl=500"];
+    let tier = DiskTier { on_evict: true, promote_on_hit: true, ..DiskTier::default() };
+    let core = Settings { lease_ttl_ms: 500, ramp_ms: 0, disks: Some(tier), ..Settings::default() };
+    let (real, ours) = (RealMaster::start_with(NEWEST, FLAGS).await, ours_with(None, core).await);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let expected = world::disks(NEWEST, &real.rpc, &real.admin, folders[0].path()).await;
+    let found = world::disks(NEWEST, &ours.rpc, &ours.faces.admin.to_string(), folders[1].path()).await;
+    assert!(expected.iter().any(|line| line == "it is brought back: True"), "{expected:?}");
+    let differ = differences(&expected, &found);
+    assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));
 }
