@@ -43,6 +43,7 @@ mod master;
 mod mount;
 mod object;
 mod offload;
+mod payload;
 mod placement;
 mod prefix;
 mod promote;
@@ -62,12 +63,16 @@ mod task;
 mod tenant;
 mod tick;
 mod transfer;
+mod underway;
 
 pub use apply::NotApplied;
 pub use codec::{DecodeError, decode, encode};
 pub use count::Counts;
 pub use disk::DiskFill;
-pub use fact::{Effects, Fact, Media, ObjectState, OnDisk, Place, RemoveCause, StoreCause, UnmountCause};
+pub use fact::{
+    DrainState, Effects, Fact, Media, ObjectState, OnDisk, Place, RemoveCause, StoreCause, TaskState,
+    TransferState, UnmountCause,
+};
 pub use master::Master;
 pub use query::{Cursor, Fill, PrefixStatistics};
 pub use read::{Replicas, WireReplica};

@@ -21,6 +21,7 @@ use crate::shard::Shard;
 use crate::sketch::Sketch;
 use crate::task::Tasks;
 use crate::tenant::Tenants;
+use crate::underway::Noted;
 
 /// All that a master knows and decides. See the crate's documentation for how it is used.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub struct Master {
     pub(crate) disks: ArcSwap<Disks>,
     pub(crate) on_disks: DiskFigures,
     pub(crate) sketch: Sketch,
+    /// Copies and moves that facts told of.
+    pub(crate) noted: Mutex<Noted>,
     pub(crate) counters: Counters,
     next_id: AtomicU64,
     /// The shard whose soft pins are looked at next.
@@ -67,6 +70,7 @@ impl Master {
             disks: ArcSwap::default(),
             on_disks: DiskFigures::default(),
             sketch: Sketch::new(settings.disks.is_some_and(|it| it.promote_on_hit)),
+            noted: Mutex::default(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             next_unpin: AtomicUsize::new(0),

@@ -19,6 +19,10 @@ impl Master {
         let Some(cursor) = from.0 else {
             self.tell_tenants(fx);
             self.tell_nodes(fx);
+            self.tell_noted(fx);
+            let tasks = self.tasks.lock();
+            tasks.tell(fx);
+            tasks.jobs.tell(fx);
             return Some(SnapshotCursor(Some(Cursor::default())));
         };
         if cursor.place == 0 {
@@ -88,9 +92,12 @@ impl Master {
 impl Locked<'_> {
     fn tell_object(&self, at: u32, fx: &mut dyn Effects) {
         self.tell_state(at, StoreCause::Snapshot, fx);
+        self.tell_transfer(at, fx);
         let entry = &self.entries[at];
-        let transfer = entry.transfer().map(|it| it.since_ms);
-        let Some(since_ms) = transfer.or_else(|| entry.work().map(|it| it.since_ms)) else { return };
+        let Some(since_ms) = entry.work().map(|it| it.since_ms) else { return };
+        if entry.transfer().is_some() {
+            return;
+        }
         let until_ms = since_ms.saturating_add(self.master.settings.put_release_ms);
         for place in self.places(entry.replicas().copied().filter(|it| !it.ready)) {
             fx.fact(Fact::Held { segment: place.segment, offset: place.offset, size: entry.size, until_ms });

@@ -231,9 +231,6 @@ fn among_others(values: &Values) -> Result<HaFlags, FlagError> {
     if values.text("ha_backend_type") != "etcd" {
         return Err(values.wrong("ha_backend_type", "etcd: nothing else is there to settle who leads"));
     }
-    if values.optional("data_dir").is_some() {
-        return Err(values.wrong("data_dir", "empty with --enable_ha: the other masters keep the state"));
-    }
     let endpoints = values.optional("ha_backend_connstring").or_else(|| values.optional("etcd_endpoints"));
     let endpoints = endpoints
         .ok_or_else(|| values.wrong("ha_backend_connstring", "HOST:PORT of etcd, with --enable_ha"))?;
@@ -476,7 +473,6 @@ mod tests {
             ("--enable_ha", "--ha_backend_connstring cannot be"),
             ("--enable_ha --etcd_endpoints=a:1", "--ha_address cannot be"),
             ("--enable_ha --ha_backend_type=redis", "it is etcd"),
-            ("--enable_ha --etcd_endpoints=a:1 --data_dir=/x", "--data_dir cannot be"),
             ("--eviction_ratio=2", "--eviction_ratio cannot be `2`; it is a number from 0 to 1"),
             ("--rpc_address=nowhere", "--rpc_address cannot be `nowhere`; it is an IP address"),
             ("--default_dialect=0.2", "one of 0.3.9, 0.3.10"),
