@@ -346,7 +346,7 @@ fn run(world: &mut World, step: &Step) {
             }
         }
         Step::Promoted(key, true) => {
-            _ = world.master.promotion_end(world.now, work(KEYS[key]), &mut world.facts)
+            _ = world.master.promotion_end(world.now, work(KEYS[key]), &mut world.facts);
         }
         Step::Promoted(key, false) => {
             _ = world.master.promotion_revoke(world.now, work(KEYS[key]), &mut world.facts);

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use mooncake_wire::Dialect;
 use mooncake_wire::types::StorageConfig;
-use moongate_kvcore::{DiskTier, DynamicReplication, Placement, Settings};
+use moongate_kvcore::{DynamicReplication, Placement, Settings};
 use moongate_telemetry::{LogFormat, LogOptions};
 
+use super::disks::disks;
 use super::flag::{self, Flag, Use};
 use super::{FlagError, Values, table};
 use crate::clock;
@@ -115,11 +116,11 @@ pub struct MasterOptions {
 
 impl Values {
     /// A number that [`flag::Flag::check`] has seen.
-    fn number(&self, name: &str) -> u64 {
+    pub(super) fn number(&self, name: &str) -> u64 {
         self.text(name).parse().unwrap_or_default()
     }
 
-    fn size(&self, name: &str) -> usize {
+    pub(super) fn size(&self, name: &str) -> usize {
         usize::try_from(self.number(name)).unwrap_or(usize::MAX)
     }
 
@@ -374,26 +375,12 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
     })
 }
 
-fn disks(values: &Values, cap_ratio: Result<f64, FlagError>) -> Result<DiskTier, FlagError> {
-    let promotion_reads = values.number("promotion_admission_threshold").clamp(1, u64::from(u8::MAX));
-    Ok(DiskTier {
-        on_evict: values.is_on("offload_on_evict"),
-        force_evict: values.is_on("offload_force_evict"),
-        queue_limit: values.size("offloading_queue_limit"),
-        cap_ratio: cap_ratio?,
-        promote_on_hit: values.is_on("promotion_on_hit"),
-        promotion_reads: u8::try_from(promotion_reads).unwrap_or(u8::MAX),
-        promotion_limit: values.size("promotion_queue_limit"),
-        promotions_per_heartbeat: values.size("promotion_max_per_heartbeat").max(1),
-    })
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::flags::{Asked, read};
 
-    fn options(line: &str) -> Result<MasterOptions, FlagError> {
+    pub(in crate::flags) fn options(line: &str) -> Result<MasterOptions, FlagError> {
         let words = line.split(' ').filter(|word| !word.is_empty()).map(Into::into);
         match read(words, |_| None)? {
             Asked::Serve(options) => Ok(*options),
@@ -432,23 +419,6 @@ mod tests {
             ("debug", vec!["--enable_oplog=true".to_owned()])
         );
         assert_eq!(options.unused, ["--logtostderr=true", "stray"]);
-    }
-
-    #[test]
-    fn disks_are_used_as_told() {
-        let line = "--enable_offload --offload_on_evict --offloading_queue_limit=7 --promotion_on_hit \
-                    --promotion_admission_threshold=1000 --promotion_max_per_heartbeat=0";
-        let tier = options(line).unwrap().server.core.disks.unwrap();
-        let expected = DiskTier {
-            on_evict: true,
-            queue_limit: 7,
-            promote_on_hit: true,
-            promotion_reads: 255,
-            ..DiskTier::default()
-        };
-        assert_eq!(tier, expected);
-        assert_eq!(options("--enable_offload").unwrap().server.core.disks, Some(DiskTier::default()));
-        assert_eq!(options("--offload_on_evict").unwrap().server.core.disks, None);
     }
 
     #[test]
