@@ -1,4 +1,4 @@
-//! etcd, masters, and the network between them.
+//! Masters, where they settle who leads, and the network between them.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,6 +14,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
+use crate::lease::Lease;
 use crate::store::free_port;
 
 /// Long, because it only says when a test hangs.
@@ -101,12 +102,14 @@ impl Drop for Network {
     }
 }
 
-/// Three nodes of etcd and three masters. Killed when dropped.
+/// Three masters, and three nodes of etcd or a Lease. Killed when dropped.
 pub(crate) struct Cluster {
     masters: Vec<Option<Child>>,
     etcds: Vec<Child>,
     /// Of etcd's nodes, `HOST:PORT`.
     clients: Vec<String>,
+    /// Instead of etcd.
+    lease: Option<Lease>,
     /// Ports of the masters' administration.
     admin: Vec<u16>,
     http: reqwest::Client,
@@ -126,23 +129,54 @@ impl Cluster {
         let etcds = clients.iter().zip(&peers).enumerate();
         let etcds = etcds.map(|(at, (client, peer))| etcd(folder.path(), at, client, peer, &all.join(",")));
         let etcds = etcds.collect();
+        let mut cluster = Self::new(network, folder, clients, etcds, None).await;
+        cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
+        cluster.start_masters();
+        cluster
+    }
+
+    /// With a Lease of a real control plane in place of etcd.
+    pub(crate) async fn start_with_lease() -> Self {
+        let network = Network::loopback().await;
+        let lease = Some(Lease::start(&network.masters).await);
+        let mut cluster = Self::new(network, TempDir::new().unwrap(), Vec::new(), Vec::new(), lease).await;
+        cluster.start_masters();
+        cluster
+    }
+
+    async fn new(
+        network: Network,
+        folder: TempDir,
+        clients: Vec<String>,
+        etcds: Vec<Child>,
+        lease: Option<Lease>,
+    ) -> Self {
         let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
         let mut admin = Vec::new();
         for _ in 0..MASTERS {
             admin.push(free_port().await);
         }
-        let mut cluster = Self { masters: Vec::new(), etcds, clients, admin, http, folder, network };
-        cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
-        for master in 0..MASTERS {
-            cluster.masters.push(None);
-            cluster.start_master(master);
-        }
-        cluster
+        Self { masters: Vec::new(), etcds, clients, lease, admin, http, folder, network }
     }
 
-    /// As clients of Mooncake want them.
-    pub(crate) fn endpoints(&self) -> String {
-        self.clients.join(";")
+    fn start_masters(&mut self) {
+        for master in 0..MASTERS {
+            self.masters.push(None);
+            self.start_master(master);
+        }
+    }
+
+    /// The master's address as clients of Mooncake want it.
+    pub(crate) fn entry(&self) -> String {
+        match &self.lease {
+            Some(lease) => lease.service(),
+            None => format!("etcd://{}", self.clients.join(";")),
+        }
+    }
+
+    /// The Lease of masters that have one.
+    pub(crate) fn lease(&self) -> &Lease {
+        self.lease.as_ref().unwrap()
     }
 
     pub(crate) fn start_master(&mut self, master: usize) {
@@ -154,19 +188,25 @@ impl Cluster {
             // Two listeners cannot have the same port by chance: it was free a moment ago.
             std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
         };
+        let backend = match &self.lease {
+            Some(lease) => lease.flags(master),
+            None => format!("--ha_backend_type=etcd --ha_backend_connstring={}", self.clients.join(";")),
+        };
         let line = format!(
-            "{}{} master --enable_ha=true --ha_backend_type=etcd --rpc_address={host} --rpc_port={port} \
-             --ha_replication_port={replication} --ha_backend_connstring={} --metrics_host=127.0.0.1 --metrics_port={} \
+            "{}{} master --enable_ha=true {backend} --rpc_address={host} --rpc_port={port} \
+             --ha_replication_port={replication} --metrics_host=127.0.0.1 --metrics_port={} \
              --enable_metric_reporting=false",
             self.network.inside(master).unwrap_or_default(),
             env!("CARGO_BIN_EXE_moongate"),
-            self.endpoints(),
             self.admin[master],
         );
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().unwrap());
         let log = self.folder.path().join(format!("master-{master}.log"));
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        if let Some(lease) = &self.lease {
+            command.env("KUBECONFIG", lease.kubeconfig()).env_remove("KUBERNETES_SERVICE_HOST");
+        }
         command.args(words).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
         self.masters[master] = Some(command.spawn().unwrap());
     }
@@ -233,7 +273,10 @@ impl Cluster {
 
     /// The master that leads, if any does.
     pub(crate) async fn leader_now(&self) -> Option<usize> {
-        let address = self.key("mooncake-store/mooncake_cluster/master_view").await?;
+        let address = match &self.lease {
+            Some(lease) => lease.holder().await?,
+            None => self.key("mooncake-store/mooncake_cluster/master_view").await?,
+        };
         self.network.masters.iter().position(|master| *master == address)
     }
 
@@ -251,13 +294,16 @@ impl Cluster {
     /// Waits until so many masters may lead next.
     pub(crate) async fn all_in_sync(&self, count: usize) {
         self.until("masters are in sync", async |it| {
-            let list = it.key("mooncake-store/mooncake_cluster/moongate/in_sync").await;
+            let list = match &it.lease {
+                Some(lease) => lease.in_sync().await,
+                None => it.key("mooncake-store/mooncake_cluster/moongate/in_sync").await,
+            };
             list.is_some_and(|list| list.lines().count() == count)
         })
         .await;
     }
 
-    async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
+    pub(crate) async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
         let begun = Instant::now();
         while !is_so(self).await {
             assert!(begun.elapsed() < LIMIT, "{what}: not in time. {}", self.logs());
