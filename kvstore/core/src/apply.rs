@@ -67,12 +67,25 @@ impl Master {
             Fact::ClientGone { client } => _ = self.registry.lock().clients.remove(client),
             Fact::Started(object) => self.restore(object, false)?,
             Fact::Stored { object, .. } => self.restore(object, true)?,
-            Fact::Removed { tenant, key, .. } => self.unstore(tenant, key),
+            Fact::Removed { tenant, key, .. } => {
+                self.forget_transfer(tenant, key);
+                self.unstore(tenant, key);
+            }
             Fact::Held { segment, offset, size, until_ms } => {
                 self.hold_at(*segment, *offset, *size, *until_ms)?;
             }
             Fact::Released { segment, offset } => self.release_at(*segment, *offset),
             Fact::TenantQuota { tenant, requested } => self.restore_quota(tenant, *requested)?,
+            Fact::Transferring(state) => self.note_transfer(state),
+            Fact::TransferOver { tenant, key } => self.forget_transfer(tenant, key),
+            Fact::Task(state) => self.tasks.lock().restore(state, self.settings.max_tasks),
+            Fact::DrainJob(state) => self.tasks.lock().jobs.restore(state),
+            Fact::DrainMove { job, task, tenant, key, size } => {
+                self.tasks.lock().jobs.restore_move(*job, *task, (tenant, key), *size);
+            }
+            Fact::DrainMoved { job, task, tenant, key, tries } => {
+                self.tasks.lock().jobs.restore_moved(*job, *task, (tenant, key), *tries);
+            }
         }
         Ok(())
     }
@@ -136,7 +149,7 @@ impl Master {
     }
 
     /// The shard that keeps space which was told to be held.
-    fn holder(&self, segment: Uuid, offset: u64) -> usize {
+    pub(crate) fn holder(&self, segment: Uuid, offset: u64) -> usize {
         (mix(segment.first ^ mix(segment.second ^ mix(offset))) % self.shards.len() as u64) as usize
     }
 

@@ -119,6 +119,7 @@ impl Master {
         for known in self.registry.lock().clients.values_mut().filter(|it| !it.silent) {
             known.last_seen_ms = now_ms;
         }
+        self.resume_transfers();
         self.sort_lists();
         for (_, segment) in self.segments.load().iter() {
             segment.space(crate::allocator::Allocator::forget_offsets);

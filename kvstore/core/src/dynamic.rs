@@ -8,8 +8,8 @@ use mooncake_wire::types::ReplicaList;
 use crate::count::Counters;
 use crate::locked::Spot;
 use crate::master::Master;
+use crate::payload::copy_payload;
 use crate::settings::DynamicReplication;
-use crate::task::copy_payload;
 use crate::transfer::DynamicPlan;
 
 /// Over how long reads are counted, in milliseconds.
@@ -108,7 +108,8 @@ impl Master {
         tasks.heat.plans.retain(|_, until| *until > now_ms);
         tasks.heat.plans.insert(plan, now_ms.saturating_add(LEASE_MS));
         let payload = copy_payload(tenant, key, &source.name, &[&target.info.name], Some(plan))?;
-        tasks.add(now_ms, payload, source.client, self.settings.max_tasks)?;
+        // Not told: what is read often is found out again within seconds, and the plan would not be known to another master.
+        tasks.add(now_ms, payload, source.client, self.settings.max_tasks, &mut ())?;
         Ok(())
     }
 

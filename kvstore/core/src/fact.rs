@@ -6,7 +6,8 @@
 
 use std::borrow::Cow;
 
-use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+use mooncake_wire::admin::JobStatus;
+use mooncake_wire::types::{Segment, SegmentStatus, TaskStatus, TaskType, Uuid};
 
 /// Where facts go. It is called while a part of the table is locked, so it must be quick and must not call the master.
 pub trait Effects {
@@ -196,6 +197,116 @@ pub enum Fact<'a> {
         /// Bytes.
         requested: Option<u64>,
     },
+    /// A copy or a move goes on. Its space was told before, as held.
+    Transferring(TransferState<'a>),
+    /// It does not go on any more.
+    TransferOver {
+        /// Whose object that was.
+        tenant: Cow<'a, str>,
+        /// Its key.
+        key: Cow<'a, str>,
+    },
+    /// A task is this now.
+    Task(TaskState<'a>),
+    /// A drain job is this now.
+    DrainJob(DrainState<'a>),
+    /// A drain job has begun to move an object.
+    DrainMove {
+        /// The job.
+        job: Uuid,
+        /// The task that moves it.
+        task: Uuid,
+        /// Whose the object is.
+        tenant: Cow<'a, str>,
+        /// Its key.
+        key: Cow<'a, str>,
+        /// Its bytes.
+        size: u64,
+    },
+    /// A drain job's task has ended, however that was.
+    DrainMoved {
+        /// The job.
+        job: Uuid,
+        /// The task.
+        task: Uuid,
+        /// Whose the object is.
+        tenant: Cow<'a, str>,
+        /// Its key.
+        key: Cow<'a, str>,
+        /// How often it has failed to be moved. 0: it was moved.
+        tries: u32,
+    },
+}
+
+/// A copy or a move of an object that a node makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferState<'a> {
+    /// Whose the object is.
+    pub tenant: Cow<'a, str>,
+    /// Its key.
+    pub key: Cow<'a, str>,
+    /// Who makes it.
+    pub client: Uuid,
+    /// The replica that is read.
+    pub source: u64,
+    /// Whether that is gone at the end.
+    pub moves: bool,
+    /// When it began.
+    pub since_ms: u64,
+    /// Of the master's plan, if it is the master's.
+    pub plan: Option<(Uuid, u64)>,
+    /// The replicas that are being written. Their space is held.
+    pub places: Cow<'a, [Place]>,
+}
+
+/// Something that a node is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskState<'a> {
+    /// The task.
+    pub id: Uuid,
+    /// What kind it is.
+    pub task_type: TaskType,
+    /// How far it is.
+    pub status: TaskStatus,
+    /// What the node is told.
+    pub payload: Cow<'a, str>,
+    /// The node.
+    pub client: Uuid,
+    /// When it was made.
+    pub created_at_ms: u64,
+    /// When it last changed.
+    pub updated_at_ms: u64,
+    /// What the node says about its end.
+    pub message: Cow<'a, str>,
+}
+
+/// A job that empties segments, without the objects that it moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrainState<'a> {
+    /// The job.
+    pub id: Uuid,
+    /// Names of the segments to empty.
+    pub segments: Cow<'a, [String]>,
+    /// Names of those that may take the objects; none for any.
+    pub targets: Cow<'a, [String]>,
+    /// Objects that are moved at a time.
+    pub concurrency: u64,
+    /// How far it is.
+    pub status: JobStatus,
+    /// When it was made.
+    pub created_at_ms: u64,
+    /// When it last changed.
+    pub updated_at_ms: u64,
+    /// Objects that were moved.
+    pub succeeded: u64,
+    /// Objects that could not be moved.
+    pub failed: u64,
+    /// Objects that cannot be moved now.
+    pub blocked: u64,
+    /// Bytes that were moved.
+    pub moved_bytes: u64,
+    /// How it is, in words.
+    pub message: Cow<'a, str>,
 }
 
 fn owned(text: Cow<'_, str>) -> Cow<'static, str> {
@@ -211,6 +322,30 @@ impl ObjectState<'_> {
             places: Cow::Owned(self.places.into_owned()),
             ..self
         }
+    }
+}
+
+impl TransferState<'_> {
+    /// The same, free of what it was told with.
+    pub fn into_owned(self) -> TransferState<'static> {
+        let [tenant, key] = [self.tenant, self.key].map(owned);
+        TransferState { tenant, key, places: Cow::Owned(self.places.into_owned()), ..self }
+    }
+}
+
+impl TaskState<'_> {
+    /// The same, free of what it was told with.
+    pub fn into_owned(self) -> TaskState<'static> {
+        let [payload, message] = [self.payload, self.message].map(owned);
+        TaskState { payload, message, ..self }
+    }
+}
+
+impl DrainState<'_> {
+    /// The same, free of what it was told with.
+    pub fn into_owned(self) -> DrainState<'static> {
+        let [segments, targets] = [self.segments, self.targets].map(|it| Cow::Owned(it.into_owned()));
+        DrainState { segments, targets, message: owned(self.message), ..self }
     }
 }
 
@@ -240,6 +375,18 @@ impl Fact<'_> {
             Self::Held { segment, offset, size, until_ms } => Fact::Held { segment, offset, size, until_ms },
             Self::Released { segment, offset } => Fact::Released { segment, offset },
             Self::TenantQuota { tenant, requested } => Fact::TenantQuota { tenant: owned(tenant), requested },
+            Self::Transferring(it) => Fact::Transferring(it.into_owned()),
+            Self::TransferOver { tenant, key } => {
+                Fact::TransferOver { tenant: owned(tenant), key: owned(key) }
+            }
+            Self::Task(it) => Fact::Task(it.into_owned()),
+            Self::DrainJob(it) => Fact::DrainJob(it.into_owned()),
+            Self::DrainMove { job, task, tenant, key, size } => {
+                Fact::DrainMove { job, task, tenant: owned(tenant), key: owned(key), size }
+            }
+            Self::DrainMoved { job, task, tenant, key, tries } => {
+                Fact::DrainMoved { job, task, tenant: owned(tenant), key: owned(key), tries }
+            }
         }
     }
 }

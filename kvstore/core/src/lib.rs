@@ -39,6 +39,7 @@ mod locked;
 mod master;
 mod mount;
 mod object;
+mod payload;
 mod placement;
 mod prefix;
 mod put;
@@ -56,11 +57,15 @@ mod task;
 mod tenant;
 mod tick;
 mod transfer;
+mod underway;
 
 pub use apply::NotApplied;
 pub use codec::{DecodeError, decode, encode};
 pub use count::Counts;
-pub use fact::{Effects, Fact, GroupId, ObjectState, Place, RemoveCause, StoreCause, UnmountCause};
+pub use fact::{
+    DrainState, Effects, Fact, GroupId, ObjectState, Place, RemoveCause, StoreCause, TaskState,
+    TransferState, UnmountCause,
+};
 pub use master::Master;
 pub use query::{Cursor, Fill, PrefixStatistics};
 pub use read::{Replicas, WireReplica};

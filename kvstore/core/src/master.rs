@@ -20,6 +20,7 @@ use crate::settings::Settings;
 use crate::shard::Shard;
 use crate::task::Tasks;
 use crate::tenant::Tenants;
+use crate::underway::Noted;
 
 /// All that a master knows and decides. See the crate's documentation for how it is used.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub struct Master {
     pub(crate) tenants: Tenants,
     pub(crate) prefixes: Prefixes,
     pub(crate) tasks: Mutex<Tasks>,
+    /// Copies and moves that facts told of.
+    pub(crate) noted: Mutex<Noted>,
     pub(crate) counters: Counters,
     next_id: AtomicU64,
     /// The shard whose soft pins are looked at next.
@@ -60,6 +63,7 @@ impl Master {
             tenants: Tenants::new(settings.multi_tenant),
             prefixes: Prefixes::new(),
             tasks: Mutex::new(Tasks::new(settings.seed)),
+            noted: Mutex::default(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             next_unpin: AtomicUsize::new(0),

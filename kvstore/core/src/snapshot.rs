@@ -19,6 +19,10 @@ impl Master {
         let Some(cursor) = from.0 else {
             self.tell_tenants(fx);
             self.tell_nodes(fx);
+            self.tell_noted(fx);
+            let tasks = self.tasks.lock();
+            tasks.tell(fx);
+            tasks.jobs.tell(fx);
             return Some(SnapshotCursor(Some(Cursor::default())));
         };
         if cursor.place == 0 {
@@ -80,12 +84,7 @@ impl Master {
 impl Locked<'_> {
     fn tell_object(&self, at: u32, fx: &mut dyn Effects) {
         self.tell_state(at, StoreCause::Snapshot, fx);
-        let entry = &self.entries[at];
-        let Some(transfer) = entry.transfer() else { return };
-        let until_ms = transfer.since_ms.saturating_add(self.master.settings.put_release_ms);
-        for place in self.places(entry.replicas().copied().filter(|it| !it.ready)) {
-            fx.fact(Fact::Held { segment: place.segment, offset: place.offset, size: entry.size, until_ms });
-        }
+        self.tell_transfer(at, fx);
     }
 
     fn tell_held(&self, fx: &mut dyn Effects) {

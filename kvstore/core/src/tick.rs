@@ -21,7 +21,7 @@ impl Master {
             self.lock(shard).expire(now_ms, fx);
         }
         self.unpin_in_turn(now_ms);
-        self.tasks.lock().expire(now_ms, self.settings.task_timeout_ms, self.settings.max_tasks);
+        self.tasks.lock().expire(now_ms, self.settings.task_timeout_ms, self.settings.max_tasks, fx);
         self.drain(now_ms, fx);
         self.evict_above_watermark(now_ms, fx);
     }

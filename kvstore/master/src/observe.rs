@@ -109,7 +109,13 @@ impl Observer {
             | Fact::Started(_)
             | Fact::Held { .. }
             | Fact::Released { .. }
-            | Fact::TenantQuota { .. } => {}
+            | Fact::TenantQuota { .. }
+            | Fact::Transferring(_)
+            | Fact::TransferOver { .. }
+            | Fact::Task(_)
+            | Fact::DrainJob(_)
+            | Fact::DrainMove { .. }
+            | Fact::DrainMoved { .. } => {}
         }
     }
 

@@ -5,6 +5,7 @@
 //! after the other.
 
 mod read;
+mod tasks;
 mod write;
 
 use crate::fact::{RemoveCause, StoreCause, UnmountCause};
@@ -45,6 +46,12 @@ mod kind {
     pub(super) const HELD: u8 = 10;
     pub(super) const RELEASED: u8 = 11;
     pub(super) const QUOTA: u8 = 12;
+    pub(super) const TRANSFERRING: u8 = 32;
+    pub(super) const TRANSFER_OVER: u8 = 33;
+    pub(super) const TASK: u8 = 34;
+    pub(super) const DRAIN_JOB: u8 = 35;
+    pub(super) const DRAIN_MOVE: u8 = 36;
+    pub(super) const DRAIN_MOVED: u8 = 37;
 }
 
 const STORE_CAUSES: [StoreCause; 3] = [StoreCause::Written, StoreCause::Replicas, StoreCause::Snapshot];
@@ -64,11 +71,12 @@ const UNMOUNT_CAUSES: [UnmountCause; 3] =
 mod tests {
     use std::borrow::Cow;
 
-    use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+    use mooncake_wire::admin::JobStatus;
+    use mooncake_wire::types::{Segment, SegmentStatus, TaskStatus, TaskType, Uuid};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fact::{Fact, GroupId, ObjectState, Place};
+    use crate::fact::{DrainState, Fact, GroupId, ObjectState, Place, TaskState, TransferState};
 
     fn id() -> impl Strategy<Value = Uuid> {
         any::<(u64, u64)>().prop_map(|(first, second)| Uuid { first, second })
@@ -109,6 +117,68 @@ mod tests {
         )
     }
 
+    fn work() -> impl Strategy<Value = Fact<'static>> {
+        let place = (any::<u64>(), id(), any::<u64>()).prop_map(|(replica, segment, offset)| Place {
+            replica,
+            segment,
+            offset,
+        });
+        let places = proptest::collection::vec(place, 0..4);
+        let plan = proptest::option::of((id(), any::<u64>()));
+        let names = || proptest::collection::vec(any::<String>(), 0..4);
+        prop_oneof![
+            ([text(), text()], id(), any::<([u64; 2], bool)>(), plan, places).prop_map(
+                |([tenant, key], client, ([source, since_ms], moves), plan, places)| {
+                    let places = Cow::Owned(places);
+                    let state = TransferState { tenant, key, client, source, moves, since_ms, plan, places };
+                    Fact::Transferring(state)
+                }
+            ),
+            [text(), text()].prop_map(|[tenant, key]| Fact::TransferOver { tenant, key }),
+            ([id(), id()], any::<[i32; 2]>(), [text(), text()], any::<[u64; 2]>()).prop_map(
+                |([id, client], [task_type, status], [payload, message], [created_at_ms, updated_at_ms])| {
+                    let (task_type, status) = (TaskType(task_type), TaskStatus(status));
+                    Fact::Task(TaskState {
+                        id,
+                        task_type,
+                        status,
+                        payload,
+                        client,
+                        created_at_ms,
+                        updated_at_ms,
+                        message,
+                    })
+                }
+            ),
+            (id(), [names(), names()], any::<i32>(), any::<[u64; 7]>(), text()).prop_map(
+                |(id, [segments, targets], status, numbers, message)| {
+                    let [concurrency, created_at_ms, updated_at_ms, succeeded, failed, blocked, moved_bytes] =
+                        numbers;
+                    Fact::DrainJob(DrainState {
+                        id,
+                        segments: segments.into(),
+                        targets: targets.into(),
+                        concurrency,
+                        status: JobStatus(status),
+                        created_at_ms,
+                        updated_at_ms,
+                        succeeded,
+                        failed,
+                        blocked,
+                        moved_bytes,
+                        message,
+                    })
+                }
+            ),
+            ([id(), id()], [text(), text()], any::<u64>()).prop_map(|([job, task], [tenant, key], size)| {
+                Fact::DrainMove { job, task, tenant, key, size }
+            }),
+            ([id(), id()], [text(), text()], any::<u32>()).prop_map(|([job, task], [tenant, key], tries)| {
+                Fact::DrainMoved { job, task, tenant, key, tries }
+            }),
+        ]
+    }
+
     fn fact() -> impl Strategy<Value = Fact<'static>> {
         let mounted = (id(), [text(), text(), text(), text()], any::<[u64; 3]>(), id()).prop_map(
             |(id, [name, te_endpoint, protocol, host_id], [base, size, at_ms], client)| {
@@ -143,6 +213,7 @@ mod tests {
             (id(), any::<u64>()).prop_map(|(segment, offset)| Fact::Released { segment, offset }),
             (text(), any::<Option<u64>>())
                 .prop_map(|(tenant, requested)| Fact::TenantQuota { tenant, requested }),
+            work(),
         ]
     }
 
@@ -159,7 +230,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_is_refused_or_read(mut bytes: Vec<u8>, kind in 0..16_u8) {
+        fn anything_is_refused_or_read(mut bytes: Vec<u8>, kind in 0..40_u8) {
             let _ = decode(&bytes);
             bytes.splice(0..0, [VERSION, kind]);
             let _ = decode(&bytes);

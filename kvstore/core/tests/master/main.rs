@@ -11,4 +11,5 @@ mod replay;
 mod tenants;
 mod threads;
 mod transfers;
+mod works;
 mod world;

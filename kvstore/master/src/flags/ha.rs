@@ -51,9 +51,6 @@ pub struct HaFlags {
 
 impl HaFlags {
     pub(super) fn new(values: &Values) -> Result<Self, FlagError> {
-        if values.optional("data_dir").is_some() {
-            return Err(values.wrong("data_dir", "empty with --enable_ha: the other masters keep the state"));
-        }
         let rpc = rpc(values)?;
         let replication_port = match values.port("ha_replication_port") {
             0 => rpc.port().wrapping_add(1),
@@ -189,7 +186,6 @@ mod tests {
             ("--ha_backend_type=redis".to_owned(), "it is etcd or k8s"),
             ("--ha_backend_type=k8s --ha_backend_connstring=a:1".to_owned(), "NAMESPACE/NAME"),
             ("--ha_backend_type=k8s --etcd_endpoints=a".to_owned(), "--ha_backend_connstring cannot be"),
-            (format!("{etcd} --data_dir=/x"), "--data_dir cannot be"),
             (format!("{etcd} --etcd_ca=/ca --etcd_key=/k"), "--etcd_cert cannot be"),
             (format!("{etcd} --etcd_cert=/c --etcd_key=/k"), "--etcd_ca cannot be"),
             (

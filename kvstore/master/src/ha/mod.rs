@@ -13,6 +13,7 @@
 //! [`Elector`], [`Quorum`] and [`Follower`] decide without waiting, so that a simulation runs the same code.
 
 mod coordinator;
+mod disk;
 mod elector;
 mod etcd;
 mod fence;
@@ -33,6 +34,8 @@ mod tenure;
 mod tls;
 
 pub use coordinator::{Bid, CoordinationError, Coordinator, Leader, Listing, Tenure, View};
+pub(crate) use disk::MEMBER;
+pub use disk::{Disk, DiskError, DiskOptions};
 pub use elector::{Answer, Ask, Due, Elector, Times};
 pub use etcd::Etcd;
 pub use fence::{Fence, now};
@@ -41,7 +44,7 @@ pub use kubernetes::{Kubernetes, LeaseName, config as kubernetes_config};
 pub use member::{InSync, MAX_ADDRESS, MAX_MEMBERS, Member, read_in_sync, write_in_sync};
 pub use pod_label::Pod;
 pub use quorum::Quorum;
-pub use replica::{Replica, State};
+pub use replica::Replica;
 pub use replicated::Replicated;
 pub use run::{HaOptions, Participant, Shown};
 pub use start::{HaMaster, HaStartError, start};

@@ -64,7 +64,7 @@ impl PodLabel {
         match timeout(RETRY, self.pods.patch_metadata(&self.name, &how, &patch)).await {
             Ok(Ok(_)) => return true,
             Ok(Err(error)) => {
-                tracing::warn!(%error, pod = self.name, leads, "the pod's label cannot be changed")
+                tracing::warn!(%error, pod = self.name, leads, "the pod's label cannot be changed");
             }
             Err(_) => tracing::warn!(pod = self.name, leads, "the pod's label cannot be changed in time"),
         }

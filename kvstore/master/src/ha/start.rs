@@ -1,13 +1,17 @@
 //! Starting a master among others.
 
 use std::sync::Arc;
+use std::time::Instant;
 use std::{io, thread};
 
+use moongate_kvcore::Settings;
+use moongate_oplog::Options;
 use moongate_runtime::Supervisor;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 use super::coordinator::{CoordinationError, Coordinator};
+use super::disk::{Disk, DiskError, DiskOptions};
 use super::elector::Times;
 use super::etcd::Etcd;
 use super::kubernetes::{self, Kubernetes};
@@ -15,7 +19,12 @@ use super::pod_label::PodLabel;
 use super::run::{HaOptions, Participant, Shown};
 use super::tenure::TenureOptions;
 use super::tls::TlsError;
-use crate::flags::{Backend, HaFlags, MasterOptions};
+use crate::durable::Pace;
+use crate::flags::{Backend, DataOptions, HaFlags, MasterOptions};
+use crate::state::State;
+
+/// Bytes of a file of the log: one is read at a time to send followers what they missed.
+const LOG_FILE: u64 = 16 << 20;
 
 /// A master among others, which runs.
 #[derive(Debug)]
@@ -32,6 +41,9 @@ pub enum HaStartError {
     /// Files for TLS cannot be used.
     #[error("--ha_replication_…: {0}")]
     Tls(#[from] TlsError),
+    /// Its state cannot be kept.
+    #[error("the state cannot be kept; --data_dir wants a folder that can be written to")]
+    Data(#[from] DiskError),
     /// There is no thread for it.
     #[error("no thread for taking part in elections: {0}")]
     Thread(#[from] io::Error),
@@ -67,6 +79,7 @@ pub async fn start(
         unused,
         missing,
         quotas,
+        data,
         ..
     } = options;
     if !unused.is_empty() {
@@ -88,6 +101,8 @@ pub async fn start(
         files.client()?;
         files.server()?;
     }
+    let disk = data.as_ref().map(|data| open(data, &server.core)).transpose()?;
+    let pace = data.as_ref().map(pace).unwrap_or_default();
     let shown = Arc::new(Shown::new());
     let runtime = Builder::new_current_thread().enable_all().build()?;
     tracing::info!(address, replication_address, ?backend, "one of several masters");
@@ -99,11 +114,18 @@ pub async fn start(
             return Err(error.into());
         }
     };
-    let tenure = TenureOptions { server, rpc, replication, faces, journal_bytes, patience, tls, report };
+    let tenure =
+        TenureOptions { server, rpc, replication, faces, pace, journal_bytes, patience, tls, report };
     let options = HaOptions { address, replication_address, times, force, tenure };
     let (ended, has_ended) = oneshot::channel::<()>();
-    let participant =
-        Participant::new(options, coordinator, Arc::clone(&shown), supervisor.clone(), Handle::current());
+    let participant = Participant::new(
+        options,
+        disk,
+        coordinator,
+        Arc::clone(&shown),
+        supervisor.clone(),
+        Handle::current(),
+    );
     thread::Builder::new().name("ha".to_owned()).spawn(move || {
         runtime.block_on(participant.run());
         drop(runtime);
@@ -137,4 +159,18 @@ async fn coordinator(
     }
     let _on = runtime.enter();
     Ok(Arc::new(Kubernetes::new(config, &lease, times.lease)?))
+}
+
+fn pace(data: &DataOptions) -> Pace {
+    Pace { snapshot_every: data.snapshot_every, ..Pace::default() }
+}
+
+/// The state that was kept.
+fn open(data: &DataOptions, settings: &Settings) -> Result<(Disk, State), DiskError> {
+    let log = Options { flush_always: data.flush_always, file_bytes: LOG_FILE, ..Options::default() };
+    let (begun, pace) = (Instant::now(), pace(data));
+    let (disk, state, restored) =
+        Disk::open(DiskOptions { folder: data.folder.clone(), log, pace }, settings)?;
+    tracing::info!(folder = %data.folder.display(), last = state.last, took = ?begun.elapsed(), "the state: {restored}");
+    Ok((disk, state))
 }

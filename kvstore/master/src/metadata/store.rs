@@ -224,7 +224,7 @@ impl Metadata {
             (kept.log.next() - 1, entries.by_key.clone())
         };
         kept.grown.store(0, Relaxed);
-        let mut writer = snapshot::Writer::begin(&kept.folder, last)?;
+        let mut writer = snapshot::Writer::begin(Arc::clone(&kept.folder), last)?;
         for (key, entry) in &entries {
             writer.write(&Record::Put { key, value: &entry.value }.encode())?;
         }

@@ -1,0 +1,90 @@
+//! Records of a log that are no facts of the state machine. A fact begins with its version; these begin with a byte that is none.
+
+use moongate_kvcore::{Fact, decode};
+
+use crate::epochs::Epochs;
+
+/// First byte of a record that is no fact.
+const NO_FACT: u8 = 0xf0;
+
+const EPOCH: u8 = 1;
+const EPOCHS: u8 = 2;
+
+/// What a record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Record<'a> {
+    /// A change of the state machine.
+    Fact(Fact<'a>),
+    /// An epoch begins with this record.
+    Epoch(u64),
+    /// The epochs so far. Only in a snapshot.
+    Epochs(Epochs),
+}
+
+fn head(kind: u8) -> Vec<u8> {
+    vec![NO_FACT, kind]
+}
+
+/// An epoch begins.
+pub(crate) fn epoch(id: u64) -> Vec<u8> {
+    let mut bytes = head(EPOCH);
+    bytes.extend(id.to_le_bytes());
+    bytes
+}
+
+/// The epochs so far.
+pub(crate) fn epochs(epochs: &Epochs) -> Vec<u8> {
+    let mut bytes = head(EPOCHS);
+    for (id, first) in epochs.iter() {
+        bytes.extend(id.to_le_bytes());
+        bytes.extend(first.to_le_bytes());
+    }
+    bytes
+}
+
+fn numbers(bytes: &[u8]) -> Option<Vec<u64>> {
+    let (numbers, rest) = bytes.as_chunks::<8>();
+    rest.is_empty().then(|| numbers.iter().map(|it| u64::from_le_bytes(*it)).collect())
+}
+
+/// Reads a record. Nothing if it is none, or one of a later release.
+pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
+    let [NO_FACT, kind, rest @ ..] = bytes else {
+        let (fact, rest) = decode(bytes).ok()?;
+        return rest.is_empty().then_some(Record::Fact(fact));
+    };
+    match *kind {
+        EPOCH => match numbers(rest)?[..] {
+            [id] => Some(Record::Epoch(id)),
+            _ => None,
+        },
+        EPOCHS => {
+            let numbers = numbers(rest)?;
+            let (pairs, odd) = numbers.as_chunks::<2>();
+            odd.is_empty().then(|| Record::Epochs(pairs.iter().map(|[id, first]| (*id, *first)).collect()))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(id: u64, all in prop::collection::vec((any::<u64>(), 1..u64::MAX), 0..9)) {
+            let all: Epochs = all.into_iter().collect();
+            for (bytes, record) in [(epoch(id), Record::Epoch(id)), (epochs(&all), Record::Epochs(all))] {
+                prop_assert_eq!(read(&bytes), Some(record));
+            }
+        }
+
+        #[test]
+        fn anything_is_refused_or_read(bytes: Vec<u8>, kind in 0..8_u8) {
+            let _ = read(&bytes);
+            let _ = read(&[&[NO_FACT, kind], &bytes[..]].concat());
+        }
+    }
+}

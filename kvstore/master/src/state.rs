@@ -1,0 +1,95 @@
+//! All that the records of a log amount to.
+
+use std::sync::Arc;
+
+use moongate_kvcore::{Effects, Fact, Master, Settings, SnapshotCursor};
+use parking_lot::Mutex;
+
+use crate::epochs::Epochs;
+use crate::record::{self, Record};
+use crate::server::Server;
+
+/// Places of the table that are looked at under one lock: well below a millisecond.
+pub(crate) const PLACES_AT_ONCE: u32 = 1024;
+
+/// What a log has beside the facts of the state machine.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// Whose records they are.
+    pub(crate) epochs: Mutex<Epochs>,
+}
+
+impl Beside {
+    /// Tells all of it as records, for a snapshot.
+    pub(crate) fn tell(&self, mut each: impl FnMut(&[u8])) {
+        each(&record::epochs(&self.epochs.lock()));
+    }
+}
+
+/// A state, and the last record that it has.
+#[derive(Debug)]
+pub struct State {
+    /// The state machine.
+    pub master: Box<Master>,
+    /// What there is beside it.
+    pub beside: Arc<Beside>,
+    /// The record's number.
+    pub last: u64,
+}
+
+impl State {
+    /// A state without any record.
+    pub fn empty(settings: &Settings) -> Self {
+        Self { master: Box::new(Master::new(settings.clone())), beside: Arc::default(), last: 0 }
+    }
+
+    /// The state of a server that serves nobody any more.
+    pub(crate) fn of(server: Arc<Server>, beside: Arc<Beside>, last: u64) -> Self {
+        let master = Arc::try_unwrap(server).map(Server::into_master);
+        let master = master.unwrap_or_else(|still_used| {
+            let copy = Applied(Master::new(still_used.master.settings().clone()));
+            let (mut cursor, mut copy) = (Some(SnapshotCursor::default()), copy);
+            while let Some(from) = cursor {
+                cursor = still_used.master.snapshot(from, PLACES_AT_ONCE, &mut copy);
+            }
+            copy.0
+        });
+        Self { master: Box::new(master), beside, last }
+    }
+
+    /// Makes the next record true. Returns whether it fits: what does not is about something that is gone by now.
+    pub(crate) fn next(&mut self, record: &[u8]) -> bool {
+        self.last += 1;
+        self.apply(record)
+    }
+
+    /// Makes a part of a snapshot true, or the record with the number [`Self::last`].
+    pub(crate) fn apply(&self, record: &[u8]) -> bool {
+        match record::read(record) {
+            Some(Record::Fact(fact)) => self.master.apply(&fact).is_ok(),
+            Some(Record::Epoch(id)) => {
+                self.beside.epochs.lock().begin(id, self.last);
+                true
+            }
+            Some(Record::Epochs(epochs)) => {
+                *self.beside.epochs.lock() = epochs;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// By what another master may know that it has the same records.
+    pub(crate) fn position(&self) -> Option<(u64, u64)> {
+        self.beside.epochs.lock().current().map(|id| (id, self.last))
+    }
+}
+
+/// Makes facts true at once. What does not fit is left out.
+struct Applied(Master);
+
+impl Effects for Applied {
+    fn fact(&mut self, fact: Fact<'_>) {
+        let _ = self.0.apply(&fact);
+    }
+}
