@@ -14,7 +14,7 @@ use crate::flags::DataOptions;
 use crate::ha::MEMBER;
 use crate::journal::Journal;
 use crate::server::{Server, ServerOptions};
-use crate::state::State;
+use crate::state::{Beside, State};
 
 /// Why a state cannot be kept.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ impl Kept {
     pub(crate) fn open(
         data: &DataOptions,
         server: ServerOptions,
-        observe: impl FnOnce(Arc<dyn Journal>) -> Arc<dyn Journal>,
+        observe: impl FnOnce(Arc<dyn Journal>, &Arc<Beside>) -> Arc<dyn Journal>,
     ) -> Result<(Arc<Server>, Self), KeepError> {
         let (clock, begun) = (Clock::start(), Instant::now());
         if data.folder.join(MEMBER).exists() {
@@ -53,7 +53,7 @@ impl Kept {
         tracing::info!(folder = %data.folder.display(), took = ?begun.elapsed(), "the state: {restored}");
         let durable = Arc::new(durable);
         let State { master, beside, .. } = state;
-        let server = Arc::new(Server::with_state(server, *master, clock, observe(durable.clone())));
+        let server = Arc::new(Server::with_state(server, *master, clock, observe(durable.clone(), &beside)));
         let pace = Pace { snapshot_every: data.snapshot_every, ..Pace::default() };
         let (stop, stopped) = std::sync::mpsc::channel();
         let kept = Arc::clone(&server);

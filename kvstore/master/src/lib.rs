@@ -40,7 +40,7 @@ pub use clock::Clock;
 pub use command::{RunningMaster, StartError, start};
 pub use count::{CallCounts, Counters, LATENCY_BUCKETS, SHORTEST, Tally, latency_bound};
 pub use epochs::Epochs;
-pub use faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
+pub use faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace, MetadataPlace};
 pub use kept::KeepError;
 pub use server::{HaState, Limits, Role, Server, ServerOptions, Standing};
 pub use state::{Beside, State};

@@ -9,6 +9,8 @@ const NO_FACT: u8 = 0xf0;
 
 const EPOCH: u8 = 1;
 const EPOCHS: u8 = 2;
+const EVENTS: u8 = 3;
+const METADATA: u8 = 4;
 
 /// What a record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +21,10 @@ pub(crate) enum Record<'a> {
     Epoch(u64),
     /// The epochs so far. Only in a snapshot.
     Epochs(Epochs),
+    /// KV events and messages may have numbers up to this one.
+    Events(u64),
+    /// A change of the transfer metadata, as the metadata server writes it.
+    Metadata(&'a [u8]),
 }
 
 fn head(kind: u8) -> Vec<u8> {
@@ -42,9 +48,30 @@ pub(crate) fn epochs(epochs: &Epochs) -> Vec<u8> {
     bytes
 }
 
+/// Numbers of KV events up to this one may be given out.
+pub(crate) fn events(bound: u64) -> Vec<u8> {
+    let mut bytes = head(EVENTS);
+    bytes.extend(bound.to_le_bytes());
+    bytes
+}
+
+/// A change of the transfer metadata.
+pub(crate) fn metadata(change: &[u8]) -> Vec<u8> {
+    let mut bytes = head(METADATA);
+    bytes.extend(change);
+    bytes
+}
+
 fn numbers(bytes: &[u8]) -> Option<Vec<u64>> {
     let (numbers, rest) = bytes.as_chunks::<8>();
     rest.is_empty().then(|| numbers.iter().map(|it| u64::from_le_bytes(*it)).collect())
+}
+
+fn number(bytes: &[u8]) -> Option<u64> {
+    match numbers(bytes)?[..] {
+        [number] => Some(number),
+        _ => None,
+    }
 }
 
 /// Reads a record. Nothing if it is none, or one of a later release.
@@ -54,10 +81,9 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
         return rest.is_empty().then_some(Record::Fact(fact));
     };
     match *kind {
-        EPOCH => match numbers(rest)?[..] {
-            [id] => Some(Record::Epoch(id)),
-            _ => None,
-        },
+        EPOCH => Some(Record::Epoch(number(rest)?)),
+        EVENTS => Some(Record::Events(number(rest)?)),
+        METADATA => Some(Record::Metadata(rest)),
         EPOCHS => {
             let numbers = numbers(rest)?;
             let (pairs, odd) = numbers.as_chunks::<2>();
@@ -74,9 +100,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(id: u64, all in prop::collection::vec((any::<u64>(), 1..u64::MAX), 0..9)) {
+        fn what_was_written_is_read(id: u64, change: Vec<u8>, all in prop::collection::vec((any::<u64>(), 1..u64::MAX), 0..9)) {
             let all: Epochs = all.into_iter().collect();
-            for (bytes, record) in [(epoch(id), Record::Epoch(id)), (epochs(&all), Record::Epochs(all))] {
+            let written = [
+                (epoch(id), Record::Epoch(id)),
+                (epochs(&all), Record::Epochs(all)),
+                (events(id), Record::Events(id)),
+                (metadata(&change), Record::Metadata(&change)),
+            ];
+            for (bytes, record) in written {
                 prop_assert_eq!(read(&bytes), Some(record));
             }
         }

@@ -1,11 +1,13 @@
 //! All that the records of a log amount to.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use moongate_kvcore::{Effects, Fact, Master, Settings, SnapshotCursor};
 use parking_lot::Mutex;
 
 use crate::epochs::Epochs;
+use crate::metadata::Entries;
 use crate::record::{self, Record};
 use crate::server::Server;
 
@@ -17,12 +19,33 @@ pub(crate) const PLACES_AT_ONCE: u32 = 1024;
 pub struct Beside {
     /// Whose records they are.
     pub(crate) epochs: Mutex<Epochs>,
+    /// The last number that a KV event may have.
+    events: AtomicU64,
+    /// Transfer metadata, if it is not kept elsewhere.
+    pub(crate) metadata: Arc<Mutex<Entries>>,
 }
 
 impl Beside {
     /// Tells all of it as records, for a snapshot.
     pub(crate) fn tell(&self, mut each: impl FnMut(&[u8])) {
         each(&record::epochs(&self.epochs.lock()));
+        each(&record::events(self.events()));
+        self.metadata.lock().tell(|change| each(&record::metadata(change)));
+    }
+
+    /// Whether another master, or this one, has led with this state before the one that leads now.
+    pub(crate) fn had_other_leaders(&self) -> bool {
+        self.epochs.lock().iter().count() > 1
+    }
+
+    /// The last number that a KV event may have.
+    pub(crate) fn events(&self) -> u64 {
+        self.events.load(Relaxed)
+    }
+
+    /// KV events may have numbers up to this one.
+    pub(crate) fn reserve_events(&self, bound: u64) {
+        self.events.fetch_max(bound, Relaxed);
     }
 }
 
@@ -73,6 +96,14 @@ impl State {
             }
             Some(Record::Epochs(epochs)) => {
                 *self.beside.epochs.lock() = epochs;
+                true
+            }
+            Some(Record::Events(bound)) => {
+                self.beside.reserve_events(bound);
+                true
+            }
+            Some(Record::Metadata(change)) => {
+                self.beside.metadata.lock().apply(change);
                 true
             }
             None => false,

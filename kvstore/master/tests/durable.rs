@@ -132,9 +132,8 @@ impl World {
             90..95 => _ = self.master.exist(self.now_ms, "default", &key),
             95..99 => self.act(|master, now, fx| master.tick(now, fx)),
             _ => {
-                _ = Keeper::new(&self.durable, &self.master, &self.beside, Pace::default())
-                    .snapshot()
-                    .unwrap()
+                let keeper = Keeper::new(&self.durable, &self.master, &self.beside, Pace::default());
+                keeper.snapshot().unwrap();
             }
         }
     }

@@ -1,5 +1,5 @@
 //! A Lease of a real API server as the store that masters decide with.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::time::{Duration, Instant};
 

@@ -185,6 +185,11 @@ pub(crate) fn known(master: &Master) -> Known {
     let quota =
         |it: mooncake_wire::admin::TenantQuota| (it.tenant_id, it.effective_quota_bytes, it.charged_bytes);
     let quotas = master.quotas().unwrap_or_default().into_iter().map(quota).collect();
+    // Those of a shard are told in the order of its table.
+    let (mut transfers, ordered): (Vec<_>, Vec<_>) =
+        work.into_iter().partition(|it: &String| it.starts_with("Transferring"));
+    transfers.sort();
+    let work = [transfers, ordered].concat();
     Known { objects, used, quotas, work }
 }
 

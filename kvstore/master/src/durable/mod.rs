@@ -45,7 +45,7 @@ impl Durable {
         now_ms: u64,
     ) -> Result<(Self, State, Restored), Error> {
         let (durable, state, restored) = match Self::load(path, options.clone(), settings)? {
-            Loaded::Trusted(durable, state, restored) => (durable, state, restored),
+            Loaded::Trusted(loaded) => *loaded,
             Loaded::Doubted(why) => {
                 let restored = Restored { began_empty: Some(why), ..Restored::default() };
                 (Self::begin(path, options, 1)?, State::empty(settings), restored)

@@ -27,7 +27,7 @@ pub struct Restored {
 #[derive(Debug)]
 pub enum Loaded {
     /// It has all that was answered for.
-    Trusted(Durable, State, Restored),
+    Trusted(Box<(Durable, State, Restored)>),
     /// It may lack something, because of this. The files are as they were.
     Doubted(&'static str),
 }
@@ -75,7 +75,7 @@ impl Durable {
             return Loaded::Doubted(LOG_SHORT);
         }
         let keys = state.master.key_count();
-        Loaded::Trusted(self, state, Restored { keys, ..restored })
+        Loaded::Trusted(Box::new((self, state, Restored { keys, ..restored })))
     }
 
     fn replay(&self, state: &mut State, restored: &mut Restored) -> Result<(), Error> {

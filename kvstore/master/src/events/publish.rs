@@ -13,6 +13,7 @@ use moongate_runtime::Supervisor;
 use moongate_zmtp::{Endpoint, Options, Publisher, PublisherServer, PublisherStats, Responder};
 
 use super::kept::{Kept, message};
+use super::numbers::Numbers;
 use super::queue::{News, Queue, Taken};
 
 /// Events in one message at most, as in Mooncake's master.
@@ -50,6 +51,7 @@ pub struct Events {
     backend: String,
     publisher: Publisher,
     kept: Kept,
+    numbers: Numbers,
     /// The number of the last message.
     sequence: AtomicU64,
     events: AtomicU64,
@@ -65,6 +67,7 @@ impl Events {
     pub async fn start(
         queue: Arc<Queue>,
         options: EventsOptions,
+        numbers: Numbers,
         supervisor: &Supervisor,
     ) -> Result<Arc<Self>, EventsError> {
         let EventsOptions { bind, replay, backend, kept_bytes } = options;
@@ -85,7 +88,8 @@ impl Events {
             backend,
             publisher,
             kept: Kept::new(if replay.is_some() { kept_bytes } else { 0 }),
-            sequence: AtomicU64::new(0),
+            sequence: AtomicU64::new(numbers.begun_after()),
+            numbers,
             events: AtomicU64::new(0),
             no_hashes: AtomicU64::new(0),
             addresses: (server.local_addr(), responder.as_ref().map(Responder::local_addr)),
@@ -110,6 +114,7 @@ impl Events {
     async fn publish(&self) {
         loop {
             let taken = self.queue.take(BATCH).await;
+            self.numbers.reserve(taken.first + taken.news.len() as u64).await;
             self.publish_batch(&taken);
             // A burst must not keep the sockets waiting.
             tokio::task::yield_now().await;
@@ -161,9 +166,10 @@ impl Events {
         self.sequence.load(Relaxed)
     }
 
-    /// The number of the last event that has happened, published or not yet.
+    /// The number of the last event that has happened, published or not yet. Smaller if that number could be given out again by
+    /// another master.
     pub fn last_event(&self) -> u64 {
-        self.queue.last()
+        self.queue.last().min(self.numbers.reserved())
     }
 
     /// How the socket does.

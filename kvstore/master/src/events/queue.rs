@@ -71,6 +71,14 @@ impl Queue {
         Self { state: Mutex::new(state), more: Notify::new(), capacity: capacity.max(1) }
     }
 
+    /// The first event has the number after this one. Only while there is none.
+    pub(crate) fn begin_after(&self, number: u64) {
+        let mut state = self.state.lock();
+        if state.waiting.is_empty() {
+            state.last = state.last.max(number);
+        }
+    }
+
     pub(crate) fn stored(&self, tenant: &str, key: &str) {
         self.add(News::Stored(Name::new(tenant, key)));
     }

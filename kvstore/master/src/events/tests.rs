@@ -10,7 +10,7 @@ use moongate_kvcore::{Fact, Master, Settings};
 use moongate_runtime::Supervisor;
 use moongate_zmtp::{Endpoint, Event as Heard, Message, Options, Subscriber, request};
 
-use super::{Events, EventsOptions, Queue};
+use super::{Events, EventsOptions, Numbers, Queue};
 use crate::journal::{MemoryJournal, Recorder};
 use crate::observe::{Observed, Observer};
 
@@ -83,7 +83,7 @@ async fn start(world: &World, supervisor: &Supervisor) -> Arc<Events> {
         backend: "pool-a".to_owned(),
         kept_bytes: 64 << 20,
     };
-    Events::start(Arc::clone(&world.queue), options, supervisor).await.unwrap()
+    Events::start(Arc::clone(&world.queue), options, Numbers::default(), supervisor).await.unwrap()
 }
 
 async fn subscribe(events: &Events) -> Subscriber {
@@ -226,7 +226,7 @@ async fn the_bytes_are_those_that_were_recorded() {
     let (queue, supervisor) = (Arc::new(Queue::new(100)), Supervisor::default());
     let options =
         EventsOptions { bind: anywhere(), replay: None, backend: "pool-a".to_owned(), kept_bytes: 0 };
-    let events = Events::start(Arc::clone(&queue), options, &supervisor).await.unwrap();
+    let events = Events::start(Arc::clone(&queue), options, Numbers::default(), &supervisor).await.unwrap();
     let mut subscriber = subscribe(&events).await;
     // The second and third are of a disk and a group, which this master has not.
     for (at, publish) in [(0, "12345678901234567890"), (3, "e3b0c442_0_k"), (4, "e3b0c442_0_k")] {

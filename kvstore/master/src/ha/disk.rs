@@ -130,11 +130,11 @@ impl Disk {
                 false => Loaded::Doubted("its files are gone"),
             };
             match loaded {
-                Loaded::Trusted(durable, state, restored) => found = Some((known, durable, state, restored)),
+                Loaded::Trusted(loaded) => found = Some((known, *loaded)),
                 Loaded::Doubted(doubt) => why = Some(doubt),
             }
         }
-        let (identity, durable, state, restored) = match found {
+        let (identity, (durable, state, restored)) = match found {
             Some(found) => found,
             None => {
                 let number = known.map_or(1, |it| it.state.saturating_add(1));
@@ -143,7 +143,7 @@ impl Disk {
                 let durable = Durable::begin(&path, options.log.clone(), 1)?;
                 identity.write(&folder).map_err(failed(&options.folder))?;
                 let restored = Restored { began_empty: why, ..Restored::default() };
-                (identity, durable, State::empty(settings), restored)
+                (identity, (durable, State::empty(settings), restored))
             }
         };
         let last_snapshot = (Instant::now(), durable.log().oldest());

@@ -214,7 +214,7 @@ impl Participant {
             return;
         }
         let options = &self.options.tenure;
-        let faces = FacesOptions { metadata: None, events: None, ..options.faces.clone() };
+        let faces = FacesOptions { metadata: None, events: None, quotas: None, ..options.faces.clone() };
         let journal = Arc::new(MemoryJournal::new(0));
         let (server, supervisor) = (Server::new(options.server.clone(), journal), Supervisor::new());
         let server = Arc::new(server);

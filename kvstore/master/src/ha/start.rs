@@ -20,6 +20,7 @@ use super::run::{HaOptions, Participant, Shown};
 use super::tenure::TenureOptions;
 use super::tls::TlsError;
 use crate::durable::Pace;
+use crate::faces::MetadataPlace;
 use crate::flags::{Backend, DataOptions, HaFlags, MasterOptions};
 use crate::state::State;
 
@@ -88,12 +89,11 @@ pub async fn start(
     if !missing.is_empty() {
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
-    if quotas.is_some() {
-        tracing::warn!(
-            "--tenant_quota_connector_uri is not read with --enable_ha: masters share the quotas they are told"
-        );
+    let mut faces = crate::command::faces(metrics, metadata, events);
+    faces.quotas = quotas.filter(|_| server.core.multi_tenant).map(Into::into);
+    if let Some(metadata) = &mut faces.metadata {
+        metadata.place = MetadataPlace::State;
     }
-    let faces = crate::command::faces(metrics, metadata, events);
     let HaFlags { backend, address, replication_address, replication, tls, lease, patience, force } = flags;
     let times = Times { lease };
     if let Some(files) = &tls {

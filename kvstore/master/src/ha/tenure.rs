@@ -68,10 +68,10 @@ impl TenureOptions {
         durable: Option<Arc<Durable>>,
         fence: &Arc<Fence>,
     ) -> Led {
-        let faces = Faces::new(self.faces.clone());
+        let mut faces = Faces::new(self.faces.clone());
         let (next, fence) = (last.saturating_add(1), Arc::clone(fence));
         let journal = Arc::new(Replicated::new(next, self.journal_bytes, fence, beside, durable));
-        let observed = faces.observe(journal.clone());
+        let observed = faces.observe(journal.clone(), journal.beside());
         let server = Server::with_state(self.server.clone(), *master, Clock::start(), observed);
         server.master.finish_replay(server.clock.now_ms());
         Led { server: Arc::new(server), journal, faces }
