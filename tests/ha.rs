@@ -82,6 +82,7 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
     writer.write(300).await;
+    cluster.put_metadata("node", "there").await;
     for delay in [20, 120] {
         // In the middle of writing.
         let restart = async {
@@ -94,6 +95,7 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
         eprintln!("killed all masters and etcd: clients went on after {gap:?}");
         cluster.all_in_sync(3).await;
         writer.check().await;
+        assert_eq!(cluster.metadata("node").await, "there");
     }
 
     // One that was away does not have all: it must not lead, even if it is back first.

@@ -126,8 +126,9 @@ pub(crate) struct Cluster {
     masters: Vec<Option<Child>>,
     etcds: Vec<Child>,
     nodes: Vec<Node>,
-    /// Ports of the masters' administration.
+    /// Ports of the masters' administration, and of their metadata servers.
     admin: Vec<u16>,
+    metadata: Vec<u16>,
     http: reqwest::Client,
     setup: Setup,
     folder: TempDir,
@@ -165,13 +166,14 @@ impl Cluster {
             let peer = format!("http://127.0.0.1:{}", free_port().await);
             nodes.push(Node { plain, secured, peer });
         }
-        let mut admin = Vec::new();
+        let (mut admin, mut metadata) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS {
             admin.push(free_port().await);
+            metadata.push(free_port().await);
         }
         let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
         let (masters, etcds, folder) = (Vec::new(), Vec::new(), TempDir::new().unwrap());
-        let mut cluster = Self { masters, etcds, nodes, admin, http, setup, folder, network };
+        let mut cluster = Self { masters, etcds, nodes, admin, metadata, http, setup, folder, network };
         if cluster.setup.lease.is_none() {
             cluster.start_etcds();
             cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
@@ -240,6 +242,8 @@ impl Cluster {
         if self.setup.on_disks {
             let state = self.folder.path().join(format!("state-{master}"));
             command.arg(format!("--data_dir={}", state.display()));
+            command.args(["--enable_http_metadata_server", "--http_metadata_server_host=127.0.0.1"]);
+            command.arg(format!("--http_metadata_server_port={}", self.metadata[master]));
         }
         self.masters[master] = Some(command.spawn().unwrap());
     }
@@ -305,6 +309,27 @@ impl Cluster {
         let url = |path| format!("http://127.0.0.1:{}/{path}", self.admin[master]);
         let role = self.http.get(url("role")).send().await.unwrap().text().await.unwrap();
         (role, self.http.get(url("get_all_keys")).send().await.unwrap().status().as_u16())
+    }
+
+    /// Writes transfer metadata at the master that leads.
+    pub(crate) async fn put_metadata(&self, key: &str, value: &'static str) {
+        let url = format!("http://127.0.0.1:{}/metadata?key={key}", self.metadata[self.leader().await]);
+        let put = self.http.put(url).body(value).send().await.unwrap();
+        assert_eq!(put.status().as_u16(), 200);
+    }
+
+    /// Transfer metadata, from a master that leads, as soon as it serves.
+    pub(crate) async fn metadata(&self, key: &str) -> String {
+        let mut found = None;
+        self.until("metadata is served", async |it| {
+            let Some(leader) = it.leader_now().await else { return false };
+            let url = format!("http://127.0.0.1:{}/metadata?key={key}", it.metadata[leader]);
+            let Ok(answer) = it.http.get(url).send().await else { return false };
+            found = answer.text().await.ok();
+            found.is_some()
+        })
+        .await;
+        found.unwrap()
     }
 
     /// Waits until a master on loopback stands by.

@@ -1,4 +1,5 @@
 //! A Lease that masters settle with who leads, and the Service that leads clients to the leader's pod.
+#![expect(clippy::disallowed_methods, reason = "tests have no shutdown")]
 
 use std::path::PathBuf;
 use std::sync::Arc;

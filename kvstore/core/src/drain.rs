@@ -76,28 +76,6 @@ impl Job {
         (self.status, self.updated_at_ms, self.message) = (status, now_ms, Cow::Borrowed(message));
     }
 
-    fn report(&self, id: Uuid) -> DrainJob {
-        DrainJob {
-            success: true,
-            job_id: id,
-            job_type: 0,
-            type_name: "DRAIN".to_owned(),
-            status: self.status,
-            status_name: self.status.name().unwrap_or_default().to_owned(),
-            created_at_ms_epoch: self.created_at_ms.cast_signed(),
-            last_updated_at_ms_epoch: self.updated_at_ms.cast_signed(),
-            segments: self.segments.clone(),
-            succeeded_units: self.succeeded,
-            failed_units: self.failed,
-            blocked_units: self.blocked,
-            active_units: self.moves.len() as u64,
-            migrated_bytes: self.moved_bytes,
-            message: self.message.to_string(),
-            error_code: ErrorCode::OK,
-            error_message: String::new(),
-        }
-    }
-
     /// Takes over what became of the objects that were being moved.
     fn collect(
         &mut self,

@@ -124,3 +124,39 @@ impl Effects for Applied {
         let _ = self.0.apply(&fact);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Journal as _, MemoryJournal};
+    use crate::metadata::{Metadata, Put};
+    use bytes::Bytes;
+
+    #[test]
+    fn what_is_beside_the_state_machine_comes_along() {
+        let (leader, journal) = (State::empty(&Settings::default()), Arc::new(MemoryJournal::new(1 << 20)));
+        leader.beside.epochs.lock().begin(7, journal.append(&record::epoch(7)));
+        leader.beside.reserve_events(50);
+        journal.append(&record::events(50));
+        let metadata = Metadata::in_journal(Arc::clone(&leader.beside.metadata), journal.clone());
+        for (key, value) in [("a", "1"), ("b/rpc_meta/x", "2"), ("a", "3"), ("gone", "4")] {
+            assert_eq!(metadata.put(key, &Bytes::from(value)), Put::Updated);
+        }
+        assert!(metadata.delete("gone"));
+        metadata.commit().unwrap();
+        assert_eq!(metadata.put("b/rpc_meta/x", &Bytes::from("other")), Put::Duplicate);
+
+        // From the records, and from a snapshot.
+        let mut follower = State::empty(&Settings::default());
+        journal.read(1, |_, record| assert!(follower.next(record)));
+        let copy = State { last: follower.last, ..State::empty(&Settings::default()) };
+        follower.beside.tell(|record| assert!(copy.apply(record)));
+        for state in [follower, copy] {
+            assert_eq!((state.position(), state.beside.events()), (Some((7, 7)), 50));
+            let metadata = Metadata::in_journal(Arc::clone(&state.beside.metadata), journal.clone());
+            assert_eq!((metadata.count(), metadata.get("a")), (2, Some(Bytes::from("3"))));
+            // Its client may have been started anew meanwhile.
+            assert_eq!(metadata.put("b/rpc_meta/x", &Bytes::from("other")), Put::Updated);
+        }
+    }
+}

@@ -1,13 +1,37 @@
-//! Drain jobs as facts.
+//! Drain jobs as others are told of them.
 
 use std::borrow::Cow;
 
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::DrainJob;
 use mooncake_wire::types::Uuid;
 
 use super::{Job, Jobs, Move};
 use crate::fact::{DrainState, Effects, Fact};
 
 impl Job {
+    pub(super) fn report(&self, id: Uuid) -> DrainJob {
+        DrainJob {
+            success: true,
+            job_id: id,
+            job_type: 0,
+            type_name: "DRAIN".to_owned(),
+            status: self.status,
+            status_name: self.status.name().unwrap_or_default().to_owned(),
+            created_at_ms_epoch: self.created_at_ms.cast_signed(),
+            last_updated_at_ms_epoch: self.updated_at_ms.cast_signed(),
+            segments: self.segments.clone(),
+            succeeded_units: self.succeeded,
+            failed_units: self.failed,
+            blocked_units: self.blocked,
+            active_units: self.moves.len() as u64,
+            migrated_bytes: self.moved_bytes,
+            message: self.message.to_string(),
+            error_code: ErrorCode::OK,
+            error_message: String::new(),
+        }
+    }
+
     /// Tells what it is, without the objects that it moves.
     pub(super) fn tell(&self, id: Uuid, fx: &mut dyn Effects) {
         fx.fact(Fact::DrainJob(DrainState {

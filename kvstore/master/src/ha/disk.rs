@@ -9,21 +9,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::Instant;
 use std::{fs, io};
 
-use moongate_kvcore::{Settings, SnapshotCursor};
+use moongate_kvcore::Settings;
 use moongate_oplog::{Error, Folder, Options, snapshot};
 
-use crate::durable::{Durable, Loaded, Pace, Piece, Restored};
-use crate::state::{PLACES_AT_ONCE, State};
+use super::tending::Tending;
+use crate::durable::{Durable, Loaded, Pace, Restored};
+use crate::state::State;
 
 /// The file that tells who the master is.
 pub(crate) const MEMBER: &str = "member";
 const PREFIX: &str = "state-";
-/// Parts of a snapshot that are written between two acknowledgements.
-const PARTS_AT_ONCE: usize = 16;
 
 /// How a state is kept.
 #[derive(Clone, Debug)]
@@ -79,18 +76,7 @@ pub struct Disk {
     folder: Folder,
     identity: Identity,
     durable: Arc<Durable>,
-    snapshot: Option<Snapshot>,
-    /// When the last snapshot was begun, and the last record then.
-    last_snapshot: (Instant, u64),
-}
-
-/// A snapshot on its way.
-#[derive(Debug)]
-enum Snapshot {
-    /// Parts are being written.
-    Writing(snapshot::Writer, SnapshotCursor),
-    /// It is being flushed. Tells from which record on the log is still needed.
-    Flushing(JoinHandle<Result<u64, Error>>),
+    tending: Tending,
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -146,9 +132,8 @@ impl Disk {
                 (identity, (durable, State::empty(settings), restored))
             }
         };
-        let last_snapshot = (Instant::now(), durable.log().oldest());
-        let disk =
-            Self { options, folder, identity, durable: Arc::new(durable), snapshot: None, last_snapshot };
+        let tending = Tending::new(durable.log().oldest());
+        let disk = Self { options, folder, identity, durable: Arc::new(durable), tending };
         disk.remove_others();
         Ok((disk, state, restored))
     }
@@ -199,70 +184,19 @@ impl Disk {
         self.rest();
         self.identity = identity;
         self.durable = Arc::new(durable);
-        self.last_snapshot = (Instant::now(), last);
+        self.tending = Tending::new(last);
         self.remove_others();
         Ok(())
     }
 
     /// Looks after snapshots; a little is done each time.
     pub fn tend(&mut self, state: &State) {
-        if let Err(error) = self.try_to_tend(state) {
-            tracing::error!(%error, "a snapshot cannot be written");
-            self.snapshot = None;
-        }
-    }
-
-    fn try_to_tend(&mut self, state: &State) -> Result<(), Error> {
-        let log = self.durable.log();
-        match self.snapshot.take() {
-            None => {
-                let (begun, number) = self.last_snapshot;
-                let records = state.last.saturating_sub(number);
-                let Pace { snapshot_every, records: most, .. } = self.options.pace;
-                if records < most && (records == 0 || begun.elapsed() < snapshot_every) {
-                    return Ok(());
-                }
-                self.last_snapshot = (Instant::now(), state.last);
-                let mut writer = snapshot::Writer::begin(Arc::clone(self.durable.folder()), state.last)?;
-                let mut piece = Piece::default();
-                piece.tell_beside(&state.beside);
-                piece.write(&mut writer)?;
-                self.snapshot = Some(Snapshot::Writing(writer, SnapshotCursor::default()));
-            }
-            Some(Snapshot::Writing(mut writer, mut from)) => {
-                let mut piece = Piece::default();
-                for _ in 0..PARTS_AT_ONCE {
-                    let next = state.master.snapshot(from, PLACES_AT_ONCE, &mut piece);
-                    piece.write(&mut writer)?;
-                    match next {
-                        Some(next) => from = next,
-                        None => {
-                            log.commit(state.last)?;
-                            let flush = move || writer.finish();
-                            let thread = std::thread::Builder::new().name("snapshot".to_owned()).spawn(flush);
-                            let thread = thread.map_err(failed(&self.options.folder))?;
-                            self.snapshot = Some(Snapshot::Flushing(thread));
-                            return Ok(());
-                        }
-                    }
-                }
-                self.snapshot = Some(Snapshot::Writing(writer, from));
-            }
-            Some(Snapshot::Flushing(thread)) if thread.is_finished() => {
-                if let Ok(needed) = thread.join() {
-                    log.prune(needed?)?;
-                }
-            }
-            Some(flushing) => self.snapshot = Some(flushing),
-        }
-        Ok(())
+        self.tending.tend(&self.durable, state, self.options.pace);
     }
 
     /// Gives up the snapshot that is being written. Another may write them afterwards.
     pub fn rest(&mut self) {
-        if let Some(Snapshot::Flushing(thread)) = self.snapshot.take() {
-            let _ = thread.join();
-        }
+        self.tending.rest();
     }
 
     /// Writes all that is left, so that nothing is doubted at the next start.

@@ -10,6 +10,9 @@
 //! - A leader stops answering two thirds of its lease after it sent the last renewal that was answered ([`Fence`]), so that it has
 //!   stopped when the store lets another begin.
 //!
+//! With a [`Disk`], acknowledged means written there, and a master that was started anew is the same member. A log is gone on with if the
+//! leader has its last record ([`crate::Epochs`]); else the leader's whole state takes its place.
+//!
 //! [`Elector`], [`Quorum`] and [`Follower`] decide without waiting, so that a simulation runs the same code.
 
 mod coordinator;
@@ -30,6 +33,7 @@ mod replicated;
 mod run;
 mod session;
 mod start;
+mod tending;
 mod tenure;
 mod tls;
 
