@@ -19,7 +19,7 @@ use super::fence::now;
 use super::lease::{self, Watch};
 use super::member::InSync;
 
-/// How often a change is tried that others' changes got ahead of. Only the leader's own two tasks get into each other's way.
+/// How often a change is tried that others' changes got ahead of. Nobody but its holder changes a Lease that is held, except by hand.
 const ATTEMPTS: usize = 5;
 /// Where a Lease is whose namespace is not told.
 const NAMESPACE: &str = "default";
@@ -68,8 +68,9 @@ pub struct Kubernetes {
     /// For how long a leader holds it at least.
     least: Duration,
     watch: Mutex<Watch>,
-    /// The Lease as this master last wrote it, so that a renewal need not read it first.
-    written: Mutex<Option<Lease>>,
+    /// The Lease as this master last wrote it, so that a renewal need not read it first. Locked while it is changed: renewals and lists
+    /// would only get into each other's way.
+    written: tokio::sync::Mutex<Option<Lease>>,
 }
 
 fn failed(error: kube::Error) -> CoordinationError {
@@ -111,7 +112,7 @@ impl Kubernetes {
             name: name.name.clone(),
             least: lease,
             watch: Mutex::default(),
-            written: Mutex::default(),
+            written: tokio::sync::Mutex::default(),
         })
     }
 
@@ -126,14 +127,11 @@ impl Kubernetes {
         Ok((Some(found), view))
     }
 
-    /// Writes it, if nobody else has changed it. Returns whether that was so.
-    async fn write(&self, changed: &Lease) -> Result<bool, CoordinationError> {
+    /// Writes it, if nobody else has changed it. Nothing if somebody has.
+    async fn write(&self, changed: &Lease) -> Result<Option<Lease>, CoordinationError> {
         match self.leases.replace(&self.name, &PostParams::default(), changed).await {
-            Ok(stored) => {
-                *self.written.lock() = Some(stored);
-                Ok(true)
-            }
-            Err(error) if is_outrun(&error) => Ok(false),
+            Ok(stored) => Ok(Some(stored)),
+            Err(error) if is_outrun(&error) => Ok(None),
             Err(error) => Err(failed(error)),
         }
     }
@@ -144,18 +142,22 @@ impl Kubernetes {
         tenure: Tenure,
         change: impl Fn(&mut Lease) -> Result<Change<T>, CoordinationError>,
     ) -> Result<Option<T>, CoordinationError> {
+        let mut written = self.written.lock().await;
         for _ in 0..ATTEMPTS {
             // Taken out: after a conflict it is of no more use.
-            let written = self.written.lock().take();
-            let found = match written.filter(|it| lease::is_held(it, tenure.term)) {
+            let found = match written.take().filter(|it| lease::is_held(it, tenure.term)) {
                 Some(written) => Some(written),
                 None => self.leases.get_opt(&self.name).await.map_err(failed)?,
             };
             let Some(mut found) = found.filter(|it| lease::is_held(it, tenure.term)) else { return Ok(None) };
             match change(&mut found)? {
                 Change::Leave(told) => return Ok(Some(told)),
-                Change::Write(told) if self.write(&found).await? => return Ok(Some(told)),
-                Change::Write(_) => {}
+                Change::Write(told) => {
+                    *written = self.write(&found).await?;
+                    if written.is_some() {
+                        return Ok(Some(told));
+                    }
+                }
             }
         }
         Err(CoordinationError("others change the Lease all the time".to_owned()))
@@ -182,7 +184,8 @@ impl Coordinator for Kubernetes {
             },
         };
         let term = lease::give(&mut found, bid, time())?;
-        Ok(self.write(&found).await?.then_some(Tenure { term, lease: term }))
+        let written = self.write(&found).await?;
+        Ok(written.map(|_| Tenure { term, lease: term }))
     }
 
     async fn renew(&self, tenure: Tenure) -> Result<bool, CoordinationError> {
@@ -216,7 +219,7 @@ impl Coordinator for Kubernetes {
             return Ok(false);
         }
         lease::set_in_sync(&mut found, members, revision.saturating_add(1));
-        self.write(&found).await
+        Ok(self.write(&found).await?.is_some())
     }
 
     async fn resign(&self, tenure: Tenure) -> Result<(), CoordinationError> {
