@@ -25,7 +25,7 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
     if !store::has(store::NEWEST).await {
         return;
     }
-    let mut cluster = Cluster::start(Network::loopback().await).await;
+    let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
     writer.write(300).await;

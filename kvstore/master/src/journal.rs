@@ -75,6 +75,11 @@ impl MemoryJournal {
         self.kept.lock().next
     }
 
+    /// Does something with the number that the next fact will get, while none is appended.
+    pub(crate) fn with_next<T>(&self, act: impl FnOnce(u64) -> T) -> T {
+        act(self.kept.lock().next)
+    }
+
     /// [`Journal::append`]. What `also` does happens in the order of the numbers, too.
     pub(crate) fn append_and(&self, fact: &[u8], also: impl FnOnce()) -> u64 {
         let mut kept = self.kept.lock();

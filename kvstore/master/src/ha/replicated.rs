@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -23,6 +24,8 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Replicated {
     facts: MemoryJournal,
     durable: Option<Arc<Durable>>,
+    /// Nothing goes to `durable` any more.
+    sealed: AtomicBool,
     beside: Arc<Beside>,
     fence: Arc<Fence>,
     /// Nothing while this master does not lead.
@@ -47,6 +50,7 @@ impl Replicated {
         Self {
             facts: MemoryJournal::starting_at(next, capacity),
             durable,
+            sealed: AtomicBool::new(false),
             beside,
             fence,
             quorum: Mutex::new(None),
@@ -68,6 +72,14 @@ impl Replicated {
     pub fn step_down(&self) {
         *self.quorum.lock() = None;
         self.progress.notify_all();
+    }
+
+    /// Nothing is written to the log any more. Returns its last record.
+    pub fn seal(&self) -> u64 {
+        self.facts.with_next(|next| {
+            self.sealed.store(true, Relaxed);
+            next - 1
+        })
     }
 
     /// The newest records.
@@ -160,7 +172,7 @@ impl Journal for Replicated {
     fn append(&self, fact: &[u8]) -> u64 {
         // Both give it the same number.
         self.facts.append_and(fact, || {
-            if let Some(durable) = &self.durable {
+            if let Some(durable) = self.durable.as_ref().filter(|_| !self.sealed.load(Relaxed)) {
                 durable.append(fact);
             }
         })
@@ -226,5 +238,29 @@ mod tests {
         });
         fence.lower();
         assert!(journal.may_answer().is_err());
+    }
+    #[test]
+    fn both_logs_have_the_same_numbers_until_the_end() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let durable =
+            Arc::new(Durable::begin(folder.path(), moongate_oplog::Options::default(), 41).unwrap());
+        let fence = Arc::new(Fence::default());
+        fence.set(now() + Duration::from_secs(600));
+        let journal = Replicated::new(41, 0, fence, Arc::default(), Some(Arc::clone(&durable)));
+        journal.lead(&Member::new("a"));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..500).for_each(|number: u32| _ = journal.append(&number.to_le_bytes())));
+            }
+        });
+        let last = journal.facts().next() - 1;
+        journal.commit(last).unwrap();
+        assert_eq!((last, durable.log().written()), (41 + 2000, last));
+        let epoch = journal.beside().epochs.lock().current().unwrap();
+        assert!(journal.leads_on_from((epoch, 41)), "what memory has forgotten is in the log");
+        assert!(!journal.leads_on_from((epoch, last + 1)) && !journal.leads_on_from((epoch ^ 1, last)));
+        assert_eq!(journal.seal(), last);
+        journal.append(b"late");
+        assert_eq!(durable.log().next(), last + 1);
     }
 }

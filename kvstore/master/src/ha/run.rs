@@ -196,16 +196,18 @@ impl Participant {
                 tracing::warn!(term = tenure.term, "leads no more");
                 self.show(HaState::Standby);
                 *self.shown.server.lock() = None;
+                // Nobody is answered any more, so another may begin while this tenure is ended.
+                self.give_back().await;
                 leading.end().await
             }
             Err(NotLed { why, state }) => {
                 tracing::error!(why, "cannot lead");
                 sleep(self.options.times.lease).await;
+                self.give_back().await;
                 state
             }
         };
         self.replica.lock().put(state);
-        self.give_back().await;
     }
 
     /// Serves the administration of a master that stands by: it has an empty state and answers nothing about data.

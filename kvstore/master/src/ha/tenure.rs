@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use moongate_runtime::{Supervisor, bind};
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::coordinator::{Coordinator, Listing, Tenure};
@@ -29,6 +29,8 @@ use crate::{summary, ticker};
 const LOOK: Duration = Duration::from_millis(50);
 /// Time for calls in progress when a tenure ends. Nobody is answered by then.
 const END: Duration = Duration::from_secs(2);
+/// After which time it is told that a tenure does not end.
+const TOO_LONG: Duration = Duration::from_secs(10);
 
 /// What a master leads with.
 #[derive(Clone, Debug)]
@@ -148,7 +150,7 @@ impl Leading {
             Ok(rpc) => rpc,
             Err(why) => {
                 let _ = supervisor.shutdown(END).await;
-                return Err(NotLed { why, state: state_of(server, &journal) });
+                return Err(NotLed { why, state: state_of(server, &journal).await });
             }
         };
         let list = list(Arc::clone(&journal), tenure, store, options.patience, deposed.clone());
@@ -180,12 +182,22 @@ impl Leading {
         if let Some(keeper) = self.keeper {
             keeper.end();
         }
-        state_of(self.server, &self.journal)
+        state_of(self.server, &self.journal).await
     }
 }
 
-fn state_of(server: Arc<Server>, journal: &Replicated) -> State {
-    State::of(server, Arc::clone(journal.beside()), journal.facts().next() - 1)
+/// The state when nobody uses it any more. A change that came later would be missing in the log.
+async fn state_of(server: Arc<Server>, journal: &Replicated) -> State {
+    let begun = Instant::now();
+    let mut told = false;
+    while journal.durable().is_some() && Arc::strong_count(&server) > 1 {
+        if begun.elapsed() > TOO_LONG && !std::mem::replace(&mut told, true) {
+            tracing::error!("something still uses the state of a tenure that has ended; waiting for it");
+        }
+        sleep(LOOK).await;
+    }
+    let last = journal.seal();
+    State::of(server, Arc::clone(journal.beside()), last)
 }
 
 /// Opens the ports.
