@@ -8,8 +8,8 @@ use moongate_oplog::{Error, snapshot};
 
 use super::Durable;
 
-/// Places of the table that are looked at under one lock: well below a millisecond.
-const PLACES_AT_ONCE: u32 = 1024;
+/// Places of the table that are looked at under one lock: some tens of microseconds.
+const PLACES_AT_ONCE: u32 = 64;
 
 /// How often what is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
