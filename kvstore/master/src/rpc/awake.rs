@@ -1,10 +1,10 @@
 //! Staying awake after an answer: many callers send their next request within microseconds, and a thread that sleeps
 //! until then takes longer to wake up than the call itself.
 //!
-//! A thread that stays awake gives its core to whoever else wants it, looks for the next request in between, and goes
-//! to sleep after [`Limits::awake`](crate::server::Limits::awake). Where that was in vain it is tried less and less
-//! often, so that callers who take their time cost nothing. With several callers at a time there is always something
-//! to do, and looking for one of them would keep the others waiting: then it is not tried at all.
+//! A thread that stays awake looks for the next request again and again, and goes to sleep after
+//! [`Limits::awake`](crate::server::Limits::awake). Where that was in vain it is tried less and less often, so that
+//! callers who take their time, or who wait for the very core, cost next to nothing. With several callers at a time
+//! there is always something to do, and looking for one of them would keep the others waiting: then it is not tried.
 
 use std::io;
 use std::num::NonZero;
@@ -23,7 +23,9 @@ const PIECE: usize = 4096;
 const IN_A_ROW: u32 = 4;
 /// The most answers after which it is not tried again.
 const MOST_SKIPPED: u32 = 64;
-/// A core that was given away for that long is wanted by others.
+/// Pauses of the processor between two looks.
+const PAUSES: u32 = 8;
+/// A thread that was not on its core for that long has to share it.
 const CROWDED: Duration = Duration::from_micros(200);
 /// Answers after which it is tried again on a crowded core.
 const SKIPPED_IF_CROWDED: u32 = 4096;
@@ -119,7 +121,8 @@ impl Habit {
         let Some(_stay) = awake.enter() else { return Ok(None) };
         let begun = Instant::now();
         loop {
-            std::thread::yield_now();
+            // Giving the core away instead (sched_yield) is held against a thread when the core is wanted by others.
+            (0..PAUSES).for_each(|_| std::hint::spin_loop());
             let received = receive(stream, input)?;
             let took = begun.elapsed();
             if took < awake.limit && received.is_none() {
