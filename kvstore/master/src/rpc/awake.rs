@@ -49,7 +49,7 @@ impl Awake {
     /// One more thread stays awake, unless enough of them do.
     fn enter(&self) -> Option<Stay<'_>> {
         let more = |now| (now < self.threads).then_some(now + 1);
-        self.now.fetch_update(Relaxed, Relaxed, more).is_ok().then_some(Stay(self))
+        self.now.fetch_update(Relaxed, Relaxed, more).is_ok().then(|| Stay(self))
     }
 }
 
