@@ -264,6 +264,8 @@ fn server(values: &Values) -> Result<ServerOptions, FlagError> {
                 .filter(|it| *it > 0)
                 .map(Duration::from_secs),
             no_delay: values.is_on("rpc_enable_tcp_no_delay"),
+            awake: Duration::from_micros(values.number("rpc_awake_microseconds")),
+            commits_wait: values.is_on("enable_ha") || values.is_on("data_flush_always"),
         },
     })
 }
