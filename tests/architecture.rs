@@ -46,6 +46,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "mooncake-wire",
             "moongate-runtime",
             "moongate-telemetry",
+            "moongate-testkit",
             "moongate-zmtp",
         ],
     ),

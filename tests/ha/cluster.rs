@@ -1,4 +1,4 @@
-//! etcd, masters, and the network between them.
+//! Masters, where they settle who leads, and the network between them.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,6 +14,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
+use crate::certificates::Certificates;
+use crate::lease::Lease;
 use crate::store::free_port;
 
 /// Long, because it only says when a test hangs.
@@ -101,48 +103,107 @@ impl Drop for Network {
     }
 }
 
-/// Three nodes of etcd and three masters. Killed when dropped.
+/// A node of etcd: `HOST:PORT` for clients without TLS and with it, a URL for the others.
+struct Node {
+    plain: String,
+    secured: String,
+    peer: String,
+}
+
+/// What is not as in the simplest cluster.
+#[derive(Default)]
+struct Setup {
+    /// Whether masters keep their states on disks.
+    on_disks: bool,
+    /// For TLS.
+    certificates: Option<Certificates>,
+    /// Instead of etcd.
+    lease: Option<Lease>,
+}
+
+/// Three masters, and three nodes of etcd or a Lease. Killed when dropped.
 pub(crate) struct Cluster {
     masters: Vec<Option<Child>>,
     etcds: Vec<Child>,
-    /// Of etcd's nodes, `HOST:PORT`.
-    clients: Vec<String>,
-    /// Ports of the masters' administration.
+    nodes: Vec<Node>,
+    /// Ports of the masters' administration, and of their metadata servers.
     admin: Vec<u16>,
+    metadata: Vec<u16>,
     http: reqwest::Client,
+    setup: Setup,
     folder: TempDir,
     network: Network,
 }
 
 impl Cluster {
     pub(crate) async fn start(network: Network) -> Self {
-        let folder = TempDir::new().unwrap();
-        let (mut clients, mut peers) = (Vec::new(), Vec::new());
-        for _ in 0..ETCDS {
-            clients.push(format!("{}:{}", network.etcd, free_port().await));
-            peers.push(format!("http://127.0.0.1:{}", free_port().await));
+        Self::start_with(network, Setup::default()).await
+    }
+
+    pub(crate) async fn start_on_disks(network: Network) -> Self {
+        Self::start_with(network, Setup { on_disks: true, ..Setup::default() }).await
+    }
+
+    /// With TLS between masters, and between them and etcd.
+    pub(crate) async fn start_secured() -> Self {
+        let network = Network::loopback().await;
+        let certificates = Certificates::make(&network.etcd);
+        Self::start_with(network, Setup { certificates: Some(certificates), ..Setup::default() }).await
+    }
+
+    /// With a Lease of a real control plane in place of etcd.
+    pub(crate) async fn start_with_lease() -> Self {
+        let network = Network::loopback().await;
+        let lease = Lease::start(&network.masters).await;
+        Self::start_with(network, Setup { lease: Some(lease), ..Setup::default() }).await
+    }
+
+    async fn start_with(network: Network, setup: Setup) -> Self {
+        let mut nodes = Vec::new();
+        while nodes.len() < ETCDS && setup.lease.is_none() {
+            let [plain, secured] =
+                [free_port().await, free_port().await].map(|port| format!("{}:{port}", network.etcd));
+            let peer = format!("http://127.0.0.1:{}", free_port().await);
+            nodes.push(Node { plain, secured, peer });
         }
-        let all: Vec<_> = peers.iter().enumerate().map(|(at, peer)| format!("e{at}={peer}")).collect();
-        let etcds = clients.iter().zip(&peers).enumerate();
-        let etcds = etcds.map(|(at, (client, peer))| etcd(folder.path(), at, client, peer, &all.join(",")));
-        let etcds = etcds.collect();
-        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
-        let mut admin = Vec::new();
+        let (mut admin, mut metadata) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS {
             admin.push(free_port().await);
+            metadata.push(free_port().await);
         }
-        let mut cluster = Self { masters: Vec::new(), etcds, clients, admin, http, folder, network };
-        cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
-        for master in 0..MASTERS {
-            cluster.masters.push(None);
-            cluster.start_master(master);
+        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
+        let (masters, etcds, folder) = (Vec::new(), Vec::new(), TempDir::new().unwrap());
+        let mut cluster = Self { masters, etcds, nodes, admin, metadata, http, setup, folder, network };
+        if cluster.setup.lease.is_none() {
+            cluster.start_etcds();
+            cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
         }
+        cluster.start_masters();
         cluster
     }
 
-    /// As clients of Mooncake want them.
-    pub(crate) fn endpoints(&self) -> String {
-        self.clients.join(";")
+    fn start_masters(&mut self) {
+        for master in 0..MASTERS {
+            self.masters.push(None);
+            self.start_master(master);
+        }
+    }
+
+    /// The master's address as clients of Mooncake want it.
+    pub(crate) fn entry(&self) -> String {
+        match &self.setup.lease {
+            Some(lease) => lease.service(),
+            None => format!("etcd://{}", self.endpoints(|node| &node.plain)),
+        }
+    }
+
+    fn endpoints(&self, of: impl Fn(&Node) -> &str) -> String {
+        self.nodes.iter().map(of).collect::<Vec<_>>().join(";")
+    }
+
+    /// The Lease of masters that have one.
+    pub(crate) fn lease(&self) -> &Lease {
+        self.setup.lease.as_ref().unwrap()
     }
 
     pub(crate) fn start_master(&mut self, master: usize) {
@@ -154,25 +215,59 @@ impl Cluster {
             // Two listeners cannot have the same port by chance: it was free a moment ago.
             std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
         };
+        let etcd = |endpoints| format!("--ha_backend_type=etcd --ha_backend_connstring={endpoints}");
+        let backend = match &self.setup {
+            Setup { lease: Some(lease), .. } => lease.flags(master),
+            Setup { certificates: Some(certificates), .. } => {
+                format!("{} {}", etcd(self.endpoints(|node| &node.secured)), certificates.flags())
+            }
+            _ => etcd(self.endpoints(|node| &node.plain)),
+        };
         let line = format!(
-            "{}{} master --enable_ha=true --ha_backend_type=etcd --rpc_address={host} --rpc_port={port} \
-             --ha_replication_port={replication} --ha_backend_connstring={} --metrics_host=127.0.0.1 --metrics_port={} \
+            "{}{} master --enable_ha=true {backend} --rpc_address={host} --rpc_port={port} \
+             --ha_replication_port={replication} --metrics_host=127.0.0.1 --metrics_port={} \
              --enable_metric_reporting=false",
             self.network.inside(master).unwrap_or_default(),
             env!("CARGO_BIN_EXE_moongate"),
-            self.endpoints(),
             self.admin[master],
         );
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().unwrap());
         let log = self.folder.path().join(format!("master-{master}.log"));
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        if let Some(lease) = &self.setup.lease {
+            command.env("KUBECONFIG", lease.kubeconfig()).env_remove("KUBERNETES_SERVICE_HOST");
+        }
         command.args(words).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
+        if self.setup.on_disks {
+            let state = self.folder.path().join(format!("state-{master}"));
+            command.arg(format!("--data_dir={}", state.display()));
+            command.args(["--enable_http_metadata_server", "--http_metadata_server_host=127.0.0.1"]);
+            command.arg(format!("--http_metadata_server_port={}", self.metadata[master]));
+        }
         self.masters[master] = Some(command.spawn().unwrap());
     }
 
     pub(crate) async fn kill(&mut self, master: usize) {
         self.masters[master].take().unwrap().kill().await.unwrap();
+    }
+
+    /// Kills all masters and all nodes of etcd at once.
+    pub(crate) async fn kill_all(&mut self) {
+        let mut all: Vec<Child> = self.masters.iter_mut().filter_map(Option::take).collect();
+        all.append(&mut self.etcds);
+        all.iter_mut().for_each(|it| it.start_kill().unwrap());
+        for child in &mut all {
+            child.wait().await.unwrap();
+        }
+    }
+
+    /// Starts all nodes of etcd, with what they have.
+    pub(crate) fn start_etcds(&mut self) {
+        let all = self.nodes.iter().enumerate().map(|(at, node)| format!("e{at}={}", node.peer));
+        let all = all.collect::<Vec<_>>().join(",");
+        let etcd = |(at, node)| etcd(self.folder.path(), at, node, self.setup.certificates.as_ref(), &all);
+        self.etcds = self.nodes.iter().enumerate().map(etcd).collect();
     }
 
     pub(crate) async fn kill_etcd(&mut self, node: usize) {
@@ -216,13 +311,45 @@ impl Cluster {
         (role, self.http.get(url("get_all_keys")).send().await.unwrap().status().as_u16())
     }
 
+    /// Writes transfer metadata at the master that leads.
+    pub(crate) async fn put_metadata(&self, key: &str, value: &'static str) {
+        let url = format!("http://127.0.0.1:{}/metadata?key={key}", self.metadata[self.leader().await]);
+        let put = self.http.put(url).body(value).send().await.unwrap();
+        assert_eq!(put.status().as_u16(), 200);
+    }
+
+    /// Transfer metadata, from a master that leads, as soon as it serves.
+    pub(crate) async fn metadata(&self, key: &str) -> String {
+        let mut found = None;
+        self.until("metadata is served", async |it| {
+            let Some(leader) = it.leader_now().await else { return false };
+            let url = format!("http://127.0.0.1:{}/metadata?key={key}", it.metadata[leader]);
+            let Ok(answer) = it.http.get(url).send().await else { return false };
+            found = answer.text().await.ok();
+            found.is_some()
+        })
+        .await;
+        found.unwrap()
+    }
+
+    /// Waits until a master on loopback stands by.
+    pub(crate) async fn stands_by(&self, master: usize) {
+        let url = format!("http://127.0.0.1:{}/role", self.admin[master]);
+        self.until("a master stands by", async |it| {
+            let Ok(role) = it.http.get(&url).send().await else { return false };
+            role.text().await.is_ok_and(|role| role == "standby")
+        })
+        .await;
+    }
+
     /// The value of a key, empty if it is not there. Nothing if etcd does not answer.
     async fn key(&self, key: &str) -> Option<String> {
         use base64::Engine as _;
         use base64::engine::general_purpose::STANDARD;
         let question = json!({ "key": STANDARD.encode(key) });
-        for client in &self.clients {
-            let asked = self.http.post(format!("http://{client}/v3/kv/range")).json(&question).send().await;
+        for node in &self.nodes {
+            let asked =
+                self.http.post(format!("http://{}/v3/kv/range", node.plain)).json(&question).send().await;
             let Ok(Ok(answer)) = asked.map(reqwest::Response::error_for_status) else { continue };
             let answer: Value = answer.json().await.unwrap();
             let value = answer["kvs"][0]["value"].as_str().unwrap_or_default();
@@ -233,7 +360,10 @@ impl Cluster {
 
     /// The master that leads, if any does.
     pub(crate) async fn leader_now(&self) -> Option<usize> {
-        let address = self.key("mooncake-store/mooncake_cluster/master_view").await?;
+        let address = match &self.setup.lease {
+            Some(lease) => lease.holder().await?,
+            None => self.key("mooncake-store/mooncake_cluster/master_view").await?,
+        };
         self.network.masters.iter().position(|master| *master == address)
     }
 
@@ -251,13 +381,16 @@ impl Cluster {
     /// Waits until so many masters may lead next.
     pub(crate) async fn all_in_sync(&self, count: usize) {
         self.until("masters are in sync", async |it| {
-            let list = it.key("mooncake-store/mooncake_cluster/moongate/in_sync").await;
+            let list = match &it.setup.lease {
+                Some(lease) => lease.in_sync().await,
+                None => it.key("mooncake-store/mooncake_cluster/moongate/in_sync").await,
+            };
             list.is_some_and(|list| list.lines().count() == count)
         })
         .await;
     }
 
-    async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
+    pub(crate) async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
         let begun = Instant::now();
         while !is_so(self).await {
             assert!(begun.elapsed() < LIMIT, "{what}: not in time. {}", self.logs());
@@ -271,12 +404,16 @@ impl Cluster {
     }
 }
 
-fn etcd(folder: &Path, at: usize, client: &str, peer: &str, all: &str) -> Child {
+fn etcd(folder: &Path, at: usize, node: &Node, certificates: Option<&Certificates>, all: &str) -> Child {
     let mut command = Command::new("etcd");
     command.args(["--name", &format!("e{at}"), "--data-dir"]).arg(folder.join(format!("e{at}")));
-    let client = format!("http://{client}");
+    let mut client = format!("http://{}", node.plain);
+    if let Some(certificates) = certificates {
+        client = format!("{client},https://{}", node.secured);
+        command.args(certificates.flags_of_etcd());
+    }
     command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-    command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
+    command.args(["--listen-peer-urls", &node.peer, "--initial-advertise-peer-urls", &node.peer]);
     command.args(["--initial-cluster", all, "--initial-cluster-state", "new"]);
     command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     command.spawn().expect("etcd can be run; `scripts/test tools` installs it")

@@ -4,8 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Namespace as NamespaceObject;
+use k8s_openapi::api::core::v1::{Namespace as NamespaceObject, ServiceAccount};
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
@@ -13,6 +14,11 @@ use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/control-plane");
+
+/// Long, because it only says when something hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The one that all tests of a process share.
 static SHARED: OnceCell<Arc<ControlPlane>> = OnceCell::const_new();
@@ -98,7 +104,7 @@ impl ControlPlane {
         Ok(config)
     }
 
-    /// Makes a namespace that no other test has. Its name begins with `prefix`.
+    /// Makes a namespace that no other test has, and waits until pods can be made in it. Its name begins with `prefix`.
     ///
     /// # Errors
     /// [`ControlPlaneError`].
@@ -110,6 +116,14 @@ impl ControlPlane {
         let made = Api::all(client).create(&PostParams::default(), &object).await?;
         let name = made.metadata.name.unwrap_or_default();
         let client = Client::try_from(self.config(&name).await?)?;
+        let accounts = Api::<ServiceAccount>::default_namespaced(client.clone());
+        let begun = Instant::now();
+        while accounts.get_opt("default").await?.is_none() {
+            if begun.elapsed() > PATIENCE {
+                return Err(ControlPlaneError::Start(format!("namespace {name} gets no service account")));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
         Ok(Namespace { name, client })
     }
 }

@@ -91,7 +91,7 @@ fn every_manifest_is_read_and_written_without_loss() {
                 check::<v1alpha2::RoleBasedGroupScalingAdapter>(path, object);
             }
             (Version::V1alpha2, "RoleBasedGroupWarmup") => {
-                check::<v1alpha2::RoleBasedGroupWarmup>(path, object)
+                check::<v1alpha2::RoleBasedGroupWarmup>(path, object);
             }
             other => panic!("{}: {other:?}", path.display()),
         }

@@ -3,7 +3,9 @@
 //! A value comes from the command line (also through `--flagfile` and `--fromenv`), else from the environment
 //! (`MOONGATE_` and the flag's name in capitals), else from the file that `--config_path` names, else it is the default.
 
+mod disks;
 mod flag;
+mod ha;
 mod help;
 mod options;
 mod parse;
@@ -13,7 +15,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-pub use options::{DataOptions, EventOptions, HaFlags, MasterOptions, MetadataOptions};
+pub use ha::{Backend, HaFlags};
+pub use options::{DataOptions, EventOptions, MasterOptions, MetadataOptions};
 
 use flag::Flag;
 

@@ -7,11 +7,13 @@ use arc_swap::ArcSwap;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::coordinator::{Coordinator, Tenure};
+use super::disk::Disk;
 use super::elector::{Answer, Ask, Due, Elector, Times};
 use super::fence::{Fence, now};
 use super::link;
@@ -21,6 +23,7 @@ use super::tenure::{Leading, Lists, NotLed, TenureOptions};
 use crate::faces::{Faces, FacesOptions};
 use crate::journal::MemoryJournal;
 use crate::server::{HaState, Role, Server, Standing};
+use crate::state::State;
 
 /// Pause before a leader that could not be followed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -49,12 +52,18 @@ pub struct Shown {
     pub standing: ArcSwap<Standing>,
     /// What it serves with now.
     pub server: Mutex<Option<Arc<Server>>>,
+    /// Whether it leads and serves.
+    pub serves: watch::Sender<bool>,
 }
 
 impl Shown {
     /// A master that has just been started.
     pub fn new() -> Self {
-        Self { standing: ArcSwap::from_pointee(Standing::starting()), server: Mutex::new(None) }
+        Self {
+            standing: ArcSwap::from_pointee(Standing::starting()),
+            server: Mutex::new(None),
+            serves: watch::Sender::new(false),
+        }
     }
 }
 
@@ -91,18 +100,27 @@ struct Following {
 }
 
 impl Participant {
-    /// A master with an empty state. Its tasks belong to `supervisor`; its ticks run on `main`, where they may wait for followers.
+    /// A master with an empty state, or with one from a disk. Its tasks belong to `supervisor`; its ticks run on `main`, where they may
+    /// wait for followers.
     pub fn new(
         options: HaOptions,
+        disk: Option<(Disk, State)>,
         coordinator: Arc<dyn Coordinator>,
         shown: Arc<Shown>,
         supervisor: Supervisor,
         main: Handle,
     ) -> Self {
-        let me = Member::new(options.address.clone());
+        let settings = options.tenure.server.core.clone();
+        let (me, replica) = match disk {
+            Some((disk, state)) => {
+                let me = Member::known(options.address.clone(), disk.incarnation());
+                (me, Replica::on_disk(settings, disk, state))
+            }
+            None => (Member::new(options.address.clone()), Replica::new(settings)),
+        };
         let elector =
             Elector::new(me.clone(), options.replication_address.clone(), options.times, options.force);
-        let replica = Arc::new(Mutex::new(Replica::new(options.tenure.server.core.clone())));
+        let replica = Arc::new(Mutex::new(replica));
         Self {
             coordinator,
             elector,
@@ -128,6 +146,7 @@ impl Participant {
             self.lead(tenure).await;
         }
         self.unfollow().await;
+        self.replica.lock().close();
         self.show(HaState::Stopping);
         self.close_standby().await;
     }
@@ -161,8 +180,8 @@ impl Participant {
     async fn lead(&mut self, tenure: Tenure) {
         let begun = now();
         self.close_standby().await;
-        let state = self.replica.lock().take();
-        let led = self.options.tenure.prepare(state, &self.fence);
+        let (state, durable) = self.replica.lock().take();
+        let led = self.options.tenure.prepare(state, durable, &self.fence);
         let store =
             Lists { coordinator: Arc::clone(&self.coordinator), patience: self.options.times.patience() };
         let begin = Leading::begin(&self.options.tenure, led, &self.me, (tenure, store), &self.main);
@@ -177,16 +196,18 @@ impl Participant {
                 tracing::warn!(term = tenure.term, "leads no more");
                 self.show(HaState::Standby);
                 *self.shown.server.lock() = None;
+                // Nobody is answered any more, so another may begin while this tenure is ended.
+                self.give_back().await;
                 leading.end().await
             }
             Err(NotLed { why, state }) => {
                 tracing::error!(why, "cannot lead");
                 sleep(self.options.times.lease).await;
+                self.give_back().await;
                 state
             }
         };
         self.replica.lock().put(state);
-        self.give_back().await;
     }
 
     /// Serves the administration of a master that stands by: it has an empty state and answers nothing about data.
@@ -195,7 +216,7 @@ impl Participant {
             return;
         }
         let options = &self.options.tenure;
-        let faces = FacesOptions { metadata: None, events: None, ..options.faces.clone() };
+        let faces = FacesOptions { metadata: None, events: None, quotas: None, ..options.faces.clone() };
         let journal = Arc::new(MemoryJournal::new(0));
         let (server, supervisor) = (Server::new(options.server.clone(), journal), Supervisor::new());
         let server = Arc::new(server);
@@ -290,10 +311,10 @@ impl Participant {
         }
         let is_news = self.following.as_ref().is_none_or(|it| it.term != term);
         self.unfollow().await;
-        let (me, replica, patience) =
-            (self.me.clone(), Arc::clone(&self.replica), self.options.tenure.patience);
+        let (me, replica) = (self.me.clone(), Arc::clone(&self.replica));
+        let how = (self.options.tenure.patience, self.options.tenure.tls.clone());
         let task = self.supervisor.spawn("following", async move {
-            let error = link::follow(address, me, term, replica, patience).await;
+            let error = link::follow(address, me, term, replica, how).await;
             // Told once, not at every attempt.
             match is_news {
                 true => tracing::info!(%error, term, "does not follow the leader any more; trying again"),
@@ -319,6 +340,7 @@ impl Participant {
             (None, Some(leader)) => (Some(leader.address.clone()), Some(leader.term)),
             (None, None) => (None, None),
         };
+        self.shown.serves.send_replace(state == HaState::Serving);
         self.shown.standing.store(Arc::new(Standing { role, state, leader_address, view_version }));
         if let Some(server) = &*self.shown.server.lock() {
             server.standing.store(self.shown.standing.load_full());

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use moongate_kvcore::{Effects, Fact, SnapshotCursor, encode};
 use moongate_runtime::Supervisor;
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::frame::{self, BATCH, Frame, Records, Start, push_record};
-use super::link::{LinkError, next};
+use super::link::{LinkError, next, send};
 use super::member::{MAX_MEMBERS, Member};
 use super::replicated::Replicated;
+use super::tls::{TlsFiles, accept};
 use crate::server::Server;
 
 /// Places of the table that are looked at under one lock.
@@ -30,6 +30,8 @@ pub(super) struct Sessions {
     pub(super) term: i64,
     /// After which silence a follower is given up.
     pub(super) patience: Duration,
+    /// For TLS with followers.
+    pub(super) tls: Option<TlsFiles>,
 }
 
 impl Sessions {
@@ -68,7 +70,20 @@ impl Sessions {
 
     async fn serve(self, stream: TcpStream) -> Result<(), LinkError> {
         stream.set_nodelay(true)?;
-        let (mut input, output) = stream.into_split();
+        match &self.tls {
+            Some(files) => {
+                let secured = timeout(self.patience, accept(files, stream)).await;
+                let secured = secured.map_err(|_| LinkError::Silent(self.patience))??;
+                self.serve_on(tokio::io::split(secured)).await
+            }
+            None => self.serve_on(stream.into_split()).await,
+        }
+    }
+
+    async fn serve_on(
+        self,
+        (mut input, output): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+    ) -> Result<(), LinkError> {
         let mut body = Vec::new();
         let checksum = next(&mut input, &mut body, self.patience).await?;
         let Frame::Hello { member, term, has } = frame::read(&body, checksum)? else {
@@ -78,11 +93,9 @@ impl Sessions {
             // It has old news, or news that this master does not have yet.
             return Ok(());
         }
-        let last = self.journal.facts().next() - 1;
-        let kept = |number: u64| number <= last && self.journal.facts().read(number + 1, |_, _| {}).is_some();
         let start = match has {
-            Some((before, number)) if before == term && kept(number) => Start::Resume(number),
-            _ => Start::Snapshot(last),
+            Some(position) if self.journal.leads_on_from(position) => Start::Resume(position.1),
+            _ => Start::Snapshot(self.journal.facts().next() - 1),
         };
         tracing::info!(%member, ?start, "has a follower");
         let mut feed =
@@ -95,7 +108,7 @@ impl Sessions {
 
     async fn listen_to(
         &self,
-        input: &mut OwnedReadHalf,
+        input: &mut (impl AsyncRead + Unpin),
         member: &Member,
         body: &mut Vec<u8>,
     ) -> Result<(), LinkError> {
@@ -117,7 +130,7 @@ impl Sessions {
         }
     }
 
-    async fn feed(&self, feed: &mut Feed, start: Start) -> Result<(), LinkError> {
+    async fn feed(&self, feed: &mut Feed<impl AsyncWrite + Unpin>, start: Start) -> Result<(), LinkError> {
         let mut wanted = self.journal.wanted();
         feed.send(&Frame::Welcome { term: self.term, start }).await?;
         let (Start::Resume(number) | Start::Snapshot(number)) = start;
@@ -136,8 +149,9 @@ impl Sessions {
     }
 
     /// Changes are sent between its pieces, so that none is forgotten before it is sent.
-    async fn send_state(&self, feed: &mut Feed) -> Result<(), LinkError> {
+    async fn send_state(&self, feed: &mut Feed<impl AsyncWrite + Unpin>) -> Result<(), LinkError> {
         let (mut cursor, mut piece) = (Some(SnapshotCursor::default()), Piece::default());
+        self.journal.beside().tell(|record| piece.push(record));
         while let Some(from) = cursor {
             cursor = self.server.master.snapshot(from, PLACES_AT_ONCE, &mut piece);
             if piece.records.len() >= BATCH || cursor.is_none() {
@@ -156,8 +170,8 @@ impl Sessions {
 }
 
 /// The sending half of a connection.
-struct Feed {
-    output: OwnedWriteHalf,
+struct Feed<W> {
+    output: W,
     patience: Duration,
     /// The next record to send.
     next: u64,
@@ -165,7 +179,7 @@ struct Feed {
     records: Vec<u8>,
 }
 
-impl Feed {
+impl<W: AsyncWrite + Unpin> Feed<W> {
     async fn send(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
         self.out.clear();
         frame::write(frame, &mut self.out);
@@ -175,7 +189,7 @@ impl Feed {
     async fn flush(&mut self) -> Result<(), LinkError> {
         // A follower that reads a state may be busy for a while.
         let patience = self.patience * 10;
-        let sent = timeout(patience, self.output.write_all(&self.out)).await;
+        let sent = timeout(patience, send(&mut self.output, &self.out)).await;
         Ok(sent.map_err(|_| LinkError::NotTaken(patience))??)
     }
 
@@ -186,15 +200,52 @@ impl Feed {
             self.records.clear();
             let (first, records) = (self.next, &mut self.records);
             let after = journal.facts().read(first, |_, record| push_record(record, records));
-            let after = after.ok_or(LinkError::TooSlow)?;
+            let Some(after) = after else {
+                self.send_logged(journal).await?;
+                any = true;
+                continue;
+            };
             if after == first {
                 return Ok(any);
             }
-            let records = Records::new(&self.records).ok_or(LinkError::Unexpected)?;
-            self.out.clear();
-            frame::write(&Frame::Facts(first, records), &mut self.out);
-            (self.next, any) = (after, true);
-            self.flush().await?;
+            self.send_records(after).await?;
+            any = true;
+        }
+    }
+
+    /// Sends what is in `records`, which ends before the record `after`.
+    async fn send_records(&mut self, after: u64) -> Result<(), LinkError> {
+        let records = Records::new(&self.records).ok_or(LinkError::Unexpected)?;
+        self.out.clear();
+        frame::write(&Frame::Facts(self.next, records), &mut self.out);
+        self.next = after;
+        self.flush().await
+    }
+
+    /// Sends what is on the disk only.
+    async fn send_logged(&mut self, journal: &Replicated) -> Result<(), LinkError> {
+        let log = journal.durable().ok_or(LinkError::TooSlow)?.log();
+        let mut reader = log.reader(self.next).map_err(|_| LinkError::TooSlow)?;
+        let mut next = self.next;
+        loop {
+            self.records.clear();
+            while self.records.len() < BATCH {
+                let record = reader.next().map_err(|error| match error {
+                    moongate_oplog::Error::Pruned { .. } => LinkError::TooSlow,
+                    other => LinkError::Log(other),
+                })?;
+                let Some((number, record)) = record else { break };
+                push_record(record, &mut self.records);
+                next = number + 1;
+            }
+            if next == self.next {
+                // What is not written yet is in memory.
+                return Err(LinkError::TooSlow);
+            }
+            self.send_records(next).await?;
+            if journal.facts().read(self.next, |_, _| {}).is_some() {
+                return Ok(());
+            }
         }
     }
 }
@@ -219,6 +270,13 @@ impl Piece {
             .filter(|part| !part.is_empty())
     }
 
+    fn push(&mut self, record: &[u8]) {
+        push_record(record, &mut self.records);
+        if self.records.len() - self.ends.last().copied().unwrap_or(0) >= BATCH {
+            self.ends.push(self.records.len());
+        }
+    }
+
     fn clear(&mut self) {
         self.records.clear();
         self.ends.clear();
@@ -227,11 +285,10 @@ impl Piece {
 
 impl Effects for Piece {
     fn fact(&mut self, fact: Fact<'_>) {
-        self.encoded.clear();
-        encode(&fact, &mut self.encoded);
-        push_record(&self.encoded, &mut self.records);
-        if self.records.len() - self.ends.last().copied().unwrap_or(0) >= BATCH {
-            self.ends.push(self.records.len());
-        }
+        let mut encoded = std::mem::take(&mut self.encoded);
+        encoded.clear();
+        encode(&fact, &mut encoded);
+        self.push(&encoded);
+        self.encoded = encoded;
     }
 }
