@@ -11,7 +11,7 @@ use crate::durable::{Durable, Pace, Piece};
 use crate::state::{PLACES_AT_ONCE, State};
 
 /// Parts of a snapshot that are written at a time: some milliseconds.
-const PARTS_AT_ONCE: usize = 8;
+const PARTS_AT_ONCE: usize = 128;
 
 /// A snapshot on its way.
 #[derive(Debug)]
