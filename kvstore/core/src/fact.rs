@@ -26,10 +26,6 @@ impl Effects for Vec<Fact<'static>> {
     }
 }
 
-/// Stands for a group's name: its hash, together with the tenant's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u64);
-
 /// Where one replica's bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
@@ -39,6 +35,19 @@ pub struct Place {
     pub segment: Uuid,
     /// Where in the segment they begin.
     pub offset: u64,
+}
+
+/// A copy of an object on a client's disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnDisk<'a> {
+    /// The copy, unique among the replicas of a master.
+    pub replica: u64,
+    /// Whose disk.
+    pub client: Uuid,
+    /// Bytes.
+    pub size: u64,
+    /// Where to ask for it.
+    pub endpoint: Cow<'a, str>,
 }
 
 /// An object as it is now.
@@ -52,16 +61,18 @@ pub struct ObjectState<'a> {
     pub size: u64,
     /// Who wrote it.
     pub client: Uuid,
-    /// Where it is: every replica that can be read, or is being written if none can.
+    /// Where it is in memory: every replica that can be read, or is being written if none can.
     pub places: Cow<'a, [Place]>,
+    /// Its copy on a disk.
+    pub on_disk: Option<OnDisk<'a>>,
     /// The writer's checksum.
     pub checksum: Option<u64>,
     /// Whether it is never evicted.
     pub hard_pin: bool,
     /// Until when others are evicted first.
     pub soft_pin_until_ms: Option<u64>,
-    /// With which others it is leased and evicted.
-    pub group: Option<GroupId>,
+    /// The group of objects with which it is leased and evicted.
+    pub group: Option<Cow<'a, str>>,
     /// When it began to be written, or could first be read.
     pub since_ms: u64,
 }
@@ -71,8 +82,16 @@ pub struct ObjectState<'a> {
 pub enum StoreCause {
     /// It has been written.
     Written,
-    /// It has other replicas than before.
+    /// It has other replicas in memory than before, but is there still.
     Replicas,
+    /// It has a copy on a disk.
+    Offloaded,
+    /// It has none on a disk any more.
+    DiskLost,
+    /// It is only on a disk: its space in memory was needed, or is gone.
+    OnlyOnDisk,
+    /// It is in memory again.
+    Promoted,
     /// It is told again, in a snapshot.
     Snapshot,
 }
@@ -105,6 +124,15 @@ pub enum UnmountCause {
     ClientExpired,
     /// Its client mounted other memory in its place.
     MemoryLost,
+}
+
+/// Where an object is, or was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Media {
+    /// In a segment.
+    pub memory: bool,
+    /// On a client's disk.
+    pub disk: bool,
 }
 
 /// Something that has become true.
@@ -149,6 +177,16 @@ pub enum Fact<'a> {
         /// When.
         at_ms: u64,
     },
+    /// A client has a disk that objects may be put on, or is heard of again.
+    DiskMounted {
+        /// The client.
+        client: Uuid,
+    },
+    /// A client's disk is gone. What became of its objects follows.
+    DiskUnmounted {
+        /// The client.
+        client: Uuid,
+    },
     /// A client is forgotten.
     ClientGone {
         /// The client.
@@ -169,6 +207,10 @@ pub enum Fact<'a> {
         tenant: Cow<'a, str>,
         /// Its key.
         key: Cow<'a, str>,
+        /// Its group.
+        group: Option<Cow<'a, str>>,
+        /// Whether it was in memory, and whether it was on a disk.
+        was: Media,
         /// Why.
         cause: RemoveCause,
     },
@@ -307,86 +349,4 @@ pub struct DrainState<'a> {
     pub moved_bytes: u64,
     /// How it is, in words.
     pub message: Cow<'a, str>,
-}
-
-fn owned(text: Cow<'_, str>) -> Cow<'static, str> {
-    Cow::Owned(text.into_owned())
-}
-
-impl ObjectState<'_> {
-    /// The same, free of what it was told with.
-    pub fn into_owned(self) -> ObjectState<'static> {
-        ObjectState {
-            tenant: owned(self.tenant),
-            key: owned(self.key),
-            places: Cow::Owned(self.places.into_owned()),
-            ..self
-        }
-    }
-}
-
-impl TransferState<'_> {
-    /// The same, free of what it was told with.
-    pub fn into_owned(self) -> TransferState<'static> {
-        let [tenant, key] = [self.tenant, self.key].map(owned);
-        TransferState { tenant, key, places: Cow::Owned(self.places.into_owned()), ..self }
-    }
-}
-
-impl TaskState<'_> {
-    /// The same, free of what it was told with.
-    pub fn into_owned(self) -> TaskState<'static> {
-        let [payload, message] = [self.payload, self.message].map(owned);
-        TaskState { payload, message, ..self }
-    }
-}
-
-impl DrainState<'_> {
-    /// The same, free of what it was told with.
-    pub fn into_owned(self) -> DrainState<'static> {
-        let [segments, targets] = [self.segments, self.targets].map(|it| Cow::Owned(it.into_owned()));
-        DrainState { segments, targets, message: owned(self.message), ..self }
-    }
-}
-
-impl Fact<'_> {
-    /// The same, free of what it was told with.
-    pub fn into_owned(self) -> Fact<'static> {
-        match self {
-            Self::SegmentMounted { segment, client, at_ms } => {
-                let Segment { id, name, base, size, te_endpoint, protocol, host_id } = segment;
-                let [name, te_endpoint, protocol, host_id] =
-                    [name, te_endpoint, protocol, host_id].map(owned);
-                let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
-                Fact::SegmentMounted { segment, client, at_ms }
-            }
-            Self::SegmentStatus { segment, status, until_ms } => {
-                Fact::SegmentStatus { segment, status, until_ms }
-            }
-            Self::SegmentUnmounted { segment, cause } => Fact::SegmentUnmounted { segment, cause },
-            Self::ClientSilent { client, at_ms } => Fact::ClientSilent { client, at_ms },
-            Self::ClientBack { client, at_ms } => Fact::ClientBack { client, at_ms },
-            Self::ClientGone { client } => Fact::ClientGone { client },
-            Self::Started(object) => Fact::Started(object.into_owned()),
-            Self::Stored { object, cause } => Fact::Stored { object: object.into_owned(), cause },
-            Self::Removed { tenant, key, cause } => {
-                Fact::Removed { tenant: owned(tenant), key: owned(key), cause }
-            }
-            Self::Held { segment, offset, size, until_ms } => Fact::Held { segment, offset, size, until_ms },
-            Self::Released { segment, offset } => Fact::Released { segment, offset },
-            Self::TenantQuota { tenant, requested } => Fact::TenantQuota { tenant: owned(tenant), requested },
-            Self::Transferring(it) => Fact::Transferring(it.into_owned()),
-            Self::TransferOver { tenant, key } => {
-                Fact::TransferOver { tenant: owned(tenant), key: owned(key) }
-            }
-            Self::Task(it) => Fact::Task(it.into_owned()),
-            Self::DrainJob(it) => Fact::DrainJob(it.into_owned()),
-            Self::DrainMove { job, task, tenant, key, size } => {
-                Fact::DrainMove { job, task, tenant: owned(tenant), key: owned(key), size }
-            }
-            Self::DrainMoved { job, task, tenant, key, tries } => {
-                Fact::DrainMoved { job, task, tenant: owned(tenant), key: owned(key), tries }
-            }
-        }
-    }
 }

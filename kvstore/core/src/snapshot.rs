@@ -53,7 +53,14 @@ impl Master {
                 fx.fact(Fact::SegmentStatus { segment: id, status, until_ms });
             }
         };
+        let disks = self.disks.load();
+        let tell_disks = |heard: bool, fx: &mut dyn Effects| {
+            for disk in disks.values().filter(|it| it.is_heard() == heard) {
+                fx.fact(Fact::DiskMounted { client: disk.client });
+            }
+        };
         tell_segments(false, fx);
+        tell_disks(false, fx);
         for (client, known) in &registry.clients {
             let (client, at_ms) = (*client, known.last_seen_ms);
             let silent_at_ms = at_ms.saturating_add(self.settings.client_ttl_ms);
@@ -63,6 +70,7 @@ impl Master {
             });
         }
         tell_segments(true, fx);
+        tell_disks(true, fx);
     }
 
     /// Puts the lists of eviction into the order of the facts' times, which the order of a snapshot is not.
@@ -85,6 +93,15 @@ impl Locked<'_> {
     fn tell_object(&self, at: u32, fx: &mut dyn Effects) {
         self.tell_state(at, StoreCause::Snapshot, fx);
         self.tell_transfer(at, fx);
+        let entry = &self.entries[at];
+        let Some(since_ms) = entry.work().map(|it| it.since_ms) else { return };
+        if entry.transfer().is_some() {
+            return;
+        }
+        let until_ms = since_ms.saturating_add(self.master.settings.put_release_ms);
+        for place in self.places(entry.replicas().copied().filter(|it| !it.ready)) {
+            fx.fact(Fact::Held { segment: place.segment, offset: place.offset, size: entry.size, until_ms });
+        }
     }
 
     fn tell_held(&self, fx: &mut dyn Effects) {

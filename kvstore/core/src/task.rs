@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{TaskAssignment, TaskCompletion, TaskReport, TaskStatus, TaskType, Uuid};
@@ -257,6 +258,8 @@ fn is_open(status: TaskStatus) -> bool {
 pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) client: Uuid,
+    /// The names of all segments that have a replica.
+    pub(crate) holders: Vec<Arc<str>>,
 }
 
 impl Master {
@@ -326,7 +329,9 @@ impl Master {
         let mut mounted = readable.filter_map(|it| shard.segments.get(it.segment));
         let fits = |name: &str| on.is_none_or(|on| on == name);
         let found = mounted.find(|it| fits(&it.info.name)).ok_or(ErrorCode::REPLICA_NOT_FOUND)?;
-        Ok(Source { name: found.info.name.to_string(), client: found.client })
+        let mounted = entry.replicas().filter_map(|it| shard.segments.get(it.segment));
+        let holders = mounted.map(|it| Arc::clone(&it.info.name)).collect();
+        Ok(Source { name: found.info.name.to_string(), client: found.client, holders })
     }
 
     /// The next tasks for a client, at most so many.

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::count::Counters;
+use crate::disk::DiskTask;
 use crate::fact::{Effects, RemoveCause};
 use crate::locked::Locked;
 use crate::master::Master;
@@ -54,6 +55,15 @@ impl Locked<'_> {
         let late: Vec<u32> = self.transfers.iter().copied().filter(is_late).collect();
         for at in late {
             self.end_transfer(at, now_ms, fx);
+        }
+        while let Some((since_ms, at)) = self.works.first().copied() {
+            if since_ms.saturating_add(release_ms) > now_ms {
+                break;
+            }
+            if self.entries[at].work().is_some_and(|it| matches!(it.task, DiskTask::Promotion { .. })) {
+                Counters::add(&self.master.counters.promotions_expired, 1);
+            }
+            self.end_work(at, now_ms, fx);
         }
     }
 }

@@ -126,7 +126,7 @@ impl Master {
         let spot = self.spot_of(work.tenant, work.key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let source = shard.source(at, source)?;
+        let source = shard.source(at, source, moves)?;
         let mut new = shard.allocate_targets(at, targets)?;
         new.iter_mut().for_each(|it| it.id = self.new_replica_id());
         let transfer = Transfer { client: work.client, source: source.id, moves, since_ms: now_ms, plan };
@@ -163,12 +163,13 @@ impl Master {
 
 impl Locked<'_> {
     /// The replica to copy from.
-    fn source(&self, at: u32, segment: &str) -> Result<Replica, ErrorCode> {
+    fn source(&self, at: u32, segment: &str, moves: bool) -> Result<Replica, ErrorCode> {
         let entry = &self.entries[at];
         if !entry.is_complete() {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
-        if entry.transfer().is_some() {
+        // A node that puts the object on its disk reads what a move would take away.
+        if entry.transfer().is_some() || moves && entry.work().is_some() {
             return Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK);
         }
         let is_source = |it: &&Replica| {

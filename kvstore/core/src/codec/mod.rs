@@ -13,8 +13,8 @@ use crate::fact::{RemoveCause, StoreCause, UnmountCause};
 pub use read::decode;
 pub use write::encode;
 
-/// The form that is written; the only one that is read so far.
-const VERSION: u8 = 1;
+/// The form that is written; the only one that is read.
+const VERSION: u8 = 2;
 /// The most replicas of an object in a fact.
 const MAX_PLACES: u64 = 1024;
 
@@ -46,6 +46,8 @@ mod kind {
     pub(super) const HELD: u8 = 10;
     pub(super) const RELEASED: u8 = 11;
     pub(super) const QUOTA: u8 = 12;
+    pub(super) const DISK_MOUNTED: u8 = 13;
+    pub(super) const DISK_UNMOUNTED: u8 = 14;
     pub(super) const TRANSFERRING: u8 = 32;
     pub(super) const TRANSFER_OVER: u8 = 33;
     pub(super) const TASK: u8 = 34;
@@ -54,7 +56,15 @@ mod kind {
     pub(super) const DRAIN_MOVED: u8 = 37;
 }
 
-const STORE_CAUSES: [StoreCause; 3] = [StoreCause::Written, StoreCause::Replicas, StoreCause::Snapshot];
+const STORE_CAUSES: [StoreCause; 7] = [
+    StoreCause::Written,
+    StoreCause::Replicas,
+    StoreCause::Snapshot,
+    StoreCause::Offloaded,
+    StoreCause::DiskLost,
+    StoreCause::OnlyOnDisk,
+    StoreCause::Promoted,
+];
 const REMOVE_CAUSES: [RemoveCause; 7] = [
     RemoveCause::Removed,
     RemoveCause::Cleared,
@@ -76,7 +86,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fact::{DrainState, Fact, GroupId, ObjectState, Place, TaskState, TransferState};
+    use crate::fact::{DrainState, Fact, Media, ObjectState, OnDisk, Place, TaskState, TransferState};
 
     fn id() -> impl Strategy<Value = Uuid> {
         any::<(u64, u64)>().prop_map(|(first, second)| Uuid { first, second })
@@ -89,14 +99,17 @@ mod tests {
     fn object() -> impl Strategy<Value = ObjectState<'static>> {
         let place = (any::<u64>(), id(), any::<u64>());
         let places = proptest::collection::vec(place, 0..4);
-        let pins = (any::<bool>(), any::<Option<u64>>(), any::<Option<u64>>());
-        (text(), text(), any::<[u64; 2]>(), id(), places, any::<Option<u64>>(), pins).prop_map(
+        let pins = (any::<bool>(), any::<Option<u64>>(), proptest::option::of(text()));
+        let on_disk = (any::<[u64; 2]>(), id(), text())
+            .prop_map(|([replica, size], client, endpoint)| OnDisk { replica, client, size, endpoint });
+        let copies = (places, proptest::option::of(on_disk));
+        (text(), text(), any::<[u64; 2]>(), id(), copies, any::<Option<u64>>(), pins).prop_map(
             |(
                 tenant,
                 key,
                 [size, since_ms],
                 client,
-                places,
+                (places, on_disk),
                 checksum,
                 (hard_pin, soft_pin_until_ms, group),
             )| {
@@ -107,10 +120,11 @@ mod tests {
                     size,
                     client,
                     places: places.into_iter().map(place).collect(),
+                    on_disk,
                     checksum,
                     hard_pin,
                     soft_pin_until_ms,
-                    group: group.map(GroupId),
+                    group,
                     since_ms,
                 }
             },
@@ -196,14 +210,19 @@ mod tests {
             (id(), any::<u64>()).prop_map(|(client, at_ms)| Fact::ClientSilent { client, at_ms }),
             (id(), any::<u64>()).prop_map(|(client, at_ms)| Fact::ClientBack { client, at_ms }),
             id().prop_map(|client| Fact::ClientGone { client }),
+            id().prop_map(|client| Fact::DiskMounted { client }),
+            id().prop_map(|client| Fact::DiskUnmounted { client }),
             object().prop_map(Fact::Started),
             (object(), 0..STORE_CAUSES.len())
                 .prop_map(|(object, at)| Fact::Stored { object, cause: STORE_CAUSES[at] }),
-            (text(), text(), 0..REMOVE_CAUSES.len()).prop_map(|(tenant, key, at)| Fact::Removed {
-                tenant,
-                key,
-                cause: REMOVE_CAUSES[at]
-            }),
+            (text(), text(), proptest::option::of(text()), any::<[bool; 2]>(), 0..REMOVE_CAUSES.len())
+                .prop_map(|(tenant, key, group, [memory, disk], at)| Fact::Removed {
+                    tenant,
+                    key,
+                    group,
+                    was: Media { memory, disk },
+                    cause: REMOVE_CAUSES[at]
+                }),
             (id(), any::<[u64; 3]>()).prop_map(|(segment, [offset, size, until_ms])| Fact::Held {
                 segment,
                 offset,
@@ -239,7 +258,7 @@ mod tests {
 
     #[test]
     fn other_versions_are_refused() {
-        assert_eq!(decode(&[2, 6]), Err(DecodeError::Version(2)));
-        assert_eq!(decode(&[1, 99]), Err(DecodeError::Value("kind")));
+        assert_eq!(decode(&[1, 6]), Err(DecodeError::Version(1)));
+        assert_eq!(decode(&[VERSION, 99]), Err(DecodeError::Value("kind")));
     }
 }

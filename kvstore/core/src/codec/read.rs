@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
 
 use super::{DecodeError, MAX_PLACES, REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind, tasks};
-use crate::fact::{Fact, GroupId, ObjectState, Place};
+use crate::fact::{Fact, Media, ObjectState, OnDisk, Place};
 
 /// Takes a fact off the beginning of some bytes; what follows it is returned too.
 ///
@@ -39,6 +39,8 @@ pub fn decode(bytes: &[u8]) -> Result<(Fact<'_>, &[u8]), DecodeError> {
         kind::REMOVED => Fact::Removed {
             tenant: reader.text()?,
             key: reader.text()?,
+            group: reader.optional_text()?,
+            was: Media { memory: reader.flag()?, disk: reader.flag()? },
             cause: reader.cause(&REMOVE_CAUSES)?,
         },
         kind::HELD => Fact::Held {
@@ -49,6 +51,8 @@ pub fn decode(bytes: &[u8]) -> Result<(Fact<'_>, &[u8]), DecodeError> {
         },
         kind::RELEASED => Fact::Released { segment: reader.id()?, offset: reader.number()? },
         kind::QUOTA => Fact::TenantQuota { tenant: reader.text()?, requested: reader.option()? },
+        kind::DISK_MOUNTED => Fact::DiskMounted { client: reader.id()? },
+        kind::DISK_UNMOUNTED => Fact::DiskUnmounted { client: reader.id()? },
         other => tasks::read(&mut reader, other)?,
     };
     Ok((fact, reader.0))
@@ -113,6 +117,18 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| DecodeError::Value("text"))
     }
 
+    fn optional_text(&mut self) -> Result<Option<Cow<'a, str>>, DecodeError> {
+        if self.flag()? { self.text().map(Some) } else { Ok(None) }
+    }
+
+    fn on_disk(&mut self) -> Result<Option<OnDisk<'a>>, DecodeError> {
+        if !self.flag()? {
+            return Ok(None);
+        }
+        let (replica, client, size, endpoint) = (self.number()?, self.id()?, self.number()?, self.text()?);
+        Ok(Some(OnDisk { replica, client, size, endpoint }))
+    }
+
     fn cause<T: Copy>(&mut self, all: &[T]) -> Result<T, DecodeError> {
         let at = usize::try_from(self.number()?).unwrap_or(usize::MAX);
         all.get(at).copied().ok_or(DecodeError::Value("cause"))
@@ -153,10 +169,11 @@ impl<'a> Reader<'a> {
             size: self.number()?,
             client: self.id()?,
             places: Cow::Owned(self.places()?),
+            on_disk: self.on_disk()?,
             checksum: self.option()?,
             hard_pin: self.flag()?,
             soft_pin_until_ms: self.option()?,
-            group: self.option()?.map(GroupId),
+            group: self.optional_text()?,
             since_ms: self.number()?,
         })
     }

@@ -46,10 +46,21 @@ pub fn encode(fact: &Fact<'_>, out: &mut Vec<u8>) {
             writer.cause(&STORE_CAUSES, *cause);
             writer.object(object);
         }
-        Fact::Removed { tenant, key, cause } => {
+        Fact::DiskMounted { client } => {
+            writer.head(kind::DISK_MOUNTED);
+            writer.id(*client);
+        }
+        Fact::DiskUnmounted { client } => {
+            writer.head(kind::DISK_UNMOUNTED);
+            writer.id(*client);
+        }
+        Fact::Removed { tenant, key, group, was, cause } => {
             writer.head(kind::REMOVED);
             writer.text(tenant);
             writer.text(key);
+            writer.optional_text(group.as_deref());
+            writer.flag(was.memory);
+            writer.flag(was.disk);
             writer.cause(&REMOVE_CAUSES, *cause);
         }
         Fact::Held { segment, offset, size, until_ms } => {
@@ -96,7 +107,7 @@ impl Writer<'_> {
     }
 
     fn option(&mut self, number: Option<u64>) {
-        self.0.push(u8::from(number.is_some()));
+        self.flag(number.is_some());
         if let Some(number) = number {
             self.number(number);
         }
@@ -110,6 +121,17 @@ impl Writer<'_> {
     pub(super) fn text(&mut self, text: &str) {
         self.number(text.len() as u64);
         self.0.extend(text.as_bytes());
+    }
+
+    fn flag(&mut self, flag: bool) {
+        self.0.push(u8::from(flag));
+    }
+
+    fn optional_text(&mut self, text: Option<&str>) {
+        self.flag(text.is_some());
+        if let Some(text) = text {
+            self.text(text);
+        }
     }
 
     fn cause<T: PartialEq>(&mut self, all: &[T], cause: T) {
@@ -142,10 +164,17 @@ impl Writer<'_> {
         self.number(object.size);
         self.id(object.client);
         self.places(&object.places);
+        self.flag(object.on_disk.is_some());
+        if let Some(it) = &object.on_disk {
+            self.number(it.replica);
+            self.id(it.client);
+            self.number(it.size);
+            self.text(&it.endpoint);
+        }
         self.option(object.checksum);
-        self.0.push(u8::from(object.hard_pin));
+        self.flag(object.hard_pin);
         self.option(object.soft_pin_until_ms);
-        self.option(object.group.map(|group| group.0));
+        self.optional_text(object.group.as_deref());
         self.number(object.since_ms);
     }
 }

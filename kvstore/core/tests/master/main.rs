@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod compared;
+mod disks;
 mod eviction;
 mod groups;
 mod model;

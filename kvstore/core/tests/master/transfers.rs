@@ -229,6 +229,52 @@ fn drain_jobs_can_be_called_off() {
 }
 
 #[test]
+fn an_object_is_hot_from_as_many_reads_on_as_is_set() {
+    for (mode, planned) in [(DynamicReplication::Observe, 0), (DynamicReplication::Enforce, 1)] {
+        let settings = Settings {
+            dynamic_replication: mode,
+            hot_reads_per_second: 1.5,
+            heat_window_ms: 2000,
+            max_hot_replicas: 3,
+            ..Settings::default()
+        };
+        let mut world = World::with_segments(settings, &[MIB, MIB, MIB, MIB]);
+        world.put("a", 100, &Config { replica_num: 2, ..Config::default() }).unwrap();
+        let holders = world.places("a");
+        // Too slow: there are two in each window.
+        for _ in 0..20 {
+            world.now += 1000;
+            world.master.replicas(world.now, TENANT, "a").unwrap();
+        }
+        assert_eq!(world.master.counts().hot_keys, 0);
+        world.now += 2000;
+        for _ in 0..3 {
+            world.now += 600;
+            world.master.replicas(world.now, TENANT, "a").unwrap();
+        }
+        assert_eq!(world.master.counts().hot_keys, 1);
+        let tasks = |world: &mut World| -> Vec<String> {
+            let nodes = 101..=104;
+            nodes
+                .flat_map(|node| world.master.fetch_tasks(world.now, id(node), 9, &mut world.facts))
+                .map(|it| it.payload)
+                .collect()
+        };
+        let tasks = tasks(&mut world);
+        assert_eq!(tasks.len(), planned);
+        // Not to where it is already.
+        let target = |task: &String| task.split("targets").nth(1).unwrap().to_owned();
+        assert!(tasks.iter().all(|task| holders.iter().all(|it| !target(task).contains(&**it))), "{tasks:?}");
+        // Once it has all the replicas that it may have, it is not looked at any more.
+        world.put("b", 100, &Config { replica_num: 3, ..Config::default() }).unwrap();
+        for _ in 0..9 {
+            world.master.replicas(world.now, TENANT, "b").unwrap();
+        }
+        assert_eq!(world.master.counts().hot_keys, 1);
+    }
+}
+
+#[test]
 fn hot_objects_are_copied() {
     let settings = Settings { dynamic_replication: DynamicReplication::Enforce, ..Settings::default() };
     let mut world = World::with_segments(settings, &[8 * MIB, 8 * MIB]);

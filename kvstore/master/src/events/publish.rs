@@ -7,14 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use mooncake_wire::admin::KvEventsStatus;
-use mooncake_wire::events::Medium;
 use mooncake_wire::events::mooncake::{Change, DEFAULT_TENANT, Event, Object, encode_batch};
 use moongate_runtime::Supervisor;
 use moongate_zmtp::{Endpoint, Options, Publisher, PublisherServer, PublisherStats, Responder};
 
 use super::kept::{Kept, message};
 use super::numbers::Numbers;
-use super::queue::{News, Queue, Taken};
+use super::queue::{Name, News, Queue, Taken};
 
 /// Events in one message at most, as in Mooncake's master.
 const BATCH: usize = 64;
@@ -140,10 +139,12 @@ impl Events {
     }
 
     fn event<'a>(&'a self, id: u64, timestamp_ms: u64, news: &'a News) -> Event<'a> {
-        let object = |key| Object { key, group: None, medium: Medium::StoreMemory };
+        fn object(name: &Name) -> Object<'_> {
+            Object { key: &name.key, group: name.group.as_deref(), medium: name.medium }
+        }
         let (tenant, change) = match news {
-            News::Stored(name) => (name.tenant(), Change::Stored(object(&name.key))),
-            News::Removed(name) => (name.tenant(), Change::Removed(object(&name.key))),
+            News::Stored(name) => (name.tenant(), Change::Stored(object(name))),
+            News::Removed(name) => (name.tenant(), Change::Removed(object(name))),
             News::Segment(name, change) => (DEFAULT_TENANT, Change::Segment { name, change: *change }),
         };
         Event { id, timestamp_ms, tenant, backend: &self.backend, change }

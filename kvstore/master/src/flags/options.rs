@@ -9,6 +9,7 @@ use mooncake_wire::types::StorageConfig;
 use moongate_kvcore::{DynamicReplication, Placement, Settings};
 use moongate_telemetry::{LogFormat, LogOptions};
 
+use super::disks::disks;
 use super::flag::{self, Flag, Use};
 use super::ha::HaFlags;
 use super::{FlagError, Values, table};
@@ -99,7 +100,7 @@ impl Values {
         self.text(name).parse().unwrap_or_default()
     }
 
-    fn size(&self, name: &str) -> usize {
+    pub(super) fn size(&self, name: &str) -> usize {
         usize::try_from(self.number(name)).unwrap_or(usize::MAX)
     }
 
@@ -263,6 +264,8 @@ fn server(values: &Values) -> Result<ServerOptions, FlagError> {
                 .filter(|it| *it > 0)
                 .map(Duration::from_secs),
             no_delay: values.is_on("rpc_enable_tcp_no_delay"),
+            awake: Duration::from_micros(values.number("rpc_awake_microseconds")),
+            commits_wait: values.is_on("enable_ha") || values.is_on("data_flush_always"),
         },
     })
 }
@@ -277,6 +280,10 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
         "local_first" => Placement::LocalFirst,
         "cxl" => return Err(values.wrong("allocation_strategy", "another one: there is no CXL memory here")),
         _ => Placement::Random,
+    };
+    let hot_reads_per_second = match values.float("dynamic_replication_admission_qps_threshold") {
+        reads if reads > 0.0 => reads,
+        _ => return Err(values.wrong("dynamic_replication_admission_qps_threshold", "more than 0")),
     };
     let tasks = ["max_total_pending_tasks", "max_total_processing_tasks", "max_total_finished_tasks"];
     let timeouts = ["pending_task_timeout_sec", "processing_task_timeout_sec"];
@@ -300,6 +307,13 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
             "enforce" => DynamicReplication::Enforce,
             _ => DynamicReplication::Off,
         },
+        hot_reads_per_second,
+        heat_window_ms: values.seconds_ms("dynamic_replication_heat_window_seconds").max(1000),
+        max_hot_replicas: values.size("dynamic_replication_max_memory_replicas").max(1),
+        disks: values
+            .is_on("enable_offload")
+            .then(|| disks(values, ratio("offload_cap_ratio")))
+            .transpose()?,
         max_tasks: tasks.into_iter().map(|name| values.size(name)).max().unwrap_or_default(),
         task_timeout_ms: timeouts.into_iter().map(|name| values.limit_ms(name)).max().unwrap_or(NEVER_MS),
         task_retries: u32::try_from(values.number("max_retry_attempts")).unwrap_or(u32::MAX),
@@ -308,11 +322,11 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::flags::{Asked, read};
 
-    fn options(line: &str) -> Result<MasterOptions, FlagError> {
+    pub(in crate::flags) fn options(line: &str) -> Result<MasterOptions, FlagError> {
         let words = line.split(' ').filter(|word| !word.is_empty()).map(Into::into);
         match read(words, |_| None)? {
             Asked::Serve(options) => Ok(*options),
@@ -361,6 +375,8 @@ mod tests {
             ("--default_dialect=0.2", "one of 0.3.9, 0.3.10"),
             ("--allocation_strategy=cxl", "there is no CXL memory"),
             ("--rpc_interface=eth0", "--rpc_address"),
+            ("--dynamic_replication_admission_qps_threshold=0", "more than 0"),
+            ("--enable_offload --offload_cap_ratio=2", "a number from 0 to 1"),
         ] {
             let error = options(line).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
