@@ -48,6 +48,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-zmtp",
         ],
     ),
+    ("kvstore/memory", "moongate-memory", &[]),
     ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
