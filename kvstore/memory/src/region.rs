@@ -387,7 +387,7 @@ fn mappable(len: u64) -> Result<usize, Error> {
 }
 
 /// Takes a file's space on its disk.
-fn reserve(file: &File, len: u64) -> io::Result<()> {
+pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::OPNOTSUPP) => {
