@@ -50,6 +50,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ),
     ("kvstore/memory", "moongate-memory", &[]),
     ("kvstore/oplog", "moongate-oplog", &[]),
+    ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",
