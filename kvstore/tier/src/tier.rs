@@ -1,11 +1,13 @@
 //! Objects in a file.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use moongate_memory::Crc32c;
 use parking_lot::Mutex;
@@ -19,6 +21,9 @@ use crate::page::{MAX_BLOCKS, MAX_KEY, Page, blocks_of};
 use crate::scan::{Found, scan};
 use crate::superblock::{Superblock, boot};
 use crate::{Error, Options};
+
+/// How long a disk may take for what a killed process has asked of it.
+const LAST_OPERATIONS: Duration = Duration::from_secs(3);
 
 /// A store of objects in one file. Threads share it.
 #[derive(Debug)]
@@ -64,11 +69,7 @@ impl Tier {
         let layout = Layout::of(options)?;
         let failed = |problem| Error::Io { path: options.path.clone(), problem };
         let file = open_direct(&options.path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => return Err(Error::InUse(options.path.clone())),
-            Err(std::fs::TryLockError::Error(problem)) => return Err(failed(problem)),
-        }
+        lock(&file, &options.path)?;
         let engine = Engine::new(layout.block as usize, options.io_uring);
         let before = read_superblock(&file, &engine).map_err(failed)?;
         let usable =
@@ -472,6 +473,22 @@ fn open_direct(path: &Path) -> io::Result<File> {
             options.open(path)
         }
         opened => opened,
+    }
+}
+
+/// Holds the file against other processes. What a killed one had asked of the disk ends a little later than the process, and its lock
+/// with it.
+fn lock(file: &File, path: &Path) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(problem)) => return Err(Error::Io { path: path.to_owned(), problem }),
+            Err(TryLockError::WouldBlock) if begun.elapsed() > LAST_OPERATIONS => {
+                return Err(Error::InUse(path.to_owned()));
+            }
+            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
+        }
     }
 }
 
