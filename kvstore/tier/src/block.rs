@@ -63,7 +63,9 @@ impl Free {
     pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Taken> {
         let mut free = self.0.lock();
         let rest = free.len().checked_sub(count)?;
-        let blocks = free.split_off(rest);
+        let mut blocks = free.split_off(rest);
+        // In the file's order, so that neighbours are read together.
+        blocks.sort_unstable();
         Some(Taken { blocks, free: Arc::clone(self), retired: false })
     }
 }

@@ -261,7 +261,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..30u8).prop_map(Step::Remove),
         1 => Just(Step::Reopen),
     ];
-    prop::collection::vec(step, 1..60)
+    prop::collection::vec(step, 1..40)
 }
 
 /// Objects in the order in which they go: key, seed, length.
@@ -291,7 +291,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn it_holds_what_a_model_holds(steps in steps(), io_uring in any::<bool>()) {
