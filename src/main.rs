@@ -1,9 +1,10 @@
-//! The one binary: `moongate gateway | master | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | master | store-holder | up | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
 mod gateway;
 mod master;
+mod store_holder;
 mod up;
 
 use std::future::Future;
@@ -33,6 +34,8 @@ enum Command {
     Gateway(Box<gateway::GatewayCommand>),
     /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
     Master(master::MasterCommand),
+    /// Keep a store's memory while the store itself is restarted or replaced.
+    StoreHolder(store_holder::HolderCommand),
     /// Start simulated engines and a gateway on this machine, to try things out.
     Up(up::UpCommand),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
@@ -67,6 +70,10 @@ fn main() -> ExitCode {
             }
             Err(code) => code,
         },
+        Command::StoreHolder(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |_| store_holder::run(command))
+        }
         Command::Up(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| up::run(command, supervisor))
