@@ -238,7 +238,7 @@ mod tests {
     fn impossible_wishes_for_an_address_are_passed_over() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        for at in [1, 4097, u64::MAX, u64::MAX & !0xfff] {
+        for at in [1, 4097, u64::MAX, !0xfff] {
             let mapping = Mapping::shared(file.as_fd(), 4096, Some(at)).unwrap();
             assert_ne!(mapping.base(), at);
         }

@@ -187,10 +187,10 @@ impl Region {
         let span = usize::try_from(self.len).ok().and_then(|len| self.mapping.span(0, len));
         match span.map_or(Ok(()), |span| numa::place(span, placement)) {
             Ok(()) => {
-                tracing::info!("{} bytes of memory are placed: {placement:?} of nodes {nodes:?}", self.len)
+                tracing::info!("{} bytes of memory are placed: {placement:?} of nodes {nodes:?}", self.len);
             }
             Err(problem) => {
-                tracing::warn!("memory cannot be placed ({placement:?} of nodes {nodes:?}): {problem}")
+                tracing::warn!("memory cannot be placed ({placement:?} of nodes {nodes:?}): {problem}");
             }
         }
     }
@@ -387,7 +387,7 @@ fn mappable(len: u64) -> Result<usize, Error> {
 }
 
 /// Takes a file's space on its disk.
-fn reserve(file: &File, len: u64) -> io::Result<()> {
+pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::OPNOTSUPP) => {
