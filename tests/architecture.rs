@@ -50,6 +50,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/oplog", "moongate-oplog", &[]),
+    ("kvstore/transfer", "moongate-transfer", &["moongate-runtime"]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",
