@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mooncake_wire::types::Uuid;
 use moongate_kvstore::rpc::{Master, Objects};
 use moongate_runtime::Supervisor;
+use moongate_transfer::DirectoryError;
 
 use crate::cache::HotCache;
 use crate::options::Options;
@@ -28,13 +29,16 @@ impl Client {
     /// A client of the store whose master is at `master`, a `host:port`. Connects when it is used first.
     ///
     /// Must be called inside the runtime in which it is used.
-    #[must_use]
-    pub fn new(master: &str, options: Options, supervisor: &Supervisor) -> Self {
+    ///
+    /// # Errors
+    /// When there can be no client for the metadata server, as for a URL that is none.
+    pub fn new(master: &str, options: Options, supervisor: &Supervisor) -> Result<Self, DirectoryError> {
         let client_id = Uuid { first: fastrand::u64(1..), second: fastrand::u64(1..) };
         let master = Master::new(master, options.master, supervisor);
         let objects = Objects::new(master, client_id, &options.tenant);
-        let (peers, cache) = (Peers::new(options.clone()), HotCache::new(options.cache_bytes));
-        Self { shared: Arc::new(Shared { objects, peers, cache, options, supervisor: supervisor.clone() }) }
+        let (peers, cache) = (Peers::new(options.clone())?, HotCache::new(options.cache_bytes));
+        let supervisor = supervisor.clone();
+        Ok(Self { shared: Arc::new(Shared { objects, peers, cache, options, supervisor }) })
     }
 
     /// The calls to the master that this client makes, for what it has no method for.

@@ -1,11 +1,11 @@
 //! Why an object could not be put or got.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
 use moongate_kvstore::rpc::RpcError;
+use moongate_transfer::TransferError;
 
 /// Why an operation on an object failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ pub enum KvError {
         /// The object's key.
         key: String,
         /// Why the last attempt failed.
-        source: TransferError,
+        source: NodeError,
     },
     /// The master did not do it.
     #[error("{what}: {source}")]
@@ -115,7 +115,7 @@ impl KvError {
 
 /// Why bytes could not be moved to or from a node.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum TransferError {
+pub enum NodeError {
     /// It is not known where the node serves transfers.
     #[error("where the node {endpoint} serves transfers is not known: {reason}; check --metadata, and that it runs")]
     Lookup {
@@ -124,56 +124,12 @@ pub enum TransferError {
         /// Why not.
         reason: String,
     },
-    /// No connection.
-    #[error("the node {endpoint} cannot be reached at {address}: {source}")]
-    Unreachable {
+    /// The transfer failed.
+    #[error("node {endpoint}: {source}")]
+    Transfer {
         /// The node.
         endpoint: Arc<str>,
-        /// Its data port.
-        address: String,
-        /// What the system said.
-        source: Arc<io::Error>,
-    },
-    /// The connection ended in the middle.
-    #[error("the node {endpoint} ended the connection: {source}")]
-    Broken {
-        /// The node.
-        endpoint: Arc<str>,
-        /// What the system said.
-        source: Arc<io::Error>,
-    },
-    /// The node does not have this memory (any more).
-    #[error("the node {endpoint} has no memory of {length} bytes at {address:#x}; it may have been restarted")]
-    Rejected {
-        /// The node.
-        endpoint: Arc<str>,
-        /// The address that was asked for.
-        address: u64,
-        /// Bytes.
-        length: usize,
-    },
-    /// The bytes are not those that were written.
-    #[error("the bytes that the node {endpoint} keeps at {address:#x} are damaged")]
-    Damaged {
-        /// The node.
-        endpoint: Arc<str>,
-        /// Where.
-        address: u64,
-    },
-    /// Something else answers there.
-    #[error("what answers for the node {endpoint} does not speak Mooncake's transfer protocol")]
-    Protocol {
-        /// The node.
-        endpoint: Arc<str>,
-    },
-    /// It took too long.
-    #[error("the node {endpoint} did not move {length} bytes within {limit:?}")]
-    TimedOut {
-        /// The node.
-        endpoint: Arc<str>,
-        /// Bytes.
-        length: usize,
-        /// The limit.
-        limit: Duration,
+        /// How.
+        source: TransferError,
     },
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
 use moongate_kvstore::rpc;
+use moongate_transfer::{Limits, Metadata};
 
 use crate::locality::Locality;
-use crate::place::Metadata;
 
 /// How a client works.
 #[derive(Clone, Debug)]
@@ -29,12 +29,8 @@ pub struct Options {
     pub attempts: u32,
     /// Largest object that is got, in bytes: what one answer of the master can make this client allocate.
     pub largest_object: u64,
-    /// Time limit for opening a connection to a node, with looking up where it is.
-    pub connect_limit: Duration,
-    /// Time limit for a transfer of any size.
-    pub transfer_limit: Duration,
-    /// What is added to it for every mebibyte.
-    pub limit_per_mebibyte: Duration,
+    /// Limits of transfers.
+    pub transfers: Limits,
     /// Memory for objects that are read often; none if 0. What is kept is at most as old as its lease.
     pub cache_bytes: u64,
 }
@@ -51,9 +47,7 @@ impl Default for Options {
             batch_in_flight: 16,
             attempts: 3,
             largest_object: 4 << 30,
-            connect_limit: Duration::from_secs(3),
-            transfer_limit: Duration::from_secs(5),
-            limit_per_mebibyte: Duration::from_millis(100),
+            transfers: Limits::default(),
             cache_bytes: 0,
         }
     }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use moongate_transfer::{Connection, Directory, DirectoryError, Protocol, TransferError};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::error::TransferError;
-use crate::lane::{Lane, LaneError};
+use crate::error::NodeError;
 use crate::options::Options;
-use crate::place::{Directory, Place};
 
 /// Nodes that are remembered at most. When there are more, the idle ones are forgotten.
 const MOST_PEERS: usize = 4096;
@@ -47,6 +46,21 @@ struct State {
     failed: Option<Instant>,
 }
 
+/// A connection on which nothing is under way.
+#[derive(Debug)]
+struct Lane {
+    connection: Connection,
+    protocol: Protocol,
+}
+
+/// A node's data port.
+#[derive(Debug)]
+struct Place {
+    host: String,
+    port: u16,
+    protocol: Protocol,
+}
+
 /// What a transfer does.
 pub(crate) enum Move<'a> {
     Read(&'a mut [u8]),
@@ -61,11 +75,27 @@ impl Move<'_> {
         }
     }
 
-    async fn on(&mut self, lane: &mut Lane, address: u64) -> Result<(), LaneError> {
+    async fn on(&mut self, lane: &mut Lane, address: u64) -> Result<(), TransferError> {
         match self {
-            Self::Read(into) => lane.read(address, into).await,
+            Self::Read(into) => lane.connection.read(address, into).await,
             Self::Write(from) => lane.write(address, from).await,
         }
+    }
+}
+
+impl Lane {
+    /// Writes, and returns when the node has applied it.
+    async fn write(&mut self, address: u64, from: &[u8]) -> Result<(), TransferError> {
+        self.connection.write(address, from).await?;
+        let (Protocol::V1, Some(last)) = (self.protocol, from.last()) else { return Ok(()) };
+        // Version 1 does not tell when it has applied a write. But it does one thing after the other, so reading
+        // the last byte tells.
+        let (mut end, size) = ([0], from.len() as u64);
+        self.connection.read(address.saturating_add(size - 1), &mut end).await?;
+        if end == [*last] {
+            return Ok(());
+        }
+        Err(TransferError::Checksum { address: self.connection.address().to_owned(), start: address, size })
     }
 }
 
@@ -86,9 +116,9 @@ impl Drop for Booked<'_> {
 }
 
 impl Peers {
-    pub(crate) fn new(options: Options) -> Self {
-        let directory = Directory::new(options.metadata.clone());
-        Self { options, directory, peers: Mutex::default() }
+    pub(crate) fn new(options: Options) -> Result<Self, DirectoryError> {
+        let directory = Directory::new(&options.metadata)?;
+        Ok(Self { options, directory, peers: Mutex::default() })
     }
 
     /// The node at `endpoint`, a `host:port`.
@@ -112,16 +142,12 @@ impl Peers {
         peer
     }
 
-    /// Moves bytes between a caller's buffer and a node's memory, within the time limit.
-    pub(crate) async fn transfer(&self, peer: &Peer, address: u64, mut what: Move<'_>) -> Result<(), TransferError> {
-        let length = what.len();
-        let _booked = Booked::new(&peer.outstanding, length);
-        let mebibytes = u32::try_from(length >> 20).unwrap_or(u32::MAX);
-        let limit = self.options.transfer_limit + self.options.limit_per_mebibyte.saturating_mul(mebibytes);
-        let moved = tokio::time::timeout(limit, self.transfer_on_some_lane(peer, address, &mut what)).await;
-        let moved = moved.unwrap_or_else(|_| {
-            Err(TransferError::TimedOut { endpoint: Arc::clone(&peer.endpoint), length, limit })
-        });
+    /// Moves bytes between a caller's buffer and a node's memory.
+    pub(crate) async fn transfer(&self, peer: &Peer, address: u64, mut what: Move<'_>) -> Result<(), NodeError> {
+        let _booked = Booked::new(&peer.outstanding, what.len());
+        // The semaphore is never closed.
+        let _permit = peer.lanes.acquire().await;
+        let moved = self.transfer_on_some_lane(peer, address, &mut what).await;
         if moved.is_err() {
             peer.failed();
         }
@@ -133,50 +159,46 @@ impl Peers {
         peer: &Peer,
         address: u64,
         what: &mut Move<'_>,
-    ) -> Result<(), TransferError> {
-        // The semaphore is never closed.
-        let _permit = peer.lanes.acquire().await;
+    ) -> Result<(), NodeError> {
         // A lane that lay idle may have died unnoticed. Then a new one shows whether the node lives.
         if let Some(mut lane) = peer.idle_lane() {
             match what.on(&mut lane, address).await {
-                Ok(()) => return Ok(peer.give_back(lane)),
-                Err(LaneError::Broken(_)) => peer.forget(),
-                Err(error) => return Err(peer.error(error, address, what.len())),
+                Ok(()) => {
+                    peer.give_back(lane);
+                    return Ok(());
+                }
+                Err(TransferError::Broken { .. }) => peer.forget(),
+                Err(source) => return Err(peer.error(source)),
             }
         }
         let mut lane = self.open(peer).await?;
-        match what.on(&mut lane, address).await {
-            Ok(()) => Ok(peer.give_back(lane)),
-            Err(error) => Err(peer.error(error, address, what.len())),
-        }
+        what.on(&mut lane, address).await.map_err(|source| peer.error(source))?;
+        peer.give_back(lane);
+        Ok(())
     }
 
-    async fn open(&self, peer: &Peer) -> Result<Lane, TransferError> {
-        let endpoint = || Arc::clone(&peer.endpoint);
-        let limit = self.options.connect_limit;
-        let known = peer.state.lock().place.clone();
-        let place = match known {
-            Some(place) => place,
-            None => {
-                let found = tokio::time::timeout(limit, self.directory.place(&peer.endpoint)).await;
-                let found = found.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")));
-                let place = found.map_err(|reason| TransferError::Lookup { endpoint: endpoint(), reason })?;
-                let place = Arc::new(place);
-                peer.state.lock().place = Some(Arc::clone(&place));
-                place
-            }
-        };
-        let opened = tokio::time::timeout(limit, Lane::open(&place.address, place.version)).await;
-        opened.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(|source| {
+    async fn open(&self, peer: &Peer) -> Result<Lane, NodeError> {
+        let place = self.place(peer).await?;
+        let opened = Connection::open(&place.host, place.port, place.protocol, self.options.transfers).await;
+        let connection = opened.map_err(|source| {
             // It may have been restarted with another port.
             peer.forget();
-            let (host, port) = &place.address;
-            TransferError::Unreachable {
-                endpoint: endpoint(),
-                address: format!("{host}:{port}"),
-                source: Arc::new(source),
-            }
-        })
+            peer.error(source)
+        })?;
+        Ok(Lane { connection, protocol: place.protocol })
+    }
+
+    /// Where the node's data port is. Asked once, until it turns out to be wrong.
+    async fn place(&self, peer: &Peer) -> Result<Arc<Place>, NodeError> {
+        if let Some(known) = peer.state.lock().place.clone() {
+            return Ok(known);
+        }
+        let lookup = |reason: String| NodeError::Lookup { endpoint: Arc::clone(&peer.endpoint), reason };
+        let descriptor = self.directory.descriptor(&peer.endpoint).await.map_err(|e| lookup(e.to_string()))?;
+        let (host, port) = descriptor.data_address(&peer.endpoint).map_err(|e| lookup(e.to_string()))?;
+        let place = Arc::new(Place { host, port, protocol: descriptor.protocol() });
+        peer.state.lock().place = Some(Arc::clone(&place));
+        Ok(place)
     }
 }
 
@@ -209,13 +231,7 @@ impl Peer {
         state.place = None;
     }
 
-    fn error(&self, error: LaneError, address: u64, length: usize) -> TransferError {
-        let endpoint = Arc::clone(&self.endpoint);
-        match error {
-            LaneError::Broken(source) => TransferError::Broken { endpoint, source: Arc::new(source) },
-            LaneError::Rejected => TransferError::Rejected { endpoint, address, length },
-            LaneError::Damaged => TransferError::Damaged { endpoint, address },
-            LaneError::Protocol => TransferError::Protocol { endpoint },
-        }
+    fn error(&self, source: TransferError) -> NodeError {
+        NodeError::Transfer { endpoint: Arc::clone(&self.endpoint), source }
     }
 }

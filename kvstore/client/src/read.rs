@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use crate::client::Client;
-use crate::error::{KvError, TransferError};
+use crate::error::{KvError, NodeError};
 use crate::locate::{Lease, Located, Source};
 use crate::peer::Move;
 use crate::slices::slice_length;
@@ -135,7 +135,7 @@ impl Client {
     }
 
     /// Reads all of an object, its slices at once.
-    async fn fill(&self, located: &Located, into: &mut [u8]) -> Result<(), TransferError> {
+    async fn fill(&self, located: &Located, into: &mut [u8]) -> Result<(), NodeError> {
         let slice = slice_length(into.len(), self.shared.options.slice_bytes);
         if into.len() <= slice {
             return self.read_slice(&located.sources, 0, into).await;
@@ -151,7 +151,7 @@ impl Client {
         sources: &[Source],
         offset: usize,
         into: &mut [u8],
-    ) -> Result<(), TransferError> {
+    ) -> Result<(), NodeError> {
         let mut left: Vec<&Source> = sources.iter().collect();
         loop {
             let best = left.iter().enumerate().min_by_key(|(_, source)| source.peer.cost()).map(|(at, _)| at);

@@ -31,7 +31,7 @@ mod tests {
         #[test]
         fn slices_are_bounded(length in 0_usize..1 << 40, longest in 0_usize..1 << 24) {
             let slice = slice_length(length, longest);
-            prop_assert!(slice > 0 && slice % PAGE == 0);
+            prop_assert!(slice > 0 && slice.is_multiple_of(PAGE));
             prop_assert!(length.div_ceil(slice) <= MOST);
             // Never much longer than asked for, except where there would be too many.
             prop_assert!(slice < longest + PAGE || slice <= length.div_ceil(MOST) + PAGE || slice == PAGE);

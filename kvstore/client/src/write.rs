@@ -7,9 +7,10 @@ use futures_util::future::join_all;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{Replica, ReplicaMedium};
 use moongate_kvstore::rpc::{Mode, RpcError};
+use moongate_transfer::TransferError;
 
 use crate::client::{Client, Shared};
-use crate::error::{KvError, TransferError};
+use crate::error::{KvError, NodeError};
 use crate::locate::Source;
 use crate::options::PutOptions;
 use crate::peer::Move;
@@ -50,7 +51,7 @@ impl Client {
         self.store(Mode::Upsert, key, bytes, options).await.map(drop)
     }
 
-    async fn store(&self, mode: Mode, key: &str, bytes: &[u8], options: &PutOptions) -> Result<Put, KvError> {
+    pub(crate) async fn store(&self, mode: Mode, key: &str, bytes: &[u8], options: &PutOptions) -> Result<Put, KvError> {
         if bytes.is_empty() {
             return Err(KvError::Empty { key: key.to_owned() });
         }
@@ -63,16 +64,21 @@ impl Client {
                 }
                 replicas => replicas?,
             };
-            let started = Started::new(self, mode, key);
+            let open = Started::new(self, mode, vec![key]);
             let error = match self.write(key, &replicas, bytes).await {
                 Ok(()) => {
+                    open.close();
                     self.end(mode, key).await?;
-                    started.done();
                     return Ok(Put::Stored);
                 }
                 Err(error) => error,
             };
-            if !started.revoke(&error).await || attempt == attempts {
+            if may_go_on(&error) {
+                open.close();
+                return Err(error);
+            }
+            open.revoke().await;
+            if attempt == attempts {
                 return Err(error);
             }
             tracing::debug!(key, attempt, %error, "putting again");
@@ -127,7 +133,7 @@ impl Client {
         written.map_err(|source| KvError::Transfer { what: "write", key: key.to_owned(), source })
     }
 
-    async fn write_slice(&self, target: &Source, offset: usize, part: &[u8]) -> Result<(), TransferError> {
+    async fn write_slice(&self, target: &Source, offset: usize, part: &[u8]) -> Result<(), NodeError> {
         let address = target.address.saturating_add(offset as u64);
         self.shared.peers.transfer(&target.peer, address, Move::Write(part)).await
     }
@@ -159,53 +165,59 @@ fn no_replica(key: &str, found: &str) -> KvError {
 /// Whether the node may still be writing, so that the space must not be given to another object yet. The master
 /// takes it back by itself after a while.
 pub(crate) fn may_go_on(error: &KvError) -> bool {
-    matches!(error, KvError::Transfer { source: TransferError::TimedOut { .. }, .. })
+    matches!(error, KvError::Transfer { source: NodeError::Transfer { source: TransferError::TimedOut { .. }, .. }, .. })
 }
 
-/// A put that has begun. Taken back when it is dropped.
-struct Started<'a> {
+/// Puts that have begun. Those that have not been closed are taken back.
+pub(crate) struct Started<'a> {
     shared: &'a Arc<Shared>,
     mode: Mode,
-    key: &'a str,
-    open: bool,
+    keys: Vec<&'a str>,
 }
 
 impl<'a> Started<'a> {
-    fn new(client: &'a Client, mode: Mode, key: &'a str) -> Self {
-        Self { shared: &client.shared, mode, key, open: true }
+    pub(crate) fn new(client: &'a Client, mode: Mode, keys: Vec<&'a str>) -> Self {
+        Self { shared: &client.shared, mode, keys }
     }
 
-    fn done(mut self) {
-        self.open = false;
+    /// Only these are still to be taken back.
+    pub(crate) fn keep(&mut self, open: impl Fn(&str) -> bool) {
+        self.keys.retain(|key| open(key));
     }
 
-    /// Gives the space back. Tells whether the put can be tried again.
-    async fn revoke(mut self, error: &KvError) -> bool {
-        self.open = false;
-        if may_go_on(error) {
-            return false;
-        }
-        match self.shared.objects.revoke(self.mode, self.key).await {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!(key = self.key, %error, "a put that failed could not be taken back");
-                false
-            }
-        }
+    /// Nothing is to be taken back any more.
+    fn close(mut self) {
+        self.keys.clear();
+    }
+
+    /// Takes the open ones back. No write may be under way any more.
+    pub(crate) async fn revoke(mut self) {
+        let keys: Vec<String> = self.keys.drain(..).map(str::to_owned).collect();
+        revoke(self.shared, self.mode, &keys).await;
+    }
+}
+
+async fn revoke(shared: &Shared, mode: Mode, keys: &[String]) {
+    let revoked = match keys {
+        [] => return,
+        [key] => shared.objects.revoke(mode, key).await,
+        keys => shared.objects.revoke_batch(mode, keys.iter().map(String::as_str).collect()).await.map(drop),
+    };
+    if let Err(error) = revoked {
+        tracing::warn!(puts = keys.len(), %error, "puts that failed could not be taken back; the master will do it");
     }
 }
 
 impl Drop for Started<'_> {
     fn drop(&mut self) {
-        if !self.open || tokio::runtime::Handle::try_current().is_err() {
+        if self.keys.is_empty() || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        let (shared, mode, key) = (Arc::clone(self.shared), self.mode, self.key.to_owned());
+        let keys: Vec<String> = self.keys.drain(..).map(str::to_owned).collect();
+        let (shared, mode) = (Arc::clone(self.shared), self.mode);
         self.shared.supervisor.spawn("kvclient-revoke", async move {
             tokio::time::sleep(REVOKE_GRACE).await;
-            if let Err(error) = shared.objects.revoke(mode, &key).await {
-                tracing::debug!(key, %error, "a put that was given up could not be taken back");
-            }
+            revoke(&shared, mode, &keys).await;
         });
     }
 }
