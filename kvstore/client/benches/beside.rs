@@ -1,7 +1,12 @@
 //! This client beside Mooncake's own, on the same master and node, in turns: `cargo bench -p moongate-kvclient`.
 //!
 //! Medians over the rounds; each round has new objects and both clients put and get it once. Wants a quiet machine.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a program for developers")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a program for developers"
+)]
 
 #[path = "../../tests/store/world.rs"]
 mod world;
@@ -100,23 +105,34 @@ fn our_round(workers: &mut [Worker], what: &str, prefix: &str, size: usize, coun
     let threads = workers.len();
     let (began, used) = (Instant::now(), cpu_of("self"));
     let calls = std::thread::scope(|scope| {
-        let started: Vec<_> = workers.iter_mut().enumerate().map(|(thread, worker)| {
-            scope.spawn(move || {
-                let mut times = Vec::new();
-                worker.runtime.block_on(async {
-                    for number in (thread..count).step_by(threads) {
-                        let (key, began) = (format!("{prefix}-{number}"), Instant::now());
-                        if what == "put" {
-                            worker.client.put(&key, &worker.buffer[..size], &PutOptions::default()).await.unwrap();
-                        } else {
-                            assert_eq!(worker.client.get_into(&key, &mut worker.buffer[..size]).await.unwrap(), size);
+        let started: Vec<_> = workers
+            .iter_mut()
+            .enumerate()
+            .map(|(thread, worker)| {
+                scope.spawn(move || {
+                    let mut times = Vec::new();
+                    worker.runtime.block_on(async {
+                        for number in (thread..count).step_by(threads) {
+                            let (key, began) = (format!("{prefix}-{number}"), Instant::now());
+                            if what == "put" {
+                                worker
+                                    .client
+                                    .put(&key, &worker.buffer[..size], &PutOptions::default())
+                                    .await
+                                    .unwrap();
+                            } else {
+                                assert_eq!(
+                                    worker.client.get_into(&key, &mut worker.buffer[..size]).await.unwrap(),
+                                    size
+                                );
+                            }
+                            times.push(began.elapsed().as_secs_f64());
                         }
-                        times.push(began.elapsed().as_secs_f64());
-                    }
-                });
-                times
+                    });
+                    times
+                })
             })
-        }).collect();
+            .collect();
         started.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     Round { wall: began.elapsed().as_secs_f64(), cpu: cpu_of("self") - used, calls }
@@ -139,8 +155,11 @@ fn main() {
         (master, node, theirs)
     });
     let mut workers = ours(&master.rpc);
-    let cleaner = runtime.block_on(async { Client::new(&master.rpc, Options::default(), &supervisor).unwrap() });
-    println!("size       thr call | theirs GB/s   ours GB/s  ratio | p99 ms theirs   ours  ratio | CPU s/GB theirs  ours  ratio");
+    let cleaner =
+        runtime.block_on(async { Client::new(&master.rpc, Options::default(), &supervisor).unwrap() });
+    println!(
+        "size       thr call | theirs GB/s   ours GB/s  ratio | p99 ms theirs   ours  ratio | CPU s/GB theirs  ours  ratio"
+    );
     for (size, count) in SIZES {
         for threads in [1, 2] {
             let mut puts: [Vec<Round>; 2] = Default::default();
@@ -164,7 +183,9 @@ fn main() {
             for (what, [theirs, ours]) in [("put", puts), ("get", gets)] {
                 let bytes = (size * count) as f64 / 1e9;
                 let speed = |rounds: &[Round]| bytes / median(rounds.iter().map(|it| it.wall));
-                let cpu = |rounds: &[Round]| rounds.iter().map(|it| it.cpu).sum::<f64>() / bytes / rounds.len() as f64;
+                let cpu = |rounds: &[Round]| {
+                    rounds.iter().map(|it| it.cpu).sum::<f64>() / bytes / rounds.len() as f64
+                };
                 let p99 = |rounds: &[Round]| {
                     let mut calls: Vec<f64> = rounds.iter().flat_map(|it| it.calls.iter().copied()).collect();
                     calls.sort_by(f64::total_cmp);
@@ -173,7 +194,12 @@ fn main() {
                 let [a, b] = [speed(&theirs), speed(&ours)];
                 let [c, d] = [p99(&theirs), p99(&ours)];
                 let [e, f] = [cpu(&theirs), cpu(&ours)];
-                println!("{size:>9} {threads:>4} {what} | {a:>11.3} {b:>11.3} {:>6.2} | {c:>13.2} {d:>6.2} {:>6.2} | {e:>13.2} {f:>6.2} {:>6.2}", b / a, d / c, f / e);
+                println!(
+                    "{size:>9} {threads:>4} {what} | {a:>11.3} {b:>11.3} {:>6.2} | {c:>13.2} {d:>6.2} {:>6.2} | {e:>13.2} {f:>6.2} {:>6.2}",
+                    b / a,
+                    d / c,
+                    f / e
+                );
             }
         }
     }

@@ -24,7 +24,10 @@ impl Client {
         let mut results = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_PER_CALL) {
             let located = self.locate_all(keys).await;
-            let gets = keys.iter().zip(located).map(async |(key, located)| self.get_located(key, Some(located?)).await);
+            let gets = keys
+                .iter()
+                .zip(located)
+                .map(async |(key, located)| self.get_located(key, Some(located?)).await);
             results.extend(self.in_flight(gets).await);
         }
         results
@@ -38,7 +41,8 @@ impl Client {
             let keys: Vec<&str> = wanted.iter().map(|(key, _)| *key).collect();
             let located = self.locate_all(&keys).await;
             let gets = wanted.iter_mut().zip(located);
-            let gets = gets.map(async |((key, into), located)| self.get_into_located(key, into, Some(located?)).await);
+            let gets = gets
+                .map(async |((key, into), located)| self.get_into_located(key, into, Some(located?)).await);
             results.extend(self.in_flight(gets).await);
         }
         results
@@ -93,7 +97,8 @@ impl Client {
         });
         let mut results = self.in_flight(writes).await;
         let failed = |result: &Result<(), KvError>| result.as_ref().is_err_and(|error| !may_go_on(error));
-        let failed: HashSet<&str> = objects.iter().zip(&results).filter(|(_, r)| failed(r)).map(|((key, _), _)| *key).collect();
+        let failed: HashSet<&str> =
+            objects.iter().zip(&results).filter(|(_, r)| failed(r)).map(|((key, _), _)| *key).collect();
         open.keep(|key| failed.contains(key));
         self.end_all(mode, objects, &mut results).await;
         open.revoke().await;
@@ -147,12 +152,7 @@ impl Client {
     }
 
     /// Makes visible what has been written.
-    async fn end_all(
-        &self,
-        mode: Mode,
-        objects: &[(&str, &[u8])],
-        results: &mut [Result<(), KvError>],
-    ) {
+    async fn end_all(&self, mode: Mode, objects: &[(&str, &[u8])], results: &mut [Result<(), KvError>]) {
         let written: Vec<_> = objects.iter().zip(results).filter(|(_, result)| result.is_ok()).collect();
         if written.is_empty() {
             return;
@@ -165,7 +165,9 @@ impl Client {
         let mut ended = ended.map(Vec::into_iter);
         for ((key, _), result) in written {
             let ended = match &mut ended {
-                Ok(answers) => answers.next().unwrap_or(Err(ErrorCode::INTERNAL_ERROR)).map_err(RpcError::from),
+                Ok(answers) => {
+                    answers.next().unwrap_or(Err(ErrorCode::INTERNAL_ERROR)).map_err(RpcError::from)
+                }
                 Err(error) => Err(error.clone()),
             };
             *result = ended.map_err(|source| KvError::master("end the put of", key, source));

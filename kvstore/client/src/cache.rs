@@ -28,7 +28,13 @@ impl Expiry<Arc<str>, Kept> for UntilLeaseEnds {
         Some(kept.until.saturating_duration_since(now))
     }
 
-    fn expire_after_update(&self, _: &Arc<str>, kept: &Kept, now: Instant, _: Option<Duration>) -> Option<Duration> {
+    fn expire_after_update(
+        &self,
+        _: &Arc<str>,
+        kept: &Kept,
+        now: Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
         Some(kept.until.saturating_duration_since(now))
     }
 }
@@ -39,7 +45,8 @@ impl HotCache {
         let weight = |key: &Arc<str>, kept: &Kept| {
             u32::try_from(OVERHEAD + key.len() + kept.bytes.len()).unwrap_or(u32::MAX)
         };
-        let build = || Cache::builder().max_capacity(bytes).weigher(weight).expire_after(UntilLeaseEnds).build();
+        let build =
+            || Cache::builder().max_capacity(bytes).weigher(weight).expire_after(UntilLeaseEnds).build();
         Self((bytes > 0).then(build))
     }
 

@@ -46,4 +46,10 @@ impl Client {
     pub fn objects(&self) -> &Objects {
         &self.shared.objects
     }
+
+    /// Bytes that were moved to or from nodes, until now: each slice of each replica counts when it is through.
+    #[must_use]
+    pub fn bytes_moved(&self) -> u64 {
+        self.shared.peers.moved()
+    }
 }

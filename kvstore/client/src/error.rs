@@ -35,7 +35,9 @@ pub enum KvError {
         room: usize,
     },
     /// The object is larger than allowed.
-    #[error("{key:?} has {size} bytes, more than the {limit} that are allowed; raise the client's largest object")]
+    #[error(
+        "{key:?} has {size} bytes, more than the {limit} that are allowed; raise the client's largest object"
+    )]
     TooLarge {
         /// The object's key.
         key: String,
@@ -51,7 +53,9 @@ pub enum KvError {
         key: String,
     },
     /// The master has no room.
-    #[error("the store has no room for the {size} bytes of {key:?}; add store nodes, or wait until leases end")]
+    #[error(
+        "the store has no room for the {size} bytes of {key:?}; add store nodes, or wait until leases end"
+    )]
     NoRoom {
         /// The object's key.
         key: String,
@@ -117,7 +121,9 @@ impl KvError {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum NodeError {
     /// It is not known where the node serves transfers.
-    #[error("where the node {endpoint} serves transfers is not known: {reason}; check --metadata, and that it runs")]
+    #[error(
+        "where the node {endpoint} serves transfers is not known: {reason}; check --metadata, and that it runs"
+    )]
     Lookup {
         /// The node.
         endpoint: Arc<str>,

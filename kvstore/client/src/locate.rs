@@ -130,7 +130,8 @@ impl Client {
             let ReplicaMedium::Memory(buffer) = &replica.medium else { continue };
             // Copies of another size cannot be of the same object.
             if replica.status == ReplicaStatus::COMPLETE && *size.get_or_insert(buffer.size) == buffer.size {
-                sources.push(Source { peer: self.shared.peers.get(&buffer.endpoint), address: buffer.address });
+                sources
+                    .push(Source { peer: self.shared.peers.get(&buffer.endpoint), address: buffer.address });
             }
         }
         let Some(size) = size else {

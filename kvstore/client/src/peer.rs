@@ -26,6 +26,8 @@ pub(crate) struct Peers {
     options: Options,
     directory: Directory,
     peers: Mutex<HashMap<Arc<str>, Arc<Peer>>>,
+    /// Bytes of all transfers that succeeded.
+    moved: AtomicU64,
 }
 
 /// One node.
@@ -118,7 +120,7 @@ impl Drop for Booked<'_> {
 impl Peers {
     pub(crate) fn new(options: Options) -> Result<Self, DirectoryError> {
         let directory = Directory::new(&options.metadata)?;
-        Ok(Self { options, directory, peers: Mutex::default() })
+        Ok(Self { options, directory, peers: Mutex::default(), moved: AtomicU64::new(0) })
     }
 
     /// The node at `endpoint`, a `host:port`.
@@ -142,14 +144,25 @@ impl Peers {
         peer
     }
 
+    /// Bytes of all transfers that succeeded, until now.
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
     /// Moves bytes between a caller's buffer and a node's memory.
-    pub(crate) async fn transfer(&self, peer: &Peer, address: u64, mut what: Move<'_>) -> Result<(), NodeError> {
+    pub(crate) async fn transfer(
+        &self,
+        peer: &Peer,
+        address: u64,
+        mut what: Move<'_>,
+    ) -> Result<(), NodeError> {
         let _booked = Booked::new(&peer.outstanding, what.len());
         // The semaphore is never closed.
         let _permit = peer.lanes.acquire().await;
         let moved = self.transfer_on_some_lane(peer, address, &mut what).await;
-        if moved.is_err() {
-            peer.failed();
+        match &moved {
+            Ok(()) => _ = self.moved.fetch_add(what.len() as u64, Ordering::Relaxed),
+            Err(_) => peer.failed(),
         }
         moved
     }
@@ -194,7 +207,8 @@ impl Peers {
             return Ok(known);
         }
         let lookup = |reason: String| NodeError::Lookup { endpoint: Arc::clone(&peer.endpoint), reason };
-        let descriptor = self.directory.descriptor(&peer.endpoint).await.map_err(|e| lookup(e.to_string()))?;
+        let descriptor =
+            self.directory.descriptor(&peer.endpoint).await.map_err(|e| lookup(e.to_string()))?;
         let (host, port) = descriptor.data_address(&peer.endpoint).map_err(|e| lookup(e.to_string()))?;
         let place = Arc::new(Place { host, port, protocol: descriptor.protocol() });
         peer.state.lock().place = Some(Arc::clone(&place));
@@ -207,7 +221,11 @@ impl Peer {
     pub(crate) fn cost(&self) -> u64 {
         let failed = self.state.lock().failed.is_some_and(|at| at.elapsed() < SHUNNED);
         let busy = self.outstanding.load(Ordering::Relaxed);
-        if failed { u64::MAX } else { busy.saturating_add(u64::from(self.distance).saturating_mul(STEP_BYTES)) }
+        if failed {
+            u64::MAX
+        } else {
+            busy.saturating_add(u64::from(self.distance).saturating_mul(STEP_BYTES))
+        }
     }
 
     fn idle_lane(&self) -> Option<Lane> {

@@ -51,7 +51,13 @@ impl Client {
         self.store(Mode::Upsert, key, bytes, options).await.map(drop)
     }
 
-    pub(crate) async fn store(&self, mode: Mode, key: &str, bytes: &[u8], options: &PutOptions) -> Result<Put, KvError> {
+    pub(crate) async fn store(
+        &self,
+        mode: Mode,
+        key: &str,
+        bytes: &[u8],
+        options: &PutOptions,
+    ) -> Result<Put, KvError> {
         if bytes.is_empty() {
             return Err(KvError::Empty { key: key.to_owned() });
         }
@@ -165,7 +171,10 @@ fn no_replica(key: &str, found: &str) -> KvError {
 /// Whether the node may still be writing, so that the space must not be given to another object yet. The master
 /// takes it back by itself after a while.
 pub(crate) fn may_go_on(error: &KvError) -> bool {
-    matches!(error, KvError::Transfer { source: NodeError::Transfer { source: TransferError::TimedOut { .. }, .. }, .. })
+    matches!(
+        error,
+        KvError::Transfer { source: NodeError::Transfer { source: TransferError::TimedOut { .. }, .. }, .. }
+    )
 }
 
 /// Puts that have begun. Those that have not been closed are taken back.
