@@ -1,8 +1,9 @@
-//! The one binary: `moongate gateway | master | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | master | kv | up | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
 mod gateway;
+mod kv;
 mod master;
 mod up;
 
@@ -33,6 +34,8 @@ enum Command {
     Gateway(Box<gateway::GatewayCommand>),
     /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
     Master(master::MasterCommand),
+    /// Put objects into a store, get them back, and measure it.
+    Kv(Box<kv::KvCommand>),
     /// Start simulated engines and a gateway on this machine, to try things out.
     Up(up::UpCommand),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
@@ -67,6 +70,10 @@ fn main() -> ExitCode {
             }
             Err(code) => code,
         },
+        Command::Kv(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |supervisor| kv::run(*command, supervisor))
+        }
         Command::Up(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| up::run(command, supervisor))

@@ -34,6 +34,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &[]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
+    (
+        "kvstore/client",
+        "moongate-kvclient",
+        &["moongate-kvstore", "moongate-transfer", "mooncake-wire", "moongate-runtime"],
+    ),
     ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),
     (
         "kvstore/master",

@@ -1,0 +1,166 @@
+//! Who understands whom: this client and Mooncake's own, with either master, with nodes that speak either version
+//! of the data plane, found in either way. What one client puts the other gets, byte for byte.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+#[path = "../../master/tests/caller/mod.rs"]
+mod caller;
+#[path = "../../tests/store/world.rs"]
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::http::StatusCode;
+use axum::routing::get;
+use moongate_kvclient::{Client, Metadata, Options, Put, PutOptions};
+use moongate_runtime::Supervisor;
+use parking_lot::Mutex;
+
+use world::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+
+const SIZES: [usize; 10] =
+    [1, 2, 4095, 4096, 65_535, 65_537, (1 << 20) + 1, 16 << 20, (16 << 20) + 4097, 64 << 20];
+
+#[derive(Clone, Copy, Debug)]
+enum Masters {
+    Theirs,
+    Ours,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Found {
+    ByHandshake,
+    ByServer,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Plane {
+    V1,
+    V2,
+}
+
+/// A master that lives as long as this.
+enum Master {
+    Theirs(Box<RealMaster>),
+    Ours(Box<caller::Started>),
+}
+
+impl Master {
+    async fn start(which: Masters) -> Self {
+        match which {
+            Masters::Theirs => Self::Theirs(Box::new(RealMaster::start(NEWEST).await)),
+            Masters::Ours => Self::Ours(Box::new(caller::started())),
+        }
+    }
+
+    fn rpc(&self) -> String {
+        match self {
+            Self::Theirs(master) => master.rpc.clone(),
+            Self::Ours(master) => master.rpc.address().to_string(),
+        }
+    }
+}
+
+type Stored = Arc<Mutex<BTreeMap<String, String>>>;
+type Asked = Query<BTreeMap<String, String>>;
+
+/// An HTTP metadata server.
+async fn metadata_server(supervisor: &Supervisor) -> String {
+    let read = async |State(stored): State<Stored>, Query(asked): Asked| {
+        stored.lock().get(&asked["key"]).cloned().ok_or(StatusCode::NOT_FOUND)
+    };
+    let write = async |State(stored): State<Stored>, Query(asked): Asked, body: String| {
+        stored.lock().insert(asked["key"].clone(), body);
+        "metadata updated"
+    };
+    let remove = async |State(stored): State<Stored>, Query(asked): Asked| {
+        stored.lock().remove(&asked["key"]).map(|_| "metadata deleted").ok_or(StatusCode::NOT_FOUND)
+    };
+    let router = axum::Router::new()
+        .route("/metadata", get(read).put(write).delete(remove))
+        .layer(DefaultBodyLimit::max(1 << 20))
+        .with_state(Stored::default());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    supervisor.spawn("metadata", async move { axum::serve(listener, router).await.unwrap() });
+    format!("http://{address}/metadata")
+}
+
+/// What the other client puts under a key: the key, again and again.
+fn content(key: &str, size: usize) -> Vec<u8> {
+    key.bytes().cycle().take(size).collect()
+}
+
+/// Both clients put objects of all sizes and get each other's.
+async fn both_ways(ours: &Client, theirs: &mut RealNode, what: &str) {
+    for size in SIZES {
+        let (mine, other) = (format!("ours-{size}"), format!("theirs-{size}"));
+        let put = ours.put(&mine, &content(&mine, size), &PutOptions::default()).await;
+        assert_eq!(put.unwrap_or_else(|error| panic!("{what}: put {mine}: {error}")), Put::Stored, "{what}");
+        theirs.put(&other, size).await;
+        assert_eq!(theirs.ask(&format!("read {mine} {other}")).await, "2", "{what}: {size}");
+        for key in [mine, other] {
+            let got = ours.get(&key).await.unwrap_or_else(|error| panic!("{what}: get {key}: {error}"));
+            assert!(got == content(&key, size), "{what}: {key} has {} other bytes", got.len());
+        }
+        // The lease of what was just read does not keep room from the next ones.
+        assert_eq!(ours.remove_all(true).await.unwrap(), 2, "{what}: {size}");
+    }
+    let keys: Vec<String> = (0..100).map(|number| format!("batch-{number}")).collect();
+    let contents: Vec<Vec<u8>> = keys.iter().enumerate().map(|(n, key)| content(key, 1 + 977 * n)).collect();
+    let objects: Vec<_> = keys.iter().map(String::as_str).zip(contents.iter().map(Vec::as_slice)).collect();
+    for put in ours.put_batch(&objects, &PutOptions::default()).await {
+        assert_eq!(put.unwrap_or_else(|error| panic!("{what}: {error}")), Put::Stored, "{what}");
+    }
+    assert_eq!(theirs.ask(&format!("read {}", keys.join(" "))).await, "100", "{what}");
+    let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+    for (got, wanted) in ours.get_batch(&names).await.into_iter().zip(&contents) {
+        assert!(got.unwrap_or_else(|error| panic!("{what}: {error}")) == *wanted, "{what}");
+    }
+}
+
+async fn with_their_node(masters: Masters, found: Found, plane: Plane) {
+    let what = format!("{masters:?}, {found:?}, {plane:?}");
+    let supervisor = Supervisor::new();
+    let master = Master::start(masters).await;
+    let metadata = match found {
+        Found::ByHandshake => HANDSHAKE.to_owned(),
+        Found::ByServer => metadata_server(&supervisor).await,
+    };
+    let mut variables = vec![("BUFFER_MEBIBYTES", "160")];
+    if matches!(plane, Plane::V1) {
+        variables.push(("MC_TCP_PROTO", "1"));
+    }
+    let mut node = RealNode::start_with(NEWEST, &master.rpc(), &metadata, 256, &variables).await;
+    let options = Options { metadata: metadata.parse::<Metadata>().unwrap(), ..Options::default() };
+    let client = Client::new(&master.rpc(), options, &supervisor).unwrap();
+    // The node's own process reads its own memory without the data plane, so another one reads and writes too.
+    let mut theirs = RealNode::start_with(NEWEST, &master.rpc(), &metadata, 0, &variables).await;
+    both_ways(&client, &mut theirs, &what).await;
+    node.close().await;
+}
+
+#[tokio::test]
+async fn their_master_their_node_handshake() {
+    with_their_node(Masters::Theirs, Found::ByHandshake, Plane::V1).await;
+    with_their_node(Masters::Theirs, Found::ByHandshake, Plane::V2).await;
+}
+
+#[tokio::test]
+async fn their_master_their_node_metadata_server() {
+    with_their_node(Masters::Theirs, Found::ByServer, Plane::V1).await;
+    with_their_node(Masters::Theirs, Found::ByServer, Plane::V2).await;
+}
+
+#[tokio::test]
+async fn our_master_their_node_handshake() {
+    with_their_node(Masters::Ours, Found::ByHandshake, Plane::V1).await;
+    with_their_node(Masters::Ours, Found::ByHandshake, Plane::V2).await;
+}
+
+#[tokio::test]
+async fn our_master_their_node_metadata_server() {
+    with_their_node(Masters::Ours, Found::ByServer, Plane::V1).await;
+    with_their_node(Masters::Ours, Found::ByServer, Plane::V2).await;
+}
