@@ -117,7 +117,7 @@ impl Connection {
     fn transfer(&self, header: &Header) -> Result<(), End> {
         let began = Instant::now();
         let span = Span { start: header.address, size: header.size };
-        if span.size == 0 || span.start.checked_add(span.size).is_none() || !self.target.contains(span) {
+        if !self.may(header.operation, span) {
             if header.protocol != Protocol::V1 {
                 self.reject();
             }
@@ -133,6 +133,13 @@ impl Connection {
         let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.counts.done(header.operation, header.protocol, span.size, nanos);
         Ok(())
+    }
+
+    fn may(&self, operation: Operation, span: Span) -> bool {
+        let possible = span.size > 0 && span.start.checked_add(span.size).is_some();
+        possible
+            && self.target.contains(span)
+            && (operation == Operation::Write || self.target.readable(span))
     }
 
     /// Tells that a range is refused. A connection that is closed with bytes in it that nobody has read takes the
@@ -172,27 +179,23 @@ impl Connection {
 
     /// The peer writes.
     fn write(&self, span: Span, protocol: Protocol) -> io::Result<()> {
-        self.target.begin(span)?;
         let checked = protocol == Protocol::Checked;
-        let crc = if checked || self.target.keeps_checksums() {
-            Some(self.target.receive_summed(&self.stream, span)?)
-        } else {
-            self.target.receive(&self.stream, span)?;
-            None
-        };
-        if checked {
+        let mut whole = |crc: Option<u32>| {
             let mut trailer = [0; STATUS];
-            (&self.stream).read_exact(&mut trailer)?;
-            if plane::checksum(trailer) != crc {
-                self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(peer = %self.peer, "{span} were damaged on their way here: their checksum is wrong");
-                return (&self.stream).write_all(&Status::Damaged.encode());
+            if checked {
+                (&self.stream).read_exact(&mut trailer)?;
             }
+            Ok(!checked || plane::checksum(trailer) == crc)
+        };
+        let is_whole = self.target.receive(&self.stream, span, checked, &mut whole)?;
+        if !is_whole {
+            self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(peer = %self.peer, "{span} were damaged on their way here: their checksum is wrong");
         }
-        self.target.finish(span, crc)?;
         match protocol {
             Protocol::V1 => Ok(()),
-            Protocol::V2 | Protocol::Checked => (&self.stream).write_all(&Status::Ok.encode()),
+            _ if is_whole => (&self.stream).write_all(&Status::Ok.encode()),
+            _ => (&self.stream).write_all(&Status::Damaged.encode()),
         }
     }
 

@@ -24,33 +24,25 @@ impl fmt::Display for Span {
 /// Sockets are blocking ones with time limits for each call; a transfer that is too slow as a whole finds its socket
 /// shut down.
 pub trait Target: Send + Sync + 'static {
-    /// Whether a range may be read and written. Everything else here is only called for ranges within one of which
-    /// this was true.
+    /// Whether a range lies within the memory. The rest is only asked of ranges that do.
     fn contains(&self, span: Span) -> bool;
 
-    /// A peer is about to write `span`.
-    ///
-    /// # Errors
-    /// When it cannot be written now. The transfer fails.
-    fn begin(&self, span: Span) -> io::Result<()>;
+    /// Whether a range may be read: it holds what was written there.
+    fn readable(&self, span: Span) -> bool;
 
-    /// Receives a whole body.
+    /// Receives a whole body, and then asks `whole` whether it is what the peer sent, telling its CRC-32C if it has
+    /// been made, which it must be if `summed`. Returns what `whole` says. Unless that is yes, what is there now must
+    /// not be taken for an object.
     ///
     /// # Errors
-    /// As the socket says, and `UnexpectedEof`.
-    fn receive(&self, socket: &TcpStream, span: Span) -> io::Result<()>;
-
-    /// The same, and returns the CRC-32C of what was received.
-    ///
-    /// # Errors
-    /// As [`Target::receive`].
-    fn receive_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32>;
-
-    /// All of `span` has been written. `crc` is there if [`Target::keeps_checksums`], or if the peer sent it.
-    ///
-    /// # Errors
-    /// When this cannot be noted. The transfer fails.
-    fn finish(&self, span: Span, crc: Option<u32>) -> io::Result<()>;
+    /// As the socket says, `UnexpectedEof`, and as `whole`. The connection ends.
+    fn receive(
+        &self,
+        socket: &TcpStream,
+        span: Span,
+        summed: bool,
+        whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
+    ) -> io::Result<bool>;
 
     /// Sends a whole body.
     ///
@@ -66,7 +58,4 @@ pub trait Target: Send + Sync + 'static {
 
     /// The CRC-32C of `span` as it was when it was written, if that is known.
     fn checksum(&self, span: Span) -> Option<u32>;
-
-    /// Whether checksums of all that is written are wanted.
-    fn keeps_checksums(&self) -> bool;
 }

@@ -9,7 +9,7 @@ use moongate_transfer::serve::Options;
 use crate::node::{BASE, Node, SIZE, content, until};
 
 fn impatient() -> Options {
-    Options { stall: Duration::from_millis(50), slowest: 1 << 20, ..Options::default() }
+    Options { stall: Duration::from_millis(50), slowest: u64::MAX, ..Options::default() }
 }
 
 #[tokio::test]

@@ -76,27 +76,28 @@ impl Target for Memory {
         span.start >= BASE && span.start + span.size <= BASE + SIZE as u64
     }
 
-    fn begin(&self, span: Span) -> io::Result<()> {
+    fn readable(&self, _: Span) -> bool {
+        true
+    }
+
+    fn receive(
+        &self,
+        socket: &Socket,
+        span: Span,
+        summed: bool,
+        whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
+    ) -> io::Result<bool> {
         let end = span.start + span.size;
         self.checksums.lock().retain(|(start, size), _| *start >= end || start + size <= span.start);
         self.begun.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }
-
-    fn receive(&self, socket: &Socket, span: Span) -> io::Result<()> {
-        self.move_in(socket, span).map(|_| ())
-    }
-
-    fn receive_summed(&self, socket: &Socket, span: Span) -> io::Result<u32> {
-        self.move_in(socket, span).map(|bytes| crc_fast::crc32_iscsi(&bytes))
-    }
-
-    fn finish(&self, span: Span, crc: Option<u32>) -> io::Result<()> {
-        if let Some(crc) = crc {
+        let bytes = self.move_in(socket, span)?;
+        let crc = summed.then(|| crc_fast::crc32_iscsi(&bytes));
+        let is_whole = whole(crc)?;
+        if let Some(crc) = crc.filter(|_| is_whole) {
             self.checksums.lock().insert((span.start, span.size), crc);
         }
         self.finished.fetch_add(1, Ordering::SeqCst);
-        Ok(())
+        Ok(is_whole)
     }
 
     fn send(&self, socket: &Socket, span: Span) -> io::Result<()> {
@@ -109,10 +110,6 @@ impl Target for Memory {
 
     fn checksum(&self, span: Span) -> Option<u32> {
         self.checksums.lock().get(&(span.start, span.size)).copied()
-    }
-
-    fn keeps_checksums(&self) -> bool {
-        false
     }
 }
 
