@@ -1,10 +1,11 @@
-//! The one binary: `moongate gateway | master | kv | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | master | store | kv | up | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
 mod gateway;
 mod kv;
 mod master;
+mod store;
 mod up;
 
 use std::future::Future;
@@ -34,6 +35,8 @@ enum Command {
     Gateway(Box<gateway::GatewayCommand>),
     /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
     Master(master::MasterCommand),
+    /// Lend memory to a Mooncake store, in the place of Mooncake's own store service.
+    Store(store::StoreCommand),
     /// Put objects into a store, get them back, and measure it.
     Kv(Box<kv::KvCommand>),
     /// Start simulated engines and a gateway on this machine, to try things out.
@@ -67,6 +70,13 @@ fn main() -> ExitCode {
             Ok(options) => {
                 let logs = options.logs.clone();
                 run(&logs, |supervisor| master::run(options, supervisor))
+            }
+            Err(code) => code,
+        },
+        Command::Store(command) => match command.settings() {
+            Ok((flags, config)) => {
+                let logs = flags.logs.clone();
+                run(&logs, |supervisor| store::run(flags, config, supervisor))
             }
             Err(code) => code,
         },

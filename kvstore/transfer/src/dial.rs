@@ -114,6 +114,12 @@ impl Connection {
         &self.address
     }
 
+    /// What is spoken.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
     /// Whether the other side has closed the connection, or sent what nobody asked for. For connections that have
     /// not been used for a while.
     #[must_use]

@@ -17,6 +17,6 @@ pub mod serve;
 
 pub use descriptor::{Buffer, Device, SegmentDescriptor};
 pub use dial::{Connection, Limits, TransferError};
-pub use directory::{Directory, DirectoryError, Metadata};
+pub use directory::{Directory, DirectoryError, Metadata, MetadataError};
 pub use peers::{Peers, PeersError};
 pub use plane::Protocol;
