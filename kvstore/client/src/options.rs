@@ -43,7 +43,7 @@ impl Default for Options {
             metadata: Metadata::default(),
             locality: Locality::default(),
             lanes_per_node: 4,
-            slice_bytes: 16 << 20,
+            slice_bytes: 4 << 20,
             batch_in_flight: 16,
             attempts: 3,
             largest_object: 4 << 30,
