@@ -53,6 +53,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-zmtp",
         ],
     ),
+    ("kvstore/memory", "moongate-memory", &[]),
     ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/transfer", "moongate-transfer", &["moongate-runtime"]),
     ("kvstore/wire", "mooncake-wire", &[]),

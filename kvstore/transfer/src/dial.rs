@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice};
 use std::time::Duration;
 
+use crc_fast::{CrcAlgorithm, Digest};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -148,10 +149,15 @@ impl Connection {
     /// [`TransferError`].
     pub async fn write(&mut self, start: u64, from: &[u8]) -> Result<(), TransferError> {
         let size = from.len() as u64;
-        self.send(start, size, Operation::Write, from).await?;
-        match self.protocol {
-            Protocol::V1 => Ok(()),
-            Protocol::V2 | Protocol::Checked => self.status(start, size).await,
+        let sent = self.send(start, size, Operation::Write, from).await;
+        match (self.protocol, sent) {
+            (Protocol::V1, sent) => sent,
+            (_, Ok(())) => self.status(start, size).await,
+            // A node that refuses says why before it closes the connection.
+            (_, Err(error)) => Err(match self.status(start, size).await {
+                Err(refused @ TransferError::Rejected { .. }) => refused,
+                _ => error,
+            }),
         }
     }
 
@@ -165,7 +171,7 @@ impl Connection {
     ) -> Result<(), TransferError> {
         let header = Header { size, address: start, operation, protocol: self.protocol }.encode();
         let checked = self.protocol == Protocol::Checked && operation == Operation::Write;
-        let crc = if checked { crc32c::crc32c(body) } else { 0 };
+        let crc = if checked { crc_fast::crc32_iscsi(body) } else { 0 };
         let trailer = plane::trailer(crc);
         let trailer = if checked { &trailer[..] } else { &[] };
         let total = HEADER + body.len() + trailer.len();
@@ -183,7 +189,7 @@ impl Connection {
 
     /// Receives a body, and returns its checksum if the protocol has one.
     async fn receive(&mut self, into: &mut [u8]) -> Result<u32, TransferError> {
-        let (mut filled, mut summed, mut crc) = (0, 0, 0);
+        let (mut filled, mut summed, mut crc) = (0, 0, Digest::new(CrcAlgorithm::Crc32Iscsi));
         let checked = self.protocol == Protocol::Checked;
         while filled < into.len() {
             let read = timed(self.limits.stall, self.stream.read(&mut into[filled..])).await;
@@ -192,11 +198,12 @@ impl Connection {
                 more => filled += more,
             }
             if checked && (filled - summed >= PIECE || filled == into.len()) {
-                crc = crc32c::crc32c_append(crc, &into[summed..filled]);
+                crc.update(&into[summed..filled]);
                 summed = filled;
             }
         }
-        Ok(crc)
+        // The lower half; the upper one is for longer checksums.
+        Ok(crc.finalize() as u32)
     }
 
     async fn fill(&mut self, into: &mut [u8]) -> Result<(), TransferError> {

@@ -5,6 +5,7 @@
 //! - [`handshake`]: the port on which a node answers for itself.
 //! - [`plane`]: the bytes of the data plane.
 //! - [`dial`]: reads and writes another node's memory.
+//! - [`serve`]: lets others read and write memory of one's own.
 
 pub mod descriptor;
 pub mod dial;
@@ -12,6 +13,7 @@ pub mod directory;
 pub mod handshake;
 mod peers;
 pub mod plane;
+pub mod serve;
 
 pub use descriptor::{Buffer, Device, SegmentDescriptor};
 pub use dial::{Connection, Limits, TransferError};

@@ -1,0 +1,179 @@
+//! What a holder and its user say to each other: one packet of JSON each way, with a file descriptor beside it. The two are of
+//! different releases sooner or later: members may be added, and what is there stays.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::Pages;
+
+/// Longest packet in bytes: the names of all that can be kept.
+const MAX_PACKET: usize = 16 << 10;
+/// How long either side waits for the other. Both are on one machine, and neither has much to do.
+const LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Request {
+    Memory { name: String, len: u64, pages: PageKind },
+    Listener { name: String, address: SocketAddr },
+    Give { name: String, len: u64 },
+    Forget { name: String },
+    Names,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum PageKind {
+    Normal,
+    Transparent,
+    Huge,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer {
+    Kept { fresh: bool },
+    Length { kept: u64 },
+    Done,
+    Names { names: Vec<String> },
+    Refused { why: String },
+}
+
+impl From<Pages> for PageKind {
+    fn from(pages: Pages) -> Self {
+        match pages {
+            Pages::Normal => Self::Normal,
+            Pages::Transparent => Self::Transparent,
+            Pages::Huge => Self::Huge,
+        }
+    }
+}
+
+impl From<PageKind> for Pages {
+    fn from(pages: PageKind) -> Self {
+        match pages {
+            PageKind::Normal => Self::Normal,
+            PageKind::Transparent => Self::Transparent,
+            PageKind::Huge => Self::Huge,
+        }
+    }
+}
+
+/// A connection to the other side, who runs as the same user.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+/// A Unix socket that keeps packets apart.
+pub(super) fn unix() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+impl Socket {
+    pub(super) fn connect(path: &Path) -> io::Result<Self> {
+        let socket = unix()?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Self::new(socket)
+    }
+
+    /// Refuses a peer of another user: who has the memory's descriptor can read and write all of it.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        let (peer, own) = (socket_peercred(&socket)?.uid, rustix::process::geteuid());
+        if peer != own {
+            let why = format!("the other side runs as user {peer:?} and this one as {own:?}");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        set_socket_timeout(&socket, Timeout::Recv, Some(LIMIT))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(LIMIT))?;
+        Ok(Self(socket))
+    }
+
+    pub(super) fn send(&self, message: &impl Serialize, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let text = serde_json::to_vec(message)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = fd.map(|fd| [fd]);
+        if let Some(fds) = &fds
+            && !control.push(SendAncillaryMessage::ScmRights(fds))
+        {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        rustix::io::retry_on_intr(|| {
+            sendmsg(&self.0, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL)
+        })?;
+        Ok(())
+    }
+
+    pub(super) fn receive<T: DeserializeOwned>(&self) -> io::Result<(T, Option<OwnedFd>)> {
+        let mut text = vec![0; MAX_PACKET];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = rustix::io::retry_on_intr(|| {
+            recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?;
+        let mut fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let fd = fds.next().and_then(|mut fds| fds.next());
+        if got.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if got.flags.contains(ReturnFlags::TRUNC) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet of more than 16 KiB"));
+        }
+        Ok((serde_json::from_slice(text.get(..got.bytes).unwrap_or_default())?, fd))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the first release says; later ones must go on understanding it.
+    #[test]
+    fn the_words_stay() {
+        let words = [
+            (
+                Request::Memory { name: "a".into(), len: 5, pages: PageKind::Huge },
+                r#"{"memory":{"name":"a","len":5,"pages":"huge"}}"#,
+            ),
+            (
+                Request::Listener { name: "a".into(), address: ([127, 0, 0, 1], 80).into() },
+                r#"{"listener":{"name":"a","address":"127.0.0.1:80"}}"#,
+            ),
+            (Request::Give { name: "a".into(), len: 5 }, r#"{"give":{"name":"a","len":5}}"#),
+            (Request::Forget { name: "a".into() }, r#"{"forget":{"name":"a"}}"#),
+            (Request::Names, r#""names""#),
+        ];
+        for (request, text) in words {
+            assert_eq!(serde_json::to_string(&request).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
+        }
+        let words = [
+            (Answer::Kept { fresh: true }, r#"{"kept":{"fresh":true}}"#),
+            (Answer::Length { kept: 7 }, r#"{"length":{"kept":7}}"#),
+            (Answer::Done, r#""done""#),
+            (Answer::Names { names: vec!["a".into()] }, r#"{"names":{"names":["a"]}}"#),
+            (Answer::Refused { why: "x".into() }, r#"{"refused":{"why":"x"}}"#),
+        ];
+        for (answer, text) in words {
+            assert_eq!(serde_json::to_string(&answer).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Answer>(text).unwrap(), answer);
+        }
+        // A later release may say more.
+        let more = r#"{"kept":{"fresh":false,"since":"yesterday"}}"#;
+        assert_eq!(serde_json::from_str::<Answer>(more).unwrap(), Answer::Kept { fresh: false });
+    }
+}

@@ -1,0 +1,177 @@
+//! What a segment is, written so that a change is there or it is not: two copies, of which the newest valid one counts.
+
+use std::io;
+
+use super::Error;
+use crate::checksum::Crc32c;
+use crate::region::{OutOfRange, Region};
+
+/// Longest name of a segment in bytes.
+pub const MAX_NAME: usize = 1024;
+const COPY: usize = 2048;
+const MAGIC: &[u8; 8] = b"moonseg\0";
+const VERSION: u32 = 1;
+/// Where the name begins, and where the checksum is.
+const NAME: usize = 88;
+const SEAL: usize = COPY - 4;
+
+/// A segment as the master and its clients know it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// The segment's id, as the master has it: two words.
+    pub segment: [u64; 2],
+    /// The id of the client that mounted it.
+    pub client: [u64; 2],
+    /// The segment's name.
+    pub name: String,
+    /// The address that was advertised for its first byte.
+    pub base: u64,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Counts the changes: the highest is the newest.
+    pub(super) generation: u64,
+    /// Which start of the machine it was written in.
+    pub(super) boot: u128,
+    pub(super) identity: Identity,
+}
+
+impl Header {
+    /// The newest of the copies that are valid.
+    pub(super) fn read(memory: &Region) -> Result<Option<Self>, OutOfRange> {
+        let mut newest: Option<Self> = None;
+        for copy in 0..2 {
+            let mut bytes = [0; COPY];
+            memory.read_at(copy * COPY as u64, &mut bytes)?;
+            let header = Self::decode(&bytes);
+            if header.is_none() && bytes.iter().any(|&byte| byte != 0) {
+                tracing::warn!("copy {copy} of a segment's header is damaged, or from another release");
+            }
+            newest = newest.into_iter().chain(header).max_by_key(|header| header.generation);
+        }
+        Ok(newest)
+    }
+
+    /// Writes it over the older copy.
+    pub(super) fn write(&self, memory: &Region) -> Result<(), Error> {
+        let bytes = self.encode()?;
+        memory.write_at((self.generation % 2) * COPY as u64, &bytes)?;
+        Ok(())
+    }
+
+    pub(super) fn erase(memory: &Region) -> Result<(), OutOfRange> {
+        memory.write_at(0, &[0; 2 * COPY])
+    }
+
+    fn encode(&self) -> Result<[u8; COPY], Error> {
+        let Identity { segment, client, name, base, size } = &self.identity;
+        if name.len() > MAX_NAME {
+            return Err(Error::Name(name.len()));
+        }
+        let mut bytes = Vec::with_capacity(COPY);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend((name.len() as u32).to_le_bytes());
+        for word in [self.generation, *size, *base, segment[0], segment[1], client[0], client[1]] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(self.boot.to_le_bytes());
+        bytes.extend(name.as_bytes());
+        bytes.resize(SEAL, 0);
+        bytes.extend(Crc32c::of(&bytes).to_le_bytes());
+        <[u8; COPY]>::try_from(bytes).map_err(|_| Error::Io(io::ErrorKind::InvalidData.into()))
+    }
+
+    fn decode(bytes: &[u8; COPY]) -> Option<Self> {
+        let (body, seal) = bytes.split_at_checked(SEAL)?;
+        if Crc32c::of(body).to_le_bytes() != seal || body.get(..8)? != MAGIC {
+            return None;
+        }
+        let number = |at: usize| Some(u32::from_le_bytes(body.get(at..at + 4)?.try_into().ok()?));
+        let word = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
+        if number(8)? != VERSION {
+            return None;
+        }
+        let name = body.get(NAME..)?.get(..usize::try_from(number(12)?).ok()?)?;
+        Some(Self {
+            generation: word(16)?,
+            boot: u128::from_le_bytes(body.get(72..NAME)?.try_into().ok()?),
+            identity: Identity {
+                size: word(24)?,
+                base: word(32)?,
+                segment: [word(40)?, word(48)?],
+                client: [word(56)?, word(64)?],
+                name: String::from_utf8(name.to_vec()).ok()?,
+            },
+        })
+    }
+}
+
+/// This start of the machine. 0 where the system does not tell.
+pub(super) fn boot() -> u128 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pages;
+
+    fn header(generation: u64) -> Header {
+        let identity = Identity {
+            segment: [1, 2],
+            client: [3, u64::MAX],
+            name: "10.0.0.7:12345".to_owned(),
+            base: 0x1234_5000,
+            size: 1 << 30,
+        };
+        Header { generation, boot: boot(), identity }
+    }
+
+    #[test]
+    fn the_newest_valid_copy_counts() {
+        let memory = Region::anonymous(4096, Pages::Normal).unwrap();
+        assert_eq!(Header::read(&memory).unwrap(), None);
+        for generation in 1..5 {
+            header(generation).write(&memory).unwrap();
+            assert_eq!(Header::read(&memory).unwrap(), Some(header(generation)));
+        }
+        // A change that was cut short leaves the one before it.
+        let next = header(5).encode().unwrap();
+        for written in [1, 20, 100, 2047] {
+            memory.write_at(COPY as u64, &next[..written]).unwrap();
+            assert_eq!(Header::read(&memory).unwrap(), Some(header(4)), "{written} bytes of the next");
+        }
+        Header::erase(&memory).unwrap();
+        assert_eq!(Header::read(&memory).unwrap(), None);
+    }
+
+    #[test]
+    fn any_changed_bit_is_noticed() {
+        let good = header(1).encode().unwrap();
+        assert_eq!(Header::decode(&good), Some(header(1)));
+        for bit in 0..COPY * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::decode(&bad), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn names_have_a_bound() {
+        let long =
+            |len| Header { identity: Identity { name: "n".repeat(len), ..Identity::default() }, ..header(1) };
+        assert_eq!(Header::decode(&long(MAX_NAME).encode().unwrap()), Some(long(MAX_NAME)));
+        assert!(long(MAX_NAME + 1).encode().is_err());
+    }
+
+    #[test]
+    fn the_system_tells_its_boot() {
+        assert_ne!(boot(), 0);
+        assert_eq!(boot(), boot());
+    }
+}

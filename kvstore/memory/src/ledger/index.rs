@@ -1,0 +1,147 @@
+//! What the ledger's owner knows about its slots, ordered for questions; made anew from the slots when a ledger is opened.
+
+use std::collections::BTreeMap;
+
+use super::slots::Record;
+
+/// A part of the region that is whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Where it begins.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// CRC-32C of its bytes.
+    pub crc: u32,
+    /// Tells it from a later entry for the same part, even of the same bytes.
+    version: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    entry: Entry,
+    slot: u64,
+}
+
+/// A write under way.
+#[derive(Debug)]
+struct Write {
+    id: u64,
+    offset: u64,
+    len: u64,
+    /// Another write touched the same bytes.
+    overlapped: bool,
+}
+
+/// Entries never overlap each other, nor a write under way.
+#[derive(Debug)]
+pub(super) struct Index {
+    by_offset: BTreeMap<u64, Held>,
+    bytes: u64,
+    free: Vec<u64>,
+    /// As many as there are connections that write: few.
+    writes: Vec<Write>,
+    next: u64,
+}
+
+impl Index {
+    /// `records` are ordered and do not overlap.
+    pub(super) fn new(slots: u64, records: Vec<(u64, Record)>) -> Self {
+        let mut taken: Vec<u64> = records.iter().map(|(slot, _)| *slot).collect();
+        taken.sort_unstable();
+        // The lowest free slot is taken first, so that memory of slots that are not needed is never touched.
+        let free = (0..slots).rev().filter(|slot| taken.binary_search(slot).is_err()).collect();
+        let mut index = Self { by_offset: BTreeMap::new(), bytes: 0, free, writes: Vec::new(), next: 0 };
+        index.bytes = records.iter().map(|(_, record)| record.len).sum();
+        index.by_offset = records
+            .into_iter()
+            .map(|(slot, Record { offset, len, crc })| {
+                (offset, Held { entry: Entry { offset, len, crc, version: 0 }, slot })
+            })
+            .collect();
+        index
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_offset.len()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn overlapping(&self, offset: u64, len: u64) -> impl Iterator<Item = &Held> {
+        let end = offset.saturating_add(len);
+        // Entries do not overlap, so only the last one that begins before can reach in.
+        let before = self.by_offset.range(..offset).next_back();
+        let before = before.filter(|(_, held)| len > 0 && held.entry.offset + held.entry.len > offset);
+        before.into_iter().chain(self.by_offset.range(offset..end)).map(|(_, held)| held)
+    }
+
+    /// Removes what overlaps, and gives its slots. They are in use until they come back through `give_back`.
+    pub(super) fn remove(&mut self, offset: u64, len: u64) -> Vec<u64> {
+        let found: Vec<Held> = self.overlapping(offset, len).copied().collect();
+        for held in &found {
+            self.by_offset.remove(&held.entry.offset);
+            self.bytes -= held.entry.len;
+        }
+        found.into_iter().map(|held| held.slot).collect()
+    }
+
+    pub(super) fn give_back(&mut self, slots: &[u64]) {
+        self.free.extend_from_slice(slots);
+    }
+
+    /// Notes a write under way.
+    pub(super) fn start(&mut self, offset: u64, len: u64) -> u64 {
+        let end = offset + len;
+        let mut overlapped = false;
+        for other in &mut self.writes {
+            if len > 0 && offset < other.offset + other.len && other.offset < end {
+                other.overlapped = true;
+                overlapped = true;
+            }
+        }
+        self.next += 1;
+        self.writes.push(Write { id: self.next, offset, len, overlapped });
+        self.next
+    }
+
+    /// Ends a write. Its part, unless another write overlapped it.
+    pub(super) fn end(&mut self, id: u64) -> Option<(u64, u64)> {
+        let at = self.writes.iter().position(|write| write.id == id)?;
+        let write = self.writes.swap_remove(at);
+        (!write.overlapped).then_some((write.offset, write.len))
+    }
+
+    /// Enters a part that nothing overlaps, and gives the slot to write it to. None when all are taken.
+    pub(super) fn enter(&mut self, record: Record) -> Option<u64> {
+        let slot = self.free.pop()?;
+        self.next += 1;
+        let Record { offset, len, crc } = record;
+        let entry = Entry { offset, len, crc, version: self.next };
+        self.by_offset.insert(offset, Held { entry, slot });
+        self.bytes += len;
+        Some(slot)
+    }
+
+    pub(super) fn exact(&self, offset: u64, len: u64) -> Option<Entry> {
+        self.by_offset.get(&offset).map(|held| held.entry).filter(|entry| entry.len == len)
+    }
+
+    pub(super) fn covers(&self, offset: u64, len: u64) -> bool {
+        let Some(end) = offset.checked_add(len) else { return false };
+        let mut reached = offset;
+        for held in self.overlapping(offset, len) {
+            if held.entry.offset > reached {
+                return false;
+            }
+            reached = held.entry.offset + held.entry.len;
+        }
+        reached >= end
+    }
+
+    pub(super) fn entries(&self, from: u64, most: usize) -> Vec<Entry> {
+        self.by_offset.range(from..).take(most).map(|(_, held)| held.entry).collect()
+    }
+}

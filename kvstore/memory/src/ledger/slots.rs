@@ -1,0 +1,164 @@
+//! Entries in shared memory. A slot is four words; the first is its seal, and only one store makes an entry or ends it.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::HEADERS;
+use crate::checksum::Crc32c;
+use crate::region::Region;
+
+/// Bytes of a slot.
+pub(super) const SLOT: u64 = 32;
+/// Lower half of a seal; the upper one is a checksum. So a seal is never 0, which is that of a free slot.
+const MARK: u64 = 0x6d6f_6f6e;
+
+/// A part of the region, and the CRC-32C of its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) crc: u32,
+}
+
+impl Record {
+    pub(super) fn lies_in(&self, size: u64) -> bool {
+        self.len > 0 && self.offset.checked_add(self.len).is_some_and(|end| end <= size)
+    }
+
+    fn words(&self) -> [u64; 3] {
+        [self.offset, self.len, u64::from(self.crc)]
+    }
+}
+
+/// What a slot holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    Free,
+    Whole(Record),
+    /// Bits have changed: no process that died leaves a slot like this.
+    Damaged,
+}
+
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) memory: Region,
+    slots: u64,
+}
+
+impl Table {
+    /// `memory` has room for the headers and so many slots.
+    pub(super) fn new(memory: Region, slots: u64) -> Self {
+        Self { memory, slots }
+    }
+
+    pub(super) fn capacity(&self) -> u64 {
+        self.slots
+    }
+
+    fn word(&self, slot: u64, word: u64) -> Option<&AtomicU64> {
+        self.memory.word(HEADERS + slot * SLOT + word * 8).ok()
+    }
+
+    pub(super) fn read(&self, slot: u64) -> Slot {
+        let load = |word| self.word(slot, word).map(|word| word.load(Ordering::Acquire));
+        let (Some(found), Some(offset), Some(len), Some(crc)) = (load(0), load(1), load(2), load(3)) else {
+            return Slot::Damaged;
+        };
+        if found == 0 {
+            return Slot::Free;
+        }
+        let Ok(crc) = u32::try_from(crc) else { return Slot::Damaged };
+        let record = Record { offset, len, crc };
+        if found == seal(slot, &record) { Slot::Whole(record) } else { Slot::Damaged }
+    }
+
+    /// Enters a record into a free slot.
+    pub(super) fn publish(&self, slot: u64, record: Record) {
+        for (word, value) in steps(slot, &record) {
+            if let Some(word) = self.word(slot, word) {
+                word.store(value, Ordering::Release);
+                // Neither the compiler nor the processor may put a later step before this one.
+                fence(Ordering::SeqCst);
+            }
+        }
+    }
+
+    pub(super) fn clear(&self, slot: u64) {
+        if let Some(word) = self.word(slot, 0) {
+            word.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// The stores that make an entry, in their order: the seal comes last.
+fn steps(slot: u64, record: &Record) -> [(u64, u64); 4] {
+    let [offset, len, crc] = record.words();
+    [(1, offset), (2, len), (3, crc), (0, seal(slot, record))]
+}
+
+fn seal(slot: u64, record: &Record) -> u64 {
+    let mut crc = Crc32c::new();
+    crc.update(&slot.to_le_bytes());
+    for word in record.words() {
+        crc.update(&word.to_le_bytes());
+    }
+    u64::from(crc.value()) << 32 | MARK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pages;
+
+    fn table() -> Table {
+        Table::new(Region::anonymous(HEADERS + 4 * SLOT, Pages::Normal).unwrap(), 4)
+    }
+
+    const FIRST: Record = Record { offset: 4096, len: 100, crc: 7 };
+    const SECOND: Record = Record { offset: 8192, len: u64::MAX >> 20, crc: u32::MAX };
+
+    #[test]
+    fn a_slot_keeps_its_record() {
+        let table = table();
+        assert_eq!(table.read(3), Slot::Free);
+        table.publish(3, SECOND);
+        assert_eq!(table.read(3), Slot::Whole(SECOND));
+        assert_eq!(table.read(2), Slot::Free);
+        table.clear(3);
+        assert_eq!(table.read(3), Slot::Free);
+        assert_eq!(table.read(4), Slot::Damaged, "there is no such slot");
+    }
+
+    #[test]
+    fn a_process_may_die_between_any_two_stores() {
+        for before in [None, Some(FIRST)] {
+            let table = table();
+            if let Some(before) = before {
+                table.publish(1, before);
+                table.clear(1);
+            }
+            for (done, (word, value)) in steps(1, &SECOND).into_iter().enumerate() {
+                assert_eq!(table.read(1), Slot::Free, "after {done} stores");
+                table.word(1, word).unwrap().store(value, Ordering::Release);
+            }
+            assert_eq!(table.read(1), Slot::Whole(SECOND));
+        }
+    }
+
+    #[test]
+    fn any_changed_bit_is_noticed() {
+        let table = table();
+        for (word, bit) in (0..4).flat_map(|word| (0..64).map(move |bit| (word, bit))) {
+            table.publish(2, FIRST);
+            table.word(2, word).unwrap().fetch_xor(1 << bit, Ordering::AcqRel);
+            assert_eq!(table.read(2), Slot::Damaged, "bit {bit} of word {word}");
+            table.clear(2);
+        }
+        // A slot's bytes in another slot are not an entry.
+        table.publish(0, FIRST);
+        for word in 0..4 {
+            let value = table.word(0, word).unwrap().load(Ordering::Acquire);
+            table.word(1, word).unwrap().store(value, Ordering::Release);
+        }
+        assert_eq!(table.read(1), Slot::Damaged);
+    }
+}

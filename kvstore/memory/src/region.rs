@@ -1,0 +1,403 @@
+//! A piece of mapped memory: reading, writing, receiving, sending, checking.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+
+use rustix::fs::FallocateFlags;
+use rustix::mm::Advice;
+
+use crate::checksum::Crc32c;
+use crate::mapping::{Mapping, Span};
+use crate::numa::{self, Placement};
+use crate::socket::{self, More, Wait};
+use crate::{Pages, memfd};
+
+/// Bytes received or sent at a time when they are checked too: few enough to be in the processor's cache still.
+const PIECE: usize = 256 << 10;
+/// Bytes copied out at a time to be checked.
+const COPY: usize = 16 << 10;
+
+/// Memory that peers write to and read from. Threads share it behind an `Arc`; who may write where, and when, is for its user to
+/// decide: bytes that two write at the same time are a mixture, and nothing worse.
+///
+/// The shared kinds keep their bytes when the process ends, however it ends.
+#[derive(Debug)]
+pub struct Region {
+    mapping: Mapping,
+    len: u64,
+    pages: Pages,
+}
+
+/// Why there is no region.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No memory, or no file.
+    #[error("cannot {what}: {problem}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system says.
+        problem: io::Error,
+    },
+    /// What is there has another size.
+    #[error("{path} has {found} bytes and {wanted} are asked for; ask for that many, or remove it and what it holds", path = path.display())]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        found: u64,
+        /// The length asked for.
+        wanted: u64,
+    },
+    /// Not a length that can be mapped.
+    #[error("{0} bytes cannot be mapped")]
+    Unmappable(u64),
+}
+
+/// A part was asked for that does not lie in the region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at {offset} do not lie in a region of {size} bytes")]
+pub struct OutOfRange {
+    /// Where the part begins.
+    pub offset: u64,
+    /// Its length.
+    pub len: u64,
+    /// The region's length.
+    pub size: u64,
+}
+
+impl From<OutOfRange> for io::Error {
+    fn from(problem: OutOfRange) -> Self {
+        Self::new(io::ErrorKind::InvalidInput, problem)
+    }
+}
+
+impl Region {
+    /// Memory of this process: gone when it ends.
+    ///
+    /// # Errors
+    /// When the system has not as much. Too few huge pages are no error, see [`Pages::Huge`].
+    pub fn anonymous(len: u64, pages: Pages) -> Result<Self, Error> {
+        let size = mappable(len)?;
+        if pages == Pages::Huge {
+            match Mapping::anonymous(size, Pages::Huge) {
+                Ok(mapping) => return Ok(Self::new(mapping, len, Pages::Huge)),
+                Err(problem) => tracing::warn!(
+                    "no huge pages for {len} bytes ({problem}); set vm.nr_hugepages. Taking transparent ones"
+                ),
+            }
+        }
+        let got = if pages == Pages::Huge { Pages::Transparent } else { pages };
+        let mapping =
+            Mapping::anonymous(size, got).map_err(cannot(|| format!("map {len} bytes of memory")))?;
+        Ok(Self::new(mapping, len, got))
+    }
+
+    /// A file's bytes, in a memory-backed volume or on a disk. It is made if it is missing; its space is taken at once, because a
+    /// write to mapped memory that finds the disk full ends the process.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when it is there with another length; else as the file system says.
+    pub fn file(path: &Path, len: u64) -> Result<Self, Error> {
+        mappable(len)?;
+        let shown = || path.display().to_string();
+        let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let file = open.map_err(cannot(|| format!("open {}", shown())))?;
+        let found = file.metadata().map_err(cannot(|| format!("look at {}", shown())))?.len();
+        if found != 0 && found != len {
+            return Err(Error::Length { path: path.to_owned(), found, wanted: len });
+        }
+        reserve(&file, len).map_err(cannot(|| format!("reserve {len} bytes for {}", shown())))?;
+        Self::from_fd(file.into(), len, None)
+    }
+
+    /// New memory behind a file descriptor of its own, shared with whoever is given the descriptor too.
+    ///
+    /// # Errors
+    /// When the system has not as much.
+    pub fn shared(name: &str, len: u64, pages: Pages) -> Result<(Self, OwnedFd), Error> {
+        mappable(len)?;
+        let (fd, got) = memfd(name, len, pages).map_err(cannot(|| format!("make {len} bytes of memory")))?;
+        let mut region =
+            Self::from_fd(fd.try_clone().map_err(cannot(|| "keep a descriptor".into()))?, len, None)?;
+        region.set_pages(got);
+        Ok((region, fd))
+    }
+
+    /// The first `len` bytes behind a file descriptor, mapped at the address `at` if that is free ([`Region::base`] tells). Without
+    /// `at` an address is chosen that a later process will most likely find free again.
+    ///
+    /// Nothing is read: the time does not depend on the length.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when there is less; else as the system says.
+    pub fn from_fd(fd: OwnedFd, len: u64, at: Option<u64>) -> Result<Self, Error> {
+        let size = mappable(len)?;
+        let stat = rustix::fs::fstat(&fd).map_err(cannot(|| "look at shared memory".into()))?;
+        let found = u64::try_from(stat.st_size).unwrap_or(0);
+        // Bytes beyond the end of a file cannot be touched, mapped or not.
+        if found < len {
+            return Err(Error::Length { path: "shared memory".into(), found, wanted: len });
+        }
+        // Huge pages are mapped whole. They tell themselves by the size of a block.
+        let page = usize::try_from(stat.st_blksize).unwrap_or(0);
+        let huge = page > (1 << 20) && found.is_multiple_of(page as u64);
+        let whole = if huge { crate::mapping::whole(size, page) } else { Ok(size) };
+        let mapping = whole.and_then(|size| Mapping::shared(fd.as_fd(), size, at));
+        let mapping = mapping.map_err(cannot(|| format!("map {len} bytes of shared memory")))?;
+        if at.is_some_and(|at| at != mapping.base()) {
+            tracing::info!(
+                "shared memory that was at {:#x} is at {:#x} now",
+                at.unwrap_or(0),
+                mapping.base()
+            );
+        }
+        Ok(Self::new(mapping, len, if huge { Pages::Huge } else { Pages::Normal }))
+    }
+
+    fn new(mapping: Mapping, len: u64, pages: Pages) -> Self {
+        // Caches are of no use in a core file, and would make it the size of the machine.
+        mapping.advise(Advice::LinuxDontDump);
+        let mut region = Self { mapping, len, pages };
+        region.set_pages(pages);
+        region
+    }
+
+    /// Asks for larger pages from now on, where the kind of memory allows it.
+    pub fn set_pages(&mut self, pages: Pages) {
+        if pages == Pages::Transparent {
+            self.mapping.advise(Advice::LinuxHugepage);
+        }
+        self.pages = pages;
+    }
+
+    /// Chooses the memory node for pages that have not been written yet, and tells in the log what came of it.
+    pub fn place(&self, placement: Placement) {
+        let nodes = numa::nodes();
+        if placement == Placement::Anywhere {
+            return;
+        }
+        if let [only] = nodes[..] {
+            tracing::info!("the machine has one memory node ({only}): nothing to place");
+            return;
+        }
+        let span = usize::try_from(self.len).ok().and_then(|len| self.mapping.span(0, len));
+        match span.map_or(Ok(()), |span| numa::place(span, placement)) {
+            Ok(()) => {
+                tracing::info!("{} bytes of memory are placed: {placement:?} of nodes {nodes:?}", self.len);
+            }
+            Err(problem) => {
+                tracing::warn!("memory cannot be placed ({placement:?} of nodes {nodes:?}): {problem}");
+            }
+        }
+    }
+
+    /// Address of its first byte in this process.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.mapping.base()
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The pages that it got.
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// Whether a part lies in it.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn check(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        self.span(offset, len).map(drop)
+    }
+
+    fn span(&self, offset: u64, len: u64) -> Result<Span<'_>, OutOfRange> {
+        let problem = OutOfRange { offset, len, size: self.len };
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(problem);
+        }
+        let len = usize::try_from(len).map_err(|_| problem)?;
+        self.mapping.span(offset, len).ok_or(problem)
+    }
+
+    /// A word that is changed at once; at a multiple of 8.
+    pub(crate) fn word(&self, offset: u64) -> Result<&AtomicU64, OutOfRange> {
+        self.span(offset, 8)?;
+        self.mapping.word(offset).ok_or(OutOfRange { offset, len: 8, size: self.len })
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// When they do not lie in it.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        self.span(offset, into.len() as u64)?.copy_to(into);
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// When there is no room; then nothing was written.
+    pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        self.span(offset, from.len() as u64)?.copy_from(from);
+        Ok(())
+    }
+
+    /// CRC-32C of a part.
+    ///
+    /// # Errors
+    /// When it does not lie in the region.
+    pub fn crc32c(&self, offset: u64, len: u64) -> Result<u32, OutOfRange> {
+        let mut crc = Crc32c::new();
+        self.update(&mut crc, offset, len)?;
+        Ok(crc.value())
+    }
+
+    /// Takes a part into a checksum.
+    pub(crate) fn update(&self, crc: &mut Crc32c, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        self.check(offset, len)?;
+        // Copied first: a checksum reads a slice, and these bytes may change under it.
+        let mut copy = [0; COPY];
+        for piece in pieces(offset, len, COPY) {
+            let copy = copy.get_mut(..piece.len).unwrap_or_default();
+            self.read_at(piece.offset, copy)?;
+            crc.update(copy);
+        }
+        Ok(())
+    }
+
+    /// Receives what is there, at most `len` bytes. 0 when the peer has ended its side. For callers that keep their own time.
+    ///
+    /// # Errors
+    /// As the socket's `recv`, or [`OutOfRange`] inside `InvalidInput`.
+    pub fn receive(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<usize> {
+        socket::receive(socket.as_fd(), self.span(offset, len)?, Wait::Some)
+    }
+
+    /// Receives exactly `len` bytes from a blocking socket. What has come before an error has been written.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the peer ends its side before, `WouldBlock` when the socket has a time limit and nothing came within it,
+    /// or as [`Region::receive`].
+    pub fn receive_exact(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+        self.check(offset, len)?;
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let got = socket::receive(socket.as_fd(), self.span(at, end - at)?, Wait::All)?;
+            if got == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            at += got as u64;
+        }
+        Ok(())
+    }
+
+    /// As [`Region::receive_exact`], and gives the CRC-32C of what lies there then, while it is in the processor's cache.
+    ///
+    /// # Errors
+    /// As [`Region::receive_exact`].
+    pub fn receive_exact_crc(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<u32> {
+        self.check(offset, len)?;
+        let mut crc = Crc32c::new();
+        for piece in pieces(offset, len, PIECE) {
+            self.receive_exact(&socket, piece.offset, piece.len as u64)?;
+            self.update(&mut crc, piece.offset, piece.len as u64)?;
+        }
+        Ok(crc.value())
+    }
+
+    /// Sends what the socket takes at once, at most `len` bytes. For callers that keep their own time.
+    ///
+    /// # Errors
+    /// As the socket's `send`, or [`OutOfRange`] inside `InvalidInput`.
+    pub fn send(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<usize> {
+        socket::send(socket.as_fd(), self.span(offset, len)?, More::Last)
+    }
+
+    /// Sends `len` bytes over a blocking socket.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the socket has a time limit and took nothing within it, or as [`Region::send`].
+    pub fn send_all(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+        self.send_part(socket, offset, len, More::Last)
+    }
+
+    /// As [`Region::send_all`], and gives the CRC-32C of the bytes as they were just before they were sent. The last packet may wait
+    /// for what is sent after it: the checksum.
+    ///
+    /// # Errors
+    /// As [`Region::send_all`].
+    pub fn send_all_crc(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<u32> {
+        self.check(offset, len)?;
+        let mut crc = Crc32c::new();
+        for piece in pieces(offset, len, PIECE) {
+            self.update(&mut crc, piece.offset, piece.len as u64)?;
+            self.send_part(&socket, piece.offset, piece.len as u64, More::Follows)?;
+        }
+        Ok(crc.value())
+    }
+
+    fn send_part(&self, socket: impl AsFd, offset: u64, len: u64, more: More) -> io::Result<()> {
+        self.check(offset, len)?;
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let sent = socket::send(socket.as_fd(), self.span(at, end - at)?, more)?;
+            if sent == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            at += sent as u64;
+        }
+        Ok(())
+    }
+}
+
+struct Piece {
+    offset: u64,
+    len: usize,
+}
+
+/// `len` bytes at `offset`, in pieces of at most `most` bytes.
+fn pieces(offset: u64, len: u64, most: usize) -> impl Iterator<Item = Piece> {
+    (0..len.div_ceil(most as u64)).map(move |number| {
+        let before = number * most as u64;
+        let len = usize::try_from(len - before).map_or(most, |left| left.min(most));
+        Piece { offset: offset + before, len }
+    })
+}
+
+fn mappable(len: u64) -> Result<usize, Error> {
+    usize::try_from(len)
+        .ok()
+        .filter(|len| (1..=isize::MAX as usize).contains(len))
+        .ok_or(Error::Unmappable(len))
+}
+
+/// Takes a file's space on its disk.
+pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            tracing::warn!("this file system cannot reserve space: when it is full, writes end the process");
+            file.set_len(len)
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+fn cannot<E: Into<io::Error>>(what: impl FnOnce() -> String) -> impl FnOnce(E) -> Error {
+    move |problem| Error::Io { what: what(), problem: problem.into() }
+}

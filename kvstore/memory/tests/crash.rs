@@ -1,0 +1,179 @@
+//! Processes that write into a segment are killed at any time, again and again. What the ledger knows afterwards is right, each time.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use moongate_memory::holder::{Holder, Keeper};
+use moongate_memory::ledger::{Finished, Identity};
+use moongate_memory::numa::Placement;
+use moongate_memory::{Crc32c, Keep, Pages, Segment, Wanted};
+
+/// Set for the process that writes: where its segment is kept.
+const HOLDER: &str = "MOONGATE_TEST_HOLDER";
+const FOLDER: &str = "MOONGATE_TEST_FOLDER";
+const SEED: &str = "MOONGATE_TEST_SEED";
+const READY: &str = "writing now";
+
+const SIZE: u64 = 1 << 20;
+/// Above this the writer notes which write it has begun, and which it has ended.
+const PROGRESS: u64 = SIZE - 4096;
+const LONGEST: u64 = 16 << 10;
+const THREADS: u64 = 2;
+
+fn open(keep: Keep) -> Segment {
+    let wanted = Wanted {
+        keep,
+        label: "crash".into(),
+        size: SIZE,
+        pages: Pages::Normal,
+        placement: Placement::Anywhere,
+    };
+    Segment::open(&wanted, |base| Identity { name: "crash".into(), base, ..Identity::default() }).unwrap()
+}
+
+/// Bytes that tell by themselves whether they are what was written: all follow from the first eight.
+fn bytes(seed: u64, len: u64) -> Vec<u8> {
+    let mut word = seed | 1;
+    let mut bytes = Vec::with_capacity(len as usize + 8);
+    while (bytes.len() as u64) < len {
+        bytes.extend(word.to_le_bytes());
+        word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f) | 1;
+    }
+    bytes.truncate(len as usize);
+    bytes
+}
+
+/// Writes until it is killed, as a store node does: by copying, and from a socket.
+fn write_forever(segment: &Segment, thread: u64, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed ^ thread);
+    let (mut near, far) = UnixStream::pair().unwrap();
+    for count in 1.. {
+        // Each thread has its half: writes that overlap each other leave no entry, and nothing to check.
+        let half = PROGRESS / THREADS;
+        let len = random.u64(8..LONGEST) & !7;
+        let offset = thread * half + (random.u64(..half - len) & !7);
+        let content = bytes(random.u64(..), len);
+        segment.region.write_at(PROGRESS + thread * 16, &u64::to_le_bytes(count)).unwrap();
+        let writing = segment.ledger.begin(offset, len).unwrap();
+        let crc = if random.bool() {
+            near.write_all(&content).unwrap();
+            segment.region.receive_exact_crc(&far, offset, len).unwrap()
+        } else {
+            for (number, piece) in content.chunks(512).enumerate() {
+                segment.region.write_at(offset + number as u64 * 512, piece).unwrap();
+            }
+            Crc32c::of(&content)
+        };
+        // Every tenth write breaks off, as when its connection is lost.
+        if count % 10 != 0 {
+            assert_eq!(writing.finish(crc), Finished::Recorded);
+        }
+        segment.region.write_at(PROGRESS + thread * 16 + 8, &u64::to_le_bytes(count)).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "the process that the other tests kill"]
+fn writer() {
+    let holder = std::env::var(HOLDER).map(|path| Keep::Holder(Holder::at(path)));
+    let keep = holder.or_else(|_| std::env::var(FOLDER).map(|path| Keep::Folder(path.into()))).unwrap();
+    let seed = std::env::var(SEED).unwrap().parse().unwrap();
+    let segment = open(keep);
+    println!("{READY}");
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let segment = &segment;
+            scope.spawn(move || write_forever(segment, thread, seed));
+        }
+    });
+}
+
+/// Killed when dropped.
+struct Writer(Child);
+
+impl Writer {
+    /// Started, and writing.
+    fn start(variable: &str, place: &Path, seed: u64) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "writer", "--ignored", "--nocapture"])
+            .env(variable, place)
+            .env(SEED, seed.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut writer = Self(child);
+        let output = BufReader::new(writer.0.stdout.take().unwrap());
+        assert!(output.lines().any(|line| line.unwrap().contains(READY)), "the writer ended before it wrote");
+        writer
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// What was seen over all rounds.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Rounds in which a write was under way when the process was killed.
+    torn: u64,
+    entries: u64,
+}
+
+/// Kills `rounds` writers, and checks what each leaves.
+fn kill(variable: &str, place: &Path, keep: &Keep, rounds: u64) -> Seen {
+    let mut seen = Seen::default();
+    for round in 0..rounds {
+        let writer = Writer::start(variable, place, round);
+        thread::sleep(Duration::from_micros(fastrand::u64(..5_000)));
+        drop(writer);
+        let segment = open(keep.clone());
+        assert!(segment.kept, "round {round}: the segment is gone");
+        let counts = segment.ledger.counts();
+        assert_eq!(counts.damaged, 0, "round {round}");
+        let mut content = vec![0; LONGEST as usize];
+        for entry in segment.ledger.entries(0, usize::MAX) {
+            let content = &mut content[..entry.len as usize];
+            segment.region.read_at(entry.offset, content).unwrap();
+            let seed = u64::from_le_bytes(content[..8].try_into().unwrap());
+            assert!(content == bytes(seed, entry.len), "round {round}: {entry:?} is not what was written");
+            assert_eq!(Crc32c::of(content), entry.crc, "round {round}: {entry:?}");
+        }
+        seen.entries += counts.entries;
+        let torn = (0..THREADS).any(|thread| {
+            let mut progress = [0; 16];
+            segment.region.read_at(PROGRESS + thread * 16, &mut progress).unwrap();
+            progress[..8] != progress[8..]
+        });
+        seen.torn += u64::from(torn);
+    }
+    seen
+}
+
+fn check(seen: &Seen, rounds: u64) {
+    assert!(seen.torn * 5 > rounds, "too few were killed in the middle of a write: {seen:?} of {rounds}");
+    assert!(seen.entries > rounds * 10, "hardly anything was entered: {seen:?} of {rounds}");
+}
+
+/// One test, because a process that is being started has the descriptors of the other's segment for a moment, and so its lock.
+#[test]
+fn killed_writers_leave_what_is_right_or_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("holder");
+    let keeper = Keeper::bind(&path, 64 << 20).unwrap();
+    let stopper = keeper.stopper();
+    let thread = thread::spawn(|| keeper.run());
+    check(&kill(HOLDER, &path, &Keep::Holder(Holder::at(&path)), 500), 500);
+    stopper.stop();
+    thread.join().unwrap();
+
+    check(&kill(FOLDER, folder.path(), &Keep::Folder(folder.path().to_owned()), 100), 100);
+}

@@ -1,0 +1,307 @@
+//! The ledger against a model of it, over processes that end at any time, and over memory whose bits change.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use moongate_memory::ledger::{Error, Finished, Identity, Ledger, Opened, bytes_for};
+use moongate_memory::{Crc32c, Pages, Region, Scrubber, memfd};
+use proptest::prelude::*;
+
+const SIZE: u64 = 1 << 16;
+
+fn memory(size: u64) -> OwnedFd {
+    memfd("moongate-test-ledger", bytes_for(size), Pages::Normal).unwrap().0
+}
+
+fn identity(name: &str) -> Identity {
+    Identity { segment: [1, 2], client: [3, 4], name: name.to_owned(), base: 0x5000, size: SIZE }
+}
+
+fn start(memory: &OwnedFd, size: u64) -> Ledger {
+    match Ledger::open(memory, size).unwrap() {
+        Opened::Empty(blank) => blank.start(Identity { size, ..identity("a") }).unwrap(),
+        Opened::Kept(_) => unreachable!("fresh memory"),
+    }
+}
+
+fn again(memory: &OwnedFd, size: u64) -> Ledger {
+    match Ledger::open(memory, size).unwrap() {
+        Opened::Kept(ledger) => ledger,
+        Opened::Empty(_) => unreachable!("a ledger was there"),
+    }
+}
+
+fn write(ledger: &Ledger, region: &Region, offset: u64, bytes: &[u8]) -> Finished {
+    let writing = ledger.begin(offset, bytes.len() as u64).unwrap();
+    region.write_at(offset, bytes).unwrap();
+    writing.finish(Crc32c::of(bytes))
+}
+
+#[test]
+fn only_one_process_has_it_open() {
+    let memory = memory(SIZE);
+    let ledger = start(&memory, SIZE);
+    assert!(matches!(Ledger::open(&memory, SIZE), Err(Error::InUse)));
+    drop(ledger);
+    let blank = again(&memory, SIZE).wipe();
+    assert!(matches!(Ledger::open(&memory, SIZE), Err(Error::InUse)));
+    drop(blank);
+    again(&memory, SIZE);
+}
+
+#[test]
+fn a_segment_is_what_it_was_last_called() {
+    let memory = memory(SIZE);
+    let ledger = start(&memory, SIZE);
+    ledger.set_identity(identity("b")).unwrap();
+    ledger.set_identity(Identity { client: [9, 9], ..identity("c") }).unwrap();
+    assert!(matches!(ledger.set_identity(identity(&"n".repeat(2000))), Err(Error::Name(2000))));
+    drop(ledger);
+    assert_eq!(again(&memory, SIZE).identity(), Identity { client: [9, 9], ..identity("c") });
+}
+
+#[test]
+fn a_segment_of_another_size_begins_anew() {
+    let big = memory(1 << 30);
+    start(&big, 1 << 29);
+    assert!(matches!(Ledger::open(&big, 1 << 30).unwrap(), Opened::Empty(_)));
+    assert!(Ledger::open(memory(SIZE), 1 << 30).is_err(), "not enough memory for its slots");
+}
+
+#[test]
+fn wiped_is_empty_for_whoever_comes_next() {
+    let memory = memory(SIZE);
+    let region = Region::anonymous(SIZE, Pages::Normal).unwrap();
+    let ledger = start(&memory, SIZE);
+    write(&ledger, &region, 0, b"moon");
+    let ledger = ledger.wipe().start(identity("b")).unwrap();
+    assert_eq!(ledger.counts().entries, 0);
+    drop(ledger);
+    assert_eq!(again(&memory, SIZE).entries(0, 9), []);
+}
+
+#[test]
+fn parts_side_by_side_cover_a_whole() {
+    let memory = memory(SIZE);
+    let region = Region::anonymous(SIZE, Pages::Normal).unwrap();
+    let ledger = start(&memory, SIZE);
+    write(&ledger, &region, 100, &[1; 100]);
+    write(&ledger, &region, 200, &[1; 50]);
+    write(&ledger, &region, 251, &[1; 50]);
+    assert!(ledger.covers(100, 150));
+    assert!(ledger.covers(120, 100));
+    assert!(!ledger.covers(99, 100));
+    assert!(!ledger.covers(100, 151));
+    assert!(!ledger.covers(200, 101));
+    assert!(!ledger.covers(u64::MAX, 2));
+    assert!(ledger.find(100, 100).is_some());
+    assert!(ledger.find(100, 150).is_none());
+    assert_eq!(ledger.forget(249, 3), 2);
+    assert_eq!(ledger.counts().bytes, 100);
+}
+
+#[test]
+fn writes_that_overlap_each_other_leave_no_entry() {
+    let memory = memory(SIZE);
+    let ledger = start(&memory, SIZE);
+    let one = ledger.begin(0, 100).unwrap();
+    let two = ledger.begin(50, 100).unwrap();
+    let beside = ledger.begin(150, 10).unwrap();
+    let nothing = ledger.begin(20, 0).unwrap();
+    assert_eq!(nothing.finish(0), Finished::Recorded);
+    assert_eq!(one.finish(1), Finished::Overlapped);
+    assert_eq!(two.finish(2), Finished::Overlapped);
+    assert_eq!(beside.finish(3), Finished::Recorded);
+    assert_eq!(ledger.counts().unrecorded, 2);
+    let entries = ledger.entries(0, 9);
+    assert_eq!(entries.iter().map(|entry| (entry.offset, entry.crc)).collect::<Vec<_>>(), [(150, 3)]);
+    // One that ended without finishing is in nobody's way.
+    drop(ledger.begin(0, 100).unwrap());
+    assert_eq!(ledger.begin(0, 100).unwrap().finish(4), Finished::Recorded);
+}
+
+#[test]
+fn a_full_ledger_says_so_and_goes_on() {
+    let memory = memory(SIZE);
+    let ledger = start(&memory, SIZE);
+    let outcomes: Vec<_> = (0..1030).map(|at| ledger.begin(at * 8, 8).unwrap().finish(0)).collect();
+    assert!(outcomes[..1024].iter().all(|&outcome| outcome == Finished::Recorded));
+    assert!(outcomes[1024..].iter().all(|&outcome| outcome == Finished::NoRoom));
+    assert_eq!(ledger.begin(0, 8).unwrap().finish(0), Finished::Recorded, "in its own slot");
+    assert_eq!(ledger.begin(8000, 8).unwrap().finish(0), Finished::Recorded);
+    drop(ledger);
+    assert_eq!(again(&memory, SIZE).counts().entries, 1024);
+}
+
+#[test]
+fn nothing_is_entered_outside_the_region() {
+    let memory = memory(SIZE);
+    let ledger = start(&memory, SIZE);
+    for (offset, len) in [(SIZE, 1), (0, SIZE + 1), (u64::MAX, 1), (1, u64::MAX)] {
+        assert!(ledger.begin(offset, len).is_err());
+        assert!(!ledger.covers(offset, len));
+        assert_eq!(ledger.forget(offset, len), 0);
+    }
+}
+
+#[test]
+fn the_scrubber_finds_every_changed_bit_and_nothing_else() {
+    let memory = memory(64 << 20);
+    let region = Region::anonymous(64 << 20, Pages::Normal).unwrap();
+    let ledger = start(&memory, 64 << 20);
+    // One of several pieces, and small ones.
+    write(&ledger, &region, 0, &vec![3; 5 << 20]);
+    for at in 0..100 {
+        write(&ledger, &region, (8 << 20) + at * 1000, &[at as u8; 1000]);
+    }
+    let mut scrubber = Scrubber::new();
+    let mut steps = 0;
+    let mut read = 0;
+    loop {
+        let step = scrubber.step(&ledger, &region, 1 << 20);
+        assert!(step.damaged.is_empty());
+        read += step.bytes;
+        steps += 1;
+        if step.all {
+            break;
+        }
+    }
+    assert_eq!(read, ledger.counts().bytes);
+    assert!(steps >= 5, "{steps} steps");
+
+    region.write_at((4 << 20) + 77, &[2]).unwrap();
+    region.write_at((8 << 20) + 50_999, &[51]).unwrap();
+    let all = Scrubber::all(&ledger, &region);
+    let damaged: Vec<_> = all.damaged.iter().map(|entry| (entry.offset, entry.len)).collect();
+    assert_eq!(damaged, [(0, 5 << 20), ((8 << 20) + 50_000, 1000)]);
+    assert_eq!(ledger.counts().entries, 99);
+    assert!(Scrubber::all(&ledger, &region).damaged.is_empty());
+}
+
+#[test]
+fn a_part_written_anew_during_its_check_is_no_damage() {
+    let memory = memory(64 << 20);
+    let region = Region::anonymous(64 << 20, Pages::Normal).unwrap();
+    let ledger = start(&memory, 64 << 20);
+    write(&ledger, &region, 0, &vec![3; 4 << 20]);
+    let mut scrubber = Scrubber::new();
+    scrubber.step(&ledger, &region, 1 << 20);
+    write(&ledger, &region, 0, &vec![4; 4 << 20]);
+    write(&ledger, &region, 0, &vec![3; 4 << 20]);
+    region.write_at(100, &[9]).unwrap();
+    region.write_at(3 << 20, &[9]).unwrap();
+    let step = scrubber.step(&ledger, &region, 100 << 20);
+    assert!(step.damaged.is_empty(), "the bytes checked first belonged to another write");
+    assert_eq!(Scrubber::all(&ledger, &region).damaged.len(), 1);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write { offset: u64, len: u64, byte: u8 },
+    CutShort { offset: u64, len: u64, byte: u8, written: u64 },
+    Forget { offset: u64, len: u64 },
+    Reopen,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let part = || (0..SIZE / 64, 1..20u64).prop_map(|(at, len)| (at * 64, (len * 61).min(SIZE - at * 64)));
+    let step = prop_oneof![
+        6 => (part(), any::<u8>()).prop_map(|((offset, len), byte)| Step::Write { offset, len, byte }),
+        2 => (part(), any::<u8>(), 0..64u64).prop_map(|((offset, len), byte, written)| {
+            Step::CutShort { offset, len, byte, written: written.min(len) }
+        }),
+        1 => part().prop_map(|(offset, len)| Step::Forget { offset, len }),
+        1 => Just(Step::Reopen),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+/// Offset → length and byte.
+type Model = BTreeMap<u64, (u64, u8)>;
+
+fn drop_overlapping(model: &mut Model, offset: u64, len: u64) {
+    model.retain(|&at, &mut (of, _)| at + of <= offset || offset + len <= at);
+}
+
+fn compare(ledger: &Ledger, region: &Region, model: &Model) {
+    let entries = ledger.entries(0, usize::MAX);
+    let known: Vec<_> = entries.iter().map(|entry| (entry.offset, entry.len, entry.crc)).collect();
+    let expected: Vec<_> = model
+        .iter()
+        .map(|(&offset, &(len, byte))| (offset, len, Crc32c::of(&vec![byte; len as usize])))
+        .collect();
+    assert_eq!(known, expected);
+    assert_eq!(ledger.counts().damaged, 0);
+    assert!(Scrubber::all(ledger, region).damaged.is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn it_knows_what_a_model_knows(steps in steps()) {
+        let memory = memory(SIZE);
+        let region = Region::anonymous(SIZE, Pages::Normal).unwrap();
+        let mut ledger = start(&memory, SIZE);
+        let mut model = Model::new();
+        for step in steps {
+            match step {
+                Step::Write { offset, len, byte } => {
+                    drop_overlapping(&mut model, offset, len);
+                    model.insert(offset, (len, byte));
+                    prop_assert_eq!(
+                        write(&ledger, &region, offset, &vec![byte; len as usize]),
+                        Finished::Recorded
+                    );
+                }
+                Step::CutShort { offset, len, byte, written } => {
+                    drop_overlapping(&mut model, offset, len);
+                    let writing = ledger.begin(offset, len).unwrap();
+                    region.write_at(offset, &vec![byte; written as usize]).unwrap();
+                    drop(writing);
+                }
+                Step::Forget { offset, len } => {
+                    drop_overlapping(&mut model, offset, len);
+                    ledger.forget(offset, len);
+                }
+                Step::Reopen => {
+                    drop(ledger);
+                    ledger = again(&memory, SIZE);
+                }
+            }
+        }
+        compare(&ledger, &region, &model);
+        drop(ledger);
+        compare(&again(&memory, SIZE), &region, &model);
+    }
+
+    #[test]
+    fn changed_bits_lose_entries_and_never_invent_any(
+        parts in prop::collection::vec(1..200u64, 1..40),
+        flips in prop::collection::vec((0..8192u64, 0..8u32), 1..20),
+    ) {
+        let memory = memory(SIZE);
+        let ledger = start(&memory, SIZE);
+        let mut offset = 0;
+        let mut known = Vec::new();
+        for (crc, len) in parts.into_iter().enumerate() {
+            prop_assert_eq!(ledger.begin(offset, len).unwrap().finish(crc as u32), Finished::Recorded);
+            known.push((offset, len, crc as u32));
+            offset += len;
+        }
+        drop(ledger);
+        let raw = Region::from_fd(memory.try_clone().unwrap(), bytes_for(SIZE), None).unwrap();
+        for (at, bit) in flips {
+            let mut byte = [0];
+            raw.read_at(at, &mut byte).unwrap();
+            raw.write_at(at, &[byte[0] ^ (1 << bit)]).unwrap();
+        }
+        if let Opened::Kept(ledger) = Ledger::open(&memory, SIZE).unwrap() {
+            prop_assert_eq!(ledger.identity(), identity("a"));
+            for entry in ledger.entries(0, usize::MAX) {
+                prop_assert!(known.contains(&(entry.offset, entry.len, entry.crc)), "{:?}", entry);
+            }
+        }
+    }
+}
