@@ -157,10 +157,13 @@ impl Client {
         if written.is_empty() {
             return;
         }
-        let metas = || written.iter().map(|((key, _), _)| ObjectMeta { key: *key, object_checksum: None });
-        let mut ended = self.shared.objects.end_batch(mode, metas().collect()).await;
+        let metas: Vec<_> = written
+            .iter()
+            .map(|((key, bytes), _)| ObjectMeta { key: *key, object_checksum: self.checksum(bytes) })
+            .collect();
+        let mut ended = self.shared.objects.end_batch(mode, metas.clone()).await;
         if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
-            ended = self.shared.objects.end_batch(mode, metas().collect()).await;
+            ended = self.shared.objects.end_batch(mode, metas).await;
         }
         let mut ended = ended.map(Vec::into_iter);
         for ((key, _), result) in written {

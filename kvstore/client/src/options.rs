@@ -31,6 +31,8 @@ pub struct Options {
     pub largest_object: u64,
     /// Limits of transfers.
     pub transfers: Limits,
+    /// Whether written objects get a checksum, which masters since 0.3.13 keep, and what is read is compared with it.
+    pub checksums: bool,
     /// Memory for objects that are read often; none if 0. What is kept is at most as old as its lease.
     pub cache_bytes: u64,
 }
@@ -48,6 +50,7 @@ impl Default for Options {
             attempts: 3,
             largest_object: 4 << 30,
             transfers: Limits::default(),
+            checksums: true,
             cache_bytes: 0,
         }
     }

@@ -9,6 +9,7 @@ use mooncake_wire::types::{Replica, ReplicaMedium};
 use moongate_kvstore::rpc::{Mode, RpcError};
 use moongate_transfer::TransferError;
 
+use crate::checksum::checksum;
 use crate::client::{Client, Shared};
 use crate::error::{KvError, NodeError};
 use crate::locate::Source;
@@ -74,7 +75,7 @@ impl Client {
             let error = match self.write(key, &replicas, bytes).await {
                 Ok(()) => {
                     open.close();
-                    self.end(mode, key).await?;
+                    self.end(mode, key, self.checksum(bytes)).await?;
                     return Ok(Put::Stored);
                 }
                 Err(error) => error,
@@ -154,11 +155,16 @@ impl Client {
         }
     }
 
+    /// What the master is to keep as the checksum of an object.
+    pub(crate) fn checksum(&self, bytes: &[u8]) -> Option<u64> {
+        self.shared.options.checksums.then(|| checksum(bytes))
+    }
+
     /// Makes the object visible. Once more does no harm, if the first answer was lost.
-    async fn end(&self, mode: Mode, key: &str) -> Result<(), KvError> {
-        let mut ended = self.shared.objects.end(mode, key, None).await;
+    async fn end(&self, mode: Mode, key: &str, checksum: Option<u64>) -> Result<(), KvError> {
+        let mut ended = self.shared.objects.end(mode, key, checksum).await;
         if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
-            ended = self.shared.objects.end(mode, key, None).await;
+            ended = self.shared.objects.end(mode, key, checksum).await;
         }
         ended.map_err(|source| KvError::master("end the put of", key, source))
     }

@@ -110,6 +110,13 @@ impl Node {
         node
     }
 
+    /// Flips a bit somewhere in all that has been written.
+    pub(crate) fn damage(&self) {
+        let mut memory = self.shared.memory.lock();
+        let written = memory.iter().position(|byte| *byte != 0).unwrap();
+        memory[written] ^= 1;
+    }
+
     pub(crate) fn be(&self, manner: Manner) {
         *self.shared.manner.lock() = manner;
     }
