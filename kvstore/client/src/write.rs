@@ -69,6 +69,8 @@ impl Client {
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
                     return Ok(Put::AlreadyThere);
                 }
+                // If the answer was lost, the put may have begun. It is not taken back here, because the same key may
+                // be put by another caller of this client; the master gives it up after a while.
                 replicas => replicas?,
             };
             let open = Started::new(self, mode, vec![key]);
@@ -183,7 +185,7 @@ pub(crate) fn may_go_on(error: &KvError) -> bool {
     )
 }
 
-/// Puts that have begun. Those that have not been closed are taken back.
+/// Puts that have begun. Those that have not been closed are taken back, also when the caller drops the put.
 pub(crate) struct Started<'a> {
     shared: &'a Arc<Shared>,
     mode: Mode,
