@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
 use moongate_kvstore::rpc;
-use moongate_transfer::{Limits, Metadata};
+use moongate_transfer::{Limits, Metadata, Protocol};
 
 use crate::locality::Locality;
 
@@ -29,6 +29,8 @@ pub struct Options {
     pub attempts: u32,
     /// Largest object that is got, in bytes: what one answer of the master can make this client allocate.
     pub largest_object: u64,
+    /// Speak nothing newer than this to nodes' data ports.
+    pub newest_protocol: Protocol,
     /// Limits of transfers.
     pub transfers: Limits,
     /// Whether written objects get a checksum, which masters since 0.3.13 keep, and what is read is compared with it.
@@ -49,6 +51,7 @@ impl Default for Options {
             batch_in_flight: 16,
             attempts: 3,
             largest_object: 4 << 30,
+            newest_protocol: Protocol::Checked,
             transfers: Limits::default(),
             checksums: true,
             cache_bytes: 0,
