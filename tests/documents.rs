@@ -13,9 +13,10 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 7] = [
+const COMMANDS: [&str; 8] = [
     "moongate gateway",
     "moongate up",
+    "moongate kv",
     "moongate loadtest",
     "moongate loadtest run",
     "moongate loadtest engine",

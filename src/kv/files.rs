@@ -25,27 +25,27 @@ pub(super) struct PutCommand {
     file: Option<PathBuf>,
 
     /// Copies, each on another node.
-    #[arg(long, value_name = "N", env = "MOONGATE_KV_REPLICAS", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     replicas: u64,
 
     /// Replace an object that there is.
-    #[arg(long, env = "MOONGATE_KV_UPSERT")]
+    #[arg(long)]
     upsert: bool,
 
     /// Evict others first, for the master's usual time.
-    #[arg(long, env = "MOONGATE_KV_SOFT_PIN")]
+    #[arg(long)]
     soft_pin: bool,
 
     /// Never evict it.
-    #[arg(long, env = "MOONGATE_KV_HARD_PIN")]
+    #[arg(long)]
     hard_pin: bool,
 
     /// Names of segments to try first.
-    #[arg(long, value_name = "NAME", env = "MOONGATE_KV_SEGMENT", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     segment: Vec<String>,
 
     /// The group with which it is leased and evicted.
-    #[arg(long, value_name = "NAME", env = "MOONGATE_KV_GROUP")]
+    #[arg(long, value_name = "NAME")]
     group: Option<String>,
 }
 

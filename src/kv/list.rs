@@ -27,7 +27,7 @@ pub(super) struct ListCommand {
     admin: Option<String>,
 
     /// Stop after so many keys.
-    #[arg(long, value_name = "N", env = "MOONGATE_KV_LIMIT", default_value_t = usize::MAX, hide_default_value = true)]
+    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     limit: usize,
 }
 
@@ -47,15 +47,15 @@ pub(super) struct RemoveCommand {
     keys: Vec<String>,
 
     /// Remove the objects whose key matches.
-    #[arg(long, value_name = "REGEX", env = "MOONGATE_KV_REGEX", conflicts_with_all = ["keys", "all"])]
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["keys", "all"])]
     regex: Option<String>,
 
     /// Remove all objects of the tenant.
-    #[arg(long, env = "MOONGATE_KV_ALL", conflicts_with = "keys")]
+    #[arg(long, conflicts_with = "keys")]
     all: bool,
 
     /// Remove also what is leased.
-    #[arg(long, env = "MOONGATE_KV_FORCE")]
+    #[arg(long)]
     force: bool,
 }
 

@@ -81,7 +81,7 @@ struct StoreFlags {
     lanes: u16,
 
     /// Larger objects are cut into slices that are under way at once.
-    #[arg(long, global = true, value_name = "SIZE", env = "MOONGATE_KV_SLICE", default_value = "16MiB", value_parser = size::parse)]
+    #[arg(long, global = true, value_name = "SIZE", env = "MOONGATE_KV_SLICE", default_value = "4MiB", value_parser = size::parse)]
     slice: usize,
 
     /// Print JSON, one object a line.

@@ -1,6 +1,7 @@
 //! This client beside Mooncake's own, on the same master and node, in turns: `cargo bench -p moongate-kvclient`.
 //!
 //! Medians over the rounds; each round has new objects and both clients put and get it once. Wants a quiet machine.
+//! In the environment, `ROUNDS` is how many, `SIZES` which sizes (bytes, with commas between).
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -84,9 +85,6 @@ fn ours(rpc: &str) -> Vec<Worker> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut options = Options::default();
         options.master.connections = 1;
-        if let Some(bytes) = std::env::var("SLICE").ok().and_then(|it| it.parse().ok()) {
-            options.slice_bytes = bytes;
-        }
         let client = runtime.block_on(async { Client::new(rpc, options, &Supervisor::new()).unwrap() });
         let buffer = (0..SIZES[3].0).map(|at| at as u8).collect();
         Worker { runtime, client, buffer }
@@ -160,7 +158,12 @@ fn main() {
     println!(
         "size       thr call | theirs GB/s   ours GB/s  ratio | p99 ms theirs   ours  ratio | CPU s/GB theirs  ours  ratio"
     );
+    let only = std::env::var("SIZES").unwrap_or_default();
+    let only: Vec<&str> = only.split(',').filter(|size| !size.is_empty()).collect();
     for (size, count) in SIZES {
+        if !only.is_empty() && !only.contains(&&*size.to_string()) {
+            continue;
+        }
         for threads in [1, 2] {
             let mut puts: [Vec<Round>; 2] = Default::default();
             let mut gets: [Vec<Round>; 2] = Default::default();

@@ -89,16 +89,20 @@ impl Client {
         options: &PutOptions,
     ) -> Vec<Result<Put, KvError>> {
         let starts = self.start_all(mode, objects, options).await;
-        let begun = objects.iter().zip(&starts).filter(|(_, start)| start.is_ok()).map(|((key, _), _)| *key);
-        let mut open = Started::new(self, mode, begun.collect());
+        let begun: Vec<bool> = starts.iter().map(Result::is_ok).collect();
+        let open = objects.iter().zip(&begun).filter(|(_, begun)| **begun).map(|((key, _), _)| *key);
+        let mut open = Started::new(self, mode, open.collect());
         let writes = objects.iter().zip(starts).map(async |((key, bytes), start)| match start {
             Ok(replicas) => self.write(key, &replicas, bytes).await,
             Err(error) => Err(error),
         });
         let mut results = self.in_flight(writes).await;
-        let failed = |result: &Result<(), KvError>| result.as_ref().is_err_and(|error| !may_go_on(error));
-        let failed: HashSet<&str> =
-            objects.iter().zip(&results).filter(|(_, r)| failed(r)).map(|((key, _), _)| *key).collect();
+        let failed: HashSet<&str> = objects
+            .iter()
+            .zip(begun.iter().zip(&results))
+            .filter(|(_, (begun, result))| **begun && result.as_ref().is_err_and(|error| !may_go_on(error)))
+            .map(|((key, _), _)| *key)
+            .collect();
         open.keep(|key| failed.contains(key));
         self.end_all(mode, objects, &mut results).await;
         open.revoke().await;
@@ -157,10 +161,13 @@ impl Client {
         if written.is_empty() {
             return;
         }
-        let metas = || written.iter().map(|((key, _), _)| ObjectMeta { key: *key, object_checksum: None });
-        let mut ended = self.shared.objects.end_batch(mode, metas().collect()).await;
+        let metas: Vec<_> = written
+            .iter()
+            .map(|((key, bytes), _)| ObjectMeta { key: *key, object_checksum: self.checksum(bytes) })
+            .collect();
+        let mut ended = self.shared.objects.end_batch(mode, metas.clone()).await;
         if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
-            ended = self.shared.objects.end_batch(mode, metas().collect()).await;
+            ended = self.shared.objects.end_batch(mode, metas).await;
         }
         let mut ended = ended.map(Vec::into_iter);
         for ((key, _), result) in written {

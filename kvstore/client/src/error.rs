@@ -75,6 +75,17 @@ pub enum KvError {
         /// How often it was tried.
         attempts: u32,
     },
+    /// What was read is not what was written.
+    #[error(
+        "the bytes of {key:?} are not those that were written, whichever of {replicas} replicas is read: \
+         their checksum is wrong; remove the object"
+    )]
+    Damaged {
+        /// The object's key.
+        key: String,
+        /// How many replicas it has.
+        replicas: usize,
+    },
     /// The bytes could not be moved.
     #[error("{what} {key:?}: {source}")]
     Transfer {
@@ -102,6 +113,7 @@ impl KvError {
         match self {
             Self::Master { source: RpcError::Refused(code), .. } => Some(*code),
             Self::NotFound { .. } => Some(ErrorCode::OBJECT_NOT_FOUND),
+            Self::Damaged { .. } => Some(ErrorCode::CHECKSUM_MISMATCH),
             Self::NoRoom { .. } => Some(ErrorCode::NO_AVAILABLE_HANDLE),
             _ => None,
         }

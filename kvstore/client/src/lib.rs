@@ -9,6 +9,8 @@
 //! - Of several replicas the near and idle ones are read ([`Locality`]); one that fails is replaced by another.
 //! - All replicas of an object are written at once. A put that fails half way is taken back.
 //! - A read counts only if the master's lease on the object lasted until its end.
+//! - The writer's checksum of an object is kept by the master (since 0.3.13) and compared by the reader. Nodes of
+//!   ours check theirs on every transfer, too.
 //! - Objects that are read often can be kept here ([`Options::cache_bytes`]), never longer than their lease.
 //!
 //! Nothing runs in the background except the connections to the master: a transfer is driven by whoever awaits it.
@@ -16,6 +18,7 @@
 
 mod batch;
 mod cache;
+mod checksum;
 mod client;
 mod error;
 mod locality;
@@ -31,6 +34,6 @@ pub use client::Client;
 pub use error::{KvError, NodeError};
 pub use locality::{Locality, LocalityError};
 pub use locate::{Replica, Stat};
-pub use moongate_transfer::{DirectoryError, Limits, Metadata, TransferError};
+pub use moongate_transfer::{DirectoryError, Limits, Metadata, Protocol, TransferError};
 pub use options::{Options, PutOptions, SoftPin};
 pub use write::Put;

@@ -70,10 +70,12 @@ pub(crate) struct Located {
     pub(crate) size: usize,
     pub(crate) sources: Vec<Source>,
     pub(crate) lease: Lease,
+    /// The writer's, if it gave one.
+    pub(crate) checksum: Option<u64>,
 }
 
 /// A replica in memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub(crate) peer: Arc<Peer>,
     pub(crate) address: u64,
@@ -143,7 +145,7 @@ impl Client {
         let too_large = KvError::TooLarge { key: key.to_owned(), size, limit };
         let size = usize::try_from(size).ok().filter(|_| size <= limit).ok_or(too_large)?;
         let lease = Lease::new(asked, Duration::from_millis(list.lease_ttl_ms));
-        Ok(Located { size, sources, lease })
+        Ok(Located { size, sources, lease, checksum: list.object_checksum })
     }
 }
 

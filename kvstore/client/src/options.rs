@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
 use moongate_kvstore::rpc;
-use moongate_transfer::{Limits, Metadata};
+use moongate_transfer::{Limits, Metadata, Protocol};
 
 use crate::locality::Locality;
 
@@ -29,8 +29,12 @@ pub struct Options {
     pub attempts: u32,
     /// Largest object that is got, in bytes: what one answer of the master can make this client allocate.
     pub largest_object: u64,
+    /// Speak nothing newer than this to nodes' data ports.
+    pub newest_protocol: Protocol,
     /// Limits of transfers.
     pub transfers: Limits,
+    /// Whether written objects get a checksum, which masters since 0.3.13 keep, and what is read is compared with it.
+    pub checksums: bool,
     /// Memory for objects that are read often; none if 0. What is kept is at most as old as its lease.
     pub cache_bytes: u64,
 }
@@ -43,11 +47,13 @@ impl Default for Options {
             metadata: Metadata::default(),
             locality: Locality::default(),
             lanes_per_node: 4,
-            slice_bytes: 16 << 20,
+            slice_bytes: 4 << 20,
             batch_in_flight: 16,
             attempts: 3,
             largest_object: 4 << 30,
+            newest_protocol: Protocol::Checked,
             transfers: Limits::default(),
+            checksums: true,
             cache_bytes: 0,
         }
     }

@@ -210,10 +210,17 @@ impl Peers {
         let descriptor =
             self.directory.descriptor(&peer.endpoint).await.map_err(|e| lookup(e.to_string()))?;
         let (host, port) = descriptor.data_address(&peer.endpoint).map_err(|e| lookup(e.to_string()))?;
-        let place = Arc::new(Place { host, port, protocol: descriptor.protocol() });
+        let protocol = older(descriptor.protocol(), self.options.newest_protocol);
+        let place = Arc::new(Place { host, port, protocol });
         peer.state.lock().place = Some(Arc::clone(&place));
         Ok(place)
     }
+}
+
+/// The older of two versions of the data plane.
+fn older(one: Protocol, other: Protocol) -> Protocol {
+    let ages = [Protocol::V1, Protocol::V2, Protocol::Checked];
+    ages.into_iter().find(|version| [one, other].contains(version)).unwrap_or(one)
 }
 
 impl Peer {
@@ -251,5 +258,17 @@ impl Peer {
 
     fn error(&self, source: TransferError) -> NodeError {
         NodeError::Transfer { endpoint: Arc::clone(&self.endpoint), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_must_know_a_version() {
+        assert_eq!(older(Protocol::V2, Protocol::Checked), Protocol::V2);
+        assert_eq!(older(Protocol::Checked, Protocol::V1), Protocol::V1);
+        assert_eq!(older(Protocol::Checked, Protocol::Checked), Protocol::Checked);
     }
 }

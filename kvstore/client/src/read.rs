@@ -5,6 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 
+use crate::checksum::checksum;
 use crate::client::Client;
 use crate::error::{KvError, NodeError};
 use crate::locate::{Lease, Located, Source};
@@ -93,12 +94,19 @@ impl Client {
     ) -> Result<(usize, Instant), KvError> {
         let attempts = self.shared.options.attempts.max(1);
         let mut known = located;
-        let mut attempt = 1;
+        let (mut attempt, mut damaged) = (1, 0);
         loop {
-            let located = match known.take().filter(|located| located.lease.holds()) {
+            let mut located = match known.take().filter(|located| located.lease.holds()) {
                 Some(located) => located,
                 None => self.locate(key).await?,
             };
+            let replicas = located.sources.len();
+            if damaged > 0 {
+                // Slices may have come from several replicas. Now they are read one by one.
+                let next = located.sources.get(damaged - 1).cloned();
+                let next = next.ok_or_else(|| KvError::Damaged { key: key.to_owned(), replicas })?;
+                located.sources = vec![next];
+            }
             let into = room.room(key, located.size)?;
             let lease = &located.lease;
             let read = tokio::select! {
@@ -107,8 +115,15 @@ impl Client {
                 never = self.keep(key, lease) => match never {},
             };
             let error = match read {
-                Ok(()) if lease.holds() => return Ok((located.size, lease.end())),
-                Ok(()) => KvError::LeaseEnded { key: key.to_owned(), lease: lease.length, attempts: attempt },
+                Ok(()) if !lease.holds() => {
+                    KvError::LeaseEnded { key: key.to_owned(), lease: lease.length, attempts: attempt }
+                }
+                Ok(()) if self.is_whole(&located, into) => return Ok((located.size, lease.end())),
+                Ok(()) => {
+                    tracing::warn!(key, replicas, "the bytes of an object are not those that were written");
+                    damaged += 1;
+                    continue;
+                }
                 Err(source) => KvError::Transfer { what: "read", key: key.to_owned(), source },
             };
             if attempt == attempts {
@@ -117,6 +132,12 @@ impl Client {
             tracing::debug!(key, attempt, %error, "reading again");
             attempt += 1;
         }
+    }
+
+    /// Whether these are the bytes that were written, as far as the writer has told.
+    fn is_whole(&self, located: &Located, bytes: &[u8]) -> bool {
+        let written = located.checksum.filter(|_| self.shared.options.checksums);
+        written.is_none_or(|written| written == checksum(bytes))
     }
 
     /// Renews a lease whenever half of it has passed, for reads that take long.

@@ -9,6 +9,7 @@ use mooncake_wire::types::{Replica, ReplicaMedium};
 use moongate_kvstore::rpc::{Mode, RpcError};
 use moongate_transfer::TransferError;
 
+use crate::checksum::checksum;
 use crate::client::{Client, Shared};
 use crate::error::{KvError, NodeError};
 use crate::locate::Source;
@@ -68,13 +69,15 @@ impl Client {
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
                     return Ok(Put::AlreadyThere);
                 }
+                // If the answer was lost, the put may have begun. It is not taken back here, because the same key may
+                // be put by another caller of this client; the master gives it up after a while.
                 replicas => replicas?,
             };
             let open = Started::new(self, mode, vec![key]);
             let error = match self.write(key, &replicas, bytes).await {
                 Ok(()) => {
                     open.close();
-                    self.end(mode, key).await?;
+                    self.end(mode, key, self.checksum(bytes)).await?;
                     return Ok(Put::Stored);
                 }
                 Err(error) => error,
@@ -154,11 +157,16 @@ impl Client {
         }
     }
 
+    /// What the master is to keep as the checksum of an object.
+    pub(crate) fn checksum(&self, bytes: &[u8]) -> Option<u64> {
+        self.shared.options.checksums.then(|| checksum(bytes))
+    }
+
     /// Makes the object visible. Once more does no harm, if the first answer was lost.
-    async fn end(&self, mode: Mode, key: &str) -> Result<(), KvError> {
-        let mut ended = self.shared.objects.end(mode, key, None).await;
+    async fn end(&self, mode: Mode, key: &str, checksum: Option<u64>) -> Result<(), KvError> {
+        let mut ended = self.shared.objects.end(mode, key, checksum).await;
         if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
-            ended = self.shared.objects.end(mode, key, None).await;
+            ended = self.shared.objects.end(mode, key, checksum).await;
         }
         ended.map_err(|source| KvError::master("end the put of", key, source))
     }
@@ -177,7 +185,7 @@ pub(crate) fn may_go_on(error: &KvError) -> bool {
     )
 }
 
-/// Puts that have begun. Those that have not been closed are taken back.
+/// Puts that have begun. Those that have not been closed are taken back, also when the caller drops the put.
 pub(crate) struct Started<'a> {
     shared: &'a Arc<Shared>,
     mode: Mode,

@@ -204,6 +204,23 @@ async fn nodes_of_version_1_are_written_before_the_object_is_visible() {
 }
 
 #[tokio::test]
+async fn damaged_bytes_are_never_served() {
+    let world = World::new(2).await;
+    let client = world.client(impatient());
+    let bytes = content(3 << 20);
+    client.put("k", &bytes, &copies(2)).await.unwrap();
+    world.nodes[0].damage();
+    for _ in 0..4 {
+        assert!(client.get("k").await.unwrap() == bytes, "the other replica is whole");
+    }
+    world.nodes[1].damage();
+    let damaged = client.get("k").await.unwrap_err();
+    assert_eq!(damaged.code(), Some(ErrorCode::CHECKSUM_MISMATCH), "{damaged}");
+    let trusting = world.client(Options { checksums: false, ..impatient() });
+    assert_eq!(trusting.get("k").await.unwrap().len(), bytes.len());
+}
+
+#[tokio::test]
 async fn objects_come_and_go() {
     let world = World::new(2).await;
     let client = world.client(Options::default());

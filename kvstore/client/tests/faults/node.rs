@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mooncake_wire::rpc::{MountArguments, MountSegment};
+use mooncake_wire::rpc::{ClientArguments, MountArguments, MountSegment, Ping};
 use mooncake_wire::types::{Segment, Uuid};
 use moongate_kvstore::rpc::{self, Master};
 use moongate_runtime::Supervisor;
@@ -96,7 +96,25 @@ impl Node {
         let master = Master::new(master, rpc::Options::default(), supervisor);
         let mounted = master.call::<MountSegment, &str>(&MountArguments { segment, client_id }).await;
         assert_eq!(mounted.unwrap(), Ok(()));
+        // A master forgets whom it does not hear of.
+        let token = supervisor.token();
+        supervisor.spawn("heartbeat", async move {
+            let beat = async {
+                loop {
+                    master.call::<Ping, &str>(&ClientArguments { client_id }).await.unwrap().unwrap();
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                }
+            };
+            token.run_until_cancelled(beat).await;
+        });
         node
+    }
+
+    /// Flips a bit somewhere in all that has been written.
+    pub(crate) fn damage(&self) {
+        let mut memory = self.shared.memory.lock();
+        let written = memory.iter().position(|byte| *byte != 0).unwrap();
+        memory[written] ^= 1;
     }
 
     pub(crate) fn be(&self, manner: Manner) {
