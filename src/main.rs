@@ -1,4 +1,4 @@
-//! The one binary: `moongate gateway | master | store | kv | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | master | store | store-holder | kv | up | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
@@ -6,6 +6,7 @@ mod gateway;
 mod kv;
 mod master;
 mod store;
+mod store_holder;
 mod up;
 
 use std::future::Future;
@@ -39,6 +40,8 @@ enum Command {
     Store(store::StoreCommand),
     /// Put objects into a store, get them back, and measure it.
     Kv(Box<kv::KvCommand>),
+    /// Keep a store's memory while the store itself is restarted or replaced.
+    StoreHolder(store_holder::HolderCommand),
     /// Start simulated engines and a gateway on this machine, to try things out.
     Up(up::UpCommand),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
@@ -83,6 +86,10 @@ fn main() -> ExitCode {
         Command::Kv(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| kv::run(*command, supervisor))
+        }
+        Command::StoreHolder(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |_| store_holder::run(command))
         }
         Command::Up(command) => {
             let logs = command.logs.clone();

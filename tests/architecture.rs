@@ -68,6 +68,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/oplog", "moongate-oplog", &[]),
+    ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
     ("kvstore/transfer", "moongate-transfer", &["moongate-runtime"]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (

@@ -15,6 +15,7 @@ use moongate_scheduler::PolicyName;
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
 const COMMANDS: [&str; 8] = [
     "moongate gateway",
+    "moongate store-holder",
     "moongate up",
     "moongate kv",
     "moongate loadtest",

@@ -1,0 +1,103 @@
+//! Which objects there are, and in which order they go.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+
+use crate::block::Taken;
+
+/// An object in the file. Its blocks are free again when the last who reads it lets go of it.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) generation: u64,
+    pub(crate) len: u64,
+    /// CRC-32C of its part in each block.
+    pub(crate) crcs: Vec<u32>,
+    pub(crate) taken: Taken,
+}
+
+impl Stored {
+    /// The block whose page tells of it.
+    pub(crate) fn first(&self) -> Option<u32> {
+        self.taken.blocks.first().copied()
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    stored: Arc<Stored>,
+    used: u64,
+}
+
+/// Objects by key, and by when they were last used.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    by_key: HashMap<Arc<[u8]>, Held, RandomState>,
+    by_use: BTreeMap<u64, Arc<[u8]>>,
+    clock: u64,
+    bytes: u64,
+}
+
+impl Index {
+    pub(crate) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn contains(&self, key: &[u8]) -> bool {
+        self.by_key.contains_key(key)
+    }
+
+    /// The object of a key, which is now the last to go.
+    pub(crate) fn used(&mut self, key: &[u8]) -> Option<Arc<Stored>> {
+        self.clock += 1;
+        let held = self.by_key.get_mut(key)?;
+        if let Some(key) = self.by_use.remove(&held.used) {
+            held.used = self.clock;
+            self.by_use.insert(self.clock, key);
+        }
+        Some(Arc::clone(&held.stored))
+    }
+
+    /// Enters an object, and gives back the one that has to go: an older one of the same key, or this one if there is a newer.
+    pub(crate) fn enter(&mut self, key: &[u8], stored: Arc<Stored>) -> Option<Arc<Stored>> {
+        if self.by_key.get(key).is_some_and(|held| held.stored.generation > stored.generation) {
+            return Some(stored);
+        }
+        let before = self.remove(key);
+        self.clock += 1;
+        let key: Arc<[u8]> = key.into();
+        self.bytes += stored.len;
+        self.by_use.insert(self.clock, Arc::clone(&key));
+        self.by_key.insert(key, Held { stored, used: self.clock });
+        before
+    }
+
+    pub(crate) fn remove(&mut self, key: &[u8]) -> Option<Arc<Stored>> {
+        let held = self.by_key.remove(key)?;
+        self.by_use.remove(&held.used);
+        self.bytes -= held.stored.len;
+        Some(held.stored)
+    }
+
+    /// Removes an object, unless another has taken its place. Whether it did.
+    pub(crate) fn remove_this(&mut self, key: &[u8], stored: &Arc<Stored>) -> bool {
+        let same = self.by_key.get(key).is_some_and(|held| Arc::ptr_eq(&held.stored, stored));
+        same && self.remove(key).is_some()
+    }
+
+    /// Removes the object that was used longest ago.
+    pub(crate) fn pop(&mut self) -> Option<Arc<Stored>> {
+        let key = self.by_use.first_key_value().map(|(_, key)| Arc::clone(key))?;
+        self.remove(&key)
+    }
+
+    /// Keys, the next to go first.
+    pub(crate) fn keys(&self) -> Vec<Arc<[u8]>> {
+        self.by_use.values().map(Arc::clone).collect()
+    }
+}

@@ -1,0 +1,138 @@
+//! The page about an object, kept for its first block: its key, its length, its blocks and their checksums. An object is there when
+//! its page is.
+
+use moongate_memory::Crc32c;
+
+use crate::block::Layout;
+use crate::buffer::ALIGN;
+
+/// Longest key in bytes.
+pub const MAX_KEY: usize = 1000;
+/// Most blocks of an object.
+pub const MAX_BLOCKS: usize = 380;
+
+const MAGIC: &[u8; 8] = b"moontier";
+const KEY: usize = 40;
+const BLOCKS: usize = KEY + MAX_KEY + 8;
+const SEAL: usize = ALIGN - 4;
+
+/// An object as its page tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Page {
+    /// Counts up with every object: of two with one key, the higher is the newer.
+    pub(crate) generation: u64,
+    pub(crate) key: Vec<u8>,
+    pub(crate) len: u64,
+    /// Its blocks in their order, each with the CRC-32C of its part of the object.
+    pub(crate) blocks: Vec<(u32, u32)>,
+}
+
+/// Blocks that so many bytes take.
+pub(crate) fn blocks_of(len: u64, block: u32) -> u64 {
+    len.div_ceil(u64::from(block))
+}
+
+impl Page {
+    /// Writes it into a page of a file that lives its `life`-th life.
+    pub(crate) fn encode(&self, life: u64, into: &mut [u8]) {
+        let mut bytes = Vec::with_capacity(ALIGN);
+        bytes.extend(MAGIC);
+        bytes.extend(life.to_le_bytes());
+        bytes.extend(self.generation.to_le_bytes());
+        bytes.extend(self.len.to_le_bytes());
+        bytes.extend((self.key.len() as u32).to_le_bytes());
+        bytes.extend((self.blocks.len() as u32).to_le_bytes());
+        bytes.extend(&self.key);
+        bytes.resize(BLOCKS, 0);
+        for (block, crc) in &self.blocks {
+            bytes.extend(block.to_le_bytes());
+            bytes.extend(crc.to_le_bytes());
+        }
+        bytes.resize(SEAL, 0);
+        bytes.extend(Crc32c::of(&bytes).to_le_bytes());
+        into.copy_from_slice(&bytes);
+    }
+
+    /// Reads the page of block `at`. None when there is no object: never was, no longer, or its page is damaged.
+    pub(crate) fn decode(bytes: &[u8], life: u64, at: u32, layout: Layout) -> Option<Self> {
+        let (body, seal) = bytes.split_at_checked(SEAL)?;
+        if body.get(..8)? != MAGIC || Crc32c::of(body).to_le_bytes() != seal {
+            return None;
+        }
+        let number = |at: usize| Some(u32::from_le_bytes(body.get(at..at + 4)?.try_into().ok()?));
+        let word = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
+        if word(8)? != life {
+            return None;
+        }
+        let count = usize::try_from(number(36)?).ok().filter(|count| *count <= MAX_BLOCKS)?;
+        let blocks: Option<Vec<_>> = (0..count)
+            .map(|which| Some((number(BLOCKS + which * 8)?, number(BLOCKS + which * 8 + 4)?)))
+            .collect();
+        let key_len = usize::try_from(number(32)?).ok().filter(|len| (1..=MAX_KEY).contains(len))?;
+        let page = Self {
+            generation: word(16)?,
+            len: word(24)?,
+            key: body.get(KEY..KEY + key_len)?.to_vec(),
+            blocks: blocks?,
+        };
+        let fits = page.len > 0
+            && page.blocks.len() as u64 == blocks_of(page.len, layout.block)
+            && page.blocks.first()?.0 == at
+            && page.blocks.iter().all(|(block, _)| *block < layout.blocks);
+        fits.then_some(page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LAYOUT: Layout = Layout { block: 4096, blocks: 1000 };
+
+    fn page(key: usize, blocks: u32) -> Page {
+        Page {
+            generation: 77,
+            key: (0..key).map(|at| at as u8).collect(),
+            len: u64::from(blocks) * 4096 - 5,
+            blocks: (0..blocks).map(|which| (which * 2 + 9, which ^ 0xffff_0000)).collect(),
+        }
+    }
+
+    fn encoded(page: &Page) -> Vec<u8> {
+        let mut bytes = vec![1; ALIGN];
+        page.encode(5, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn any_changed_bit_ends_it() {
+        let good = encoded(&page(20, 3));
+        assert_eq!(Page::decode(&good, 5, 9, LAYOUT), Some(page(20, 3)));
+        for bit in 0..ALIGN * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Page::decode(&bad, 5, 9, LAYOUT), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn pages_of_another_life_place_or_layout_are_none() {
+        let good = encoded(&page(20, 3));
+        assert_eq!(Page::decode(&good, 6, 9, LAYOUT), None);
+        assert_eq!(Page::decode(&good, 5, 11, LAYOUT), None);
+        assert_eq!(Page::decode(&good, 5, 9, Layout { blocks: 13, ..LAYOUT }), None);
+        assert_eq!(Page::decode(&good, 5, 9, Layout { block: 8192, ..LAYOUT }), None);
+        assert_eq!(Page::decode(&good[..4000], 5, 9, LAYOUT), None);
+        assert_eq!(Page::decode(&[0; ALIGN], 0, 0, LAYOUT), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(key in 1..=MAX_KEY, blocks in 1..=MAX_BLOCKS as u32) {
+            let page = page(key, blocks);
+            prop_assert_eq!(Page::decode(&encoded(&page), 5, 9, LAYOUT), Some(page));
+        }
+    }
+}

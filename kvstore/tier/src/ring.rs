@@ -1,0 +1,152 @@
+//! Reads and writes through io_uring: as many at a time as there are buffers.
+#![expect(unsafe_code, reason = "the kernel is given addresses of buffers that it reads and writes later")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+
+use io_uring::{IoUring, opcode, types};
+
+use crate::buffer::Buffer;
+use crate::engine::{Depth, Direction, Piece, Visit};
+
+/// A ring and the buffers that its operations use. Between transfers none is under way.
+///
+/// A lane in which a transfer did not end well must be forgotten, not dropped: the kernel may still have its buffers.
+pub(crate) struct Lane {
+    ring: IoUring,
+    buffers: Vec<Buffer>,
+}
+
+/// What a buffer is used for.
+#[derive(Clone, Copy)]
+struct Op {
+    piece: usize,
+    /// Bytes transferred so far.
+    done: usize,
+}
+
+impl Lane {
+    /// # Errors
+    /// When io_uring is not there, or not permitted.
+    pub(crate) fn new(depth: Depth) -> io::Result<Self> {
+        let ring = IoUring::new(u32::try_from(depth.buffers).unwrap_or(u32::MAX).next_power_of_two())?;
+        Ok(Self { ring, buffers: (0..depth.buffers).map(|_| Buffer::new(depth.bytes)).collect() })
+    }
+
+    /// Transfers all pieces. Each has its turn with `visit`: before it is written, or when it is over.
+    ///
+    /// # Errors
+    /// When the ring itself fails; then the lane must be forgotten. What a piece comes to is told to `visit`.
+    pub(crate) fn transfer(
+        &mut self,
+        file: &File,
+        direction: Direction,
+        pieces: &[Piece],
+        visit: &mut dyn Visit,
+    ) -> io::Result<()> {
+        let mut free: Vec<usize> = (0..self.buffers.len()).collect();
+        let mut ops: Vec<Option<Op>> = vec![None; self.buffers.len()];
+        let mut next = 0;
+        loop {
+            while next < pieces.len()
+                && let Some(slot) = free.pop()
+            {
+                if direction == Direction::Write
+                    && let (Some(buffer), Some(piece)) = (self.buffers.get_mut(slot), pieces.get(next))
+                {
+                    visit.fill(next, buffer.get_mut().get_mut(..piece.len).unwrap_or_default());
+                }
+                self.push(file, direction, pieces, slot, Op { piece: next, done: 0 }, &mut ops)?;
+                next += 1;
+            }
+            if ops.iter().all(Option::is_none) {
+                return Ok(());
+            }
+            wait(&mut self.ring)?;
+            let ended: Vec<(u64, i32)> =
+                self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+            for (slot, result) in ended {
+                let slot = usize::try_from(slot).unwrap_or(usize::MAX);
+                let Some(op) = ops.get_mut(slot).and_then(Option::take) else {
+                    return Err(io::Error::other("io_uring answered what was not asked"));
+                };
+                let len = pieces.get(op.piece).map_or(0, |piece| piece.len);
+                match advance(op, result, len) {
+                    Step::Again(op) => self.push(file, direction, pieces, slot, op, &mut ops)?,
+                    Step::Over(outcome) => {
+                        let buffer = self.buffers.get(slot).map(Buffer::get).unwrap_or_default();
+                        visit.over(op.piece, outcome.map(|()| buffer.get(..len).unwrap_or_default()));
+                        free.push(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Queues what is left of a piece. It is submitted by the next wait.
+    fn push(
+        &mut self,
+        file: &File,
+        direction: Direction,
+        pieces: &[Piece],
+        slot: usize,
+        op: Op,
+        ops: &mut [Option<Op>],
+    ) -> io::Result<()> {
+        let (Some(piece), Some(buffer), Some(entry)) =
+            (pieces.get(op.piece), self.buffers.get_mut(slot), ops.get_mut(slot))
+        else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let rest = buffer.get_mut().get_mut(op.done..piece.len).ok_or(io::ErrorKind::InvalidInput)?;
+        let (fd, offset) = (types::Fd(file.as_raw_fd()), piece.offset + op.done as u64);
+        let (address, len) = (rest.as_mut_ptr(), u32::try_from(rest.len()).unwrap_or(u32::MAX));
+        let asked = match direction {
+            Direction::Read => opcode::Read::new(fd, address, len).offset(offset).build(),
+            Direction::Write => opcode::Write::new(fd, address, len).offset(offset).build(),
+        };
+        // SAFETY: `rest` lies in a buffer of this lane and is touched by nobody until its operation has ended: `ops` holds the slot
+        // until then. Should the transfer end before (an error, a panic in `visit`), its caller forgets the lane, so the buffer is
+        // never freed. The file is open until the operation is submitted, which is within this transfer or never.
+        unsafe { self.ring.submission().push(&asked.user_data(slot as u64)) }.map_err(io::Error::other)?;
+        *entry = Some(op);
+        Ok(())
+    }
+}
+
+enum Step {
+    /// Not all was transferred.
+    Again(Op),
+    Over(io::Result<()>),
+}
+
+fn advance(op: Op, result: i32, len: usize) -> Step {
+    match usize::try_from(result) {
+        Err(_) => {
+            let problem = io::Error::from_raw_os_error(-result);
+            match problem.kind() {
+                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Step::Again(op),
+                _ => Step::Over(Err(problem)),
+            }
+        }
+        Ok(0) => Step::Over(Err(io::ErrorKind::UnexpectedEof.into())),
+        Ok(more) if op.done + more < len => Step::Again(Op { done: op.done + more, ..op }),
+        Ok(_) => Step::Over(Ok(())),
+    }
+}
+
+/// Submits what is queued, and waits until one operation has ended.
+fn wait(ring: &mut IoUring) -> io::Result<()> {
+    loop {
+        match ring.submit_and_wait(1) {
+            Ok(_) => return Ok(()),
+            Err(problem) if problem.kind() == io::ErrorKind::Interrupted => {}
+            // The kernel wants its answers taken first.
+            Err(problem) if problem.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+                return Ok(());
+            }
+            Err(problem) => return Err(problem),
+        }
+    }
+}

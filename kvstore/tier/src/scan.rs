@@ -1,0 +1,139 @@
+//! What a file holds when it is opened.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use crate::block::{Free, Layout, Taken};
+use crate::buffer::ALIGN;
+use crate::engine::{Direction, Engine, Piece, Visit};
+use crate::index::{Index, Stored};
+use crate::page::Page;
+
+/// What was found.
+pub(crate) struct Found {
+    pub(crate) index: Index,
+    pub(crate) free: Arc<Free>,
+    /// The highest generation.
+    pub(crate) generation: u64,
+    /// Blocks whose pages tell of objects that are no longer: to be wiped before those blocks are used.
+    pub(crate) stale: Vec<u32>,
+}
+
+/// Reads the pages about all blocks.
+///
+/// # Errors
+/// As the file system.
+pub(crate) fn scan(file: &File, engine: &Engine, layout: Layout, life: u64) -> io::Result<Found> {
+    // Several pages at a time, in as many bytes as a block has.
+    let per_piece = layout.block / ALIGN as u32;
+    let pieces: Vec<Piece> = (0..layout.blocks)
+        .step_by(per_piece as usize)
+        .map(|first| {
+            let pages = per_piece.min(layout.blocks - first);
+            Piece { offset: layout.page(first), len: pages as usize * ALIGN }
+        })
+        .collect();
+    let mut pages = Pages { layout, life, per_piece, found: Vec::new(), problem: None };
+    engine.transfer(file, Direction::Read, &pieces, &mut pages)?;
+    if let Some(problem) = pages.problem {
+        return Err(problem);
+    }
+    Ok(settle(pages.found, layout))
+}
+
+struct Pages {
+    layout: Layout,
+    life: u64,
+    per_piece: u32,
+    found: Vec<Page>,
+    problem: Option<io::Error>,
+}
+
+impl Visit for Pages {
+    fn fill(&mut self, _: usize, _: &mut [u8]) {}
+
+    fn over(&mut self, piece: usize, outcome: io::Result<&[u8]>) {
+        match outcome {
+            Ok(bytes) => {
+                let first = piece as u32 * self.per_piece;
+                let pages = bytes.chunks(ALIGN).zip(first..);
+                let decoded = pages.filter_map(|(page, at)| Page::decode(page, self.life, at, self.layout));
+                self.found.extend(decoded);
+            }
+            Err(problem) => self.problem = Some(problem),
+        }
+    }
+}
+
+/// The newest object of each key, if no newer one has any of its blocks.
+fn settle(mut pages: Vec<Page>, layout: Layout) -> Found {
+    pages.sort_unstable_by_key(|page| std::cmp::Reverse(page.generation));
+    let generation = pages.first().map_or(0, |page| page.generation);
+    let mut used = vec![false; layout.blocks as usize];
+    let mut keys: HashSet<Vec<u8>> = HashSet::new();
+    let mut stale = Vec::new();
+    let mut whole = Vec::new();
+    for page in pages {
+        let slots: Vec<usize> = page.blocks.iter().map(|(block, _)| *block as usize).collect();
+        let distinct = slots.iter().collect::<HashSet<_>>().len() == slots.len();
+        let free = distinct && slots.iter().all(|slot| used.get(*slot) == Some(&false));
+        // Its key is taken even if it is not whole: an older object of the key must not come back.
+        if keys.insert(page.key.clone()) && free {
+            slots.iter().filter_map(|slot| used.get_mut(*slot).map(|used| *used = true)).count();
+            whole.push(page);
+        } else {
+            stale.extend(page.blocks.first().map(|(block, _)| *block));
+        }
+    }
+    let blocks = (0..layout.blocks).rev().filter(|block| used.get(*block as usize) == Some(&false)).collect();
+    let free = Free::new(blocks);
+    let mut index = Index::default();
+    // The oldest first, so that they are the first to go.
+    for page in whole.into_iter().rev() {
+        let (blocks, crcs) = page.blocks.into_iter().unzip();
+        let taken = Taken::these(blocks, &free);
+        index.enter(&page.key, Arc::new(Stored { generation: page.generation, len: page.len, crcs, taken }));
+    }
+    Found { index, free, generation, stale }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { block: 4096, blocks: 10 };
+
+    fn page(key: &str, generation: u64, blocks: &[u32]) -> Page {
+        Page {
+            generation,
+            key: key.into(),
+            len: blocks.len() as u64 * 4096,
+            blocks: blocks.iter().map(|&block| (block, 0)).collect(),
+        }
+    }
+
+    fn keys(found: &Found) -> Vec<String> {
+        found.index.keys().iter().map(|key| String::from_utf8(key.to_vec()).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_newest_of_a_key_stays() {
+        let found = settle(vec![page("a", 1, &[0]), page("b", 2, &[1, 2]), page("a", 3, &[3])], LAYOUT);
+        assert_eq!(keys(&found), ["b", "a"]);
+        assert_eq!(found.stale, [0]);
+        assert_eq!(found.free.len(), 7);
+        assert_eq!(found.generation, 3);
+    }
+
+    #[test]
+    fn an_object_without_all_its_blocks_is_gone_and_hides_older_ones() {
+        let pages =
+            vec![page("a", 1, &[5]), page("a", 2, &[0, 1]), page("b", 3, &[1]), page("c", 4, &[7, 7])];
+        let found = settle(pages, LAYOUT);
+        assert_eq!(keys(&found), ["b"]);
+        assert_eq!(found.stale, [7, 0, 5]);
+        assert_eq!(found.free.len(), 9);
+    }
+}

@@ -1,0 +1,78 @@
+//! What the file is: its layout, and which life it lives. Pages of a former life are none.
+
+use moongate_memory::Crc32c;
+
+use crate::block::Layout;
+use crate::buffer::ALIGN;
+
+const MAGIC: &[u8; 8] = b"moonfile";
+const VERSION: u32 = 1;
+const SEAL: usize = ALIGN - 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    pub(crate) layout: Layout,
+    /// Chosen by chance whenever the file begins anew.
+    pub(crate) life: u64,
+    /// Which start of the machine it was last opened in.
+    pub(crate) boot: u128,
+    /// Whether all had reached the disk when it was closed.
+    pub(crate) clean: bool,
+}
+
+impl Superblock {
+    pub(crate) fn encode(&self, into: &mut [u8]) {
+        let mut bytes = Vec::with_capacity(ALIGN);
+        bytes.extend(MAGIC);
+        for number in [VERSION, self.layout.block, self.layout.blocks, u32::from(self.clean)] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend(self.life.to_le_bytes());
+        bytes.extend(self.boot.to_le_bytes());
+        bytes.resize(SEAL, 0);
+        bytes.extend(Crc32c::of(&bytes).to_le_bytes());
+        into.copy_from_slice(&bytes);
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (body, seal) = bytes.split_at_checked(SEAL)?;
+        if body.get(..8)? != MAGIC || Crc32c::of(body).to_le_bytes() != seal {
+            return None;
+        }
+        let number = |at: usize| Some(u32::from_le_bytes(body.get(at..at + 4)?.try_into().ok()?));
+        if number(8)? != VERSION {
+            return None;
+        }
+        Some(Self {
+            layout: Layout { block: number(12)?, blocks: number(16)? },
+            clean: number(20)? == 1,
+            life: u64::from_le_bytes(body.get(24..32)?.try_into().ok()?),
+            boot: u128::from_le_bytes(body.get(32..48)?.try_into().ok()?),
+        })
+    }
+}
+
+/// This start of the machine. 0 where the system does not tell.
+pub(crate) fn boot() -> u128 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_changed_bit_is_noticed() {
+        let superblock =
+            Superblock { layout: Layout { block: 4096, blocks: 77 }, life: 3, boot: boot(), clean: true };
+        let mut good = vec![0; ALIGN];
+        superblock.encode(&mut good);
+        assert_eq!(Superblock::decode(&good), Some(superblock));
+        for bit in 0..ALIGN * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Superblock::decode(&bad), None, "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,520 @@
+//! Objects in a file.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use moongate_memory::Crc32c;
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, OFlags};
+
+use crate::block::{Free, Layout, Taken};
+use crate::buffer::{ALIGN, aligned};
+use crate::engine::{Direction, Engine, Piece, Visit};
+use crate::index::{Index, Stored};
+use crate::page::{MAX_BLOCKS, MAX_KEY, Page, blocks_of};
+use crate::scan::{Found, scan};
+use crate::superblock::{Superblock, boot};
+use crate::{Error, Options};
+
+/// How long a disk may take for what a killed process has asked of it.
+const LAST_OPERATIONS: Duration = Duration::from_secs(3);
+
+/// A store of objects in one file. Threads share it.
+#[derive(Debug)]
+pub struct Tier {
+    path: PathBuf,
+    file: File,
+    layout: Layout,
+    superblock: Superblock,
+    engine: Engine,
+    index: Mutex<Index>,
+    free: Arc<Free>,
+    generation: AtomicU64,
+    evicted: AtomicU64,
+    damaged: AtomicU64,
+    /// Whether what it holds was there when it was opened.
+    kept: bool,
+}
+
+/// Numbers about a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Objects that it has.
+    pub objects: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Bytes of blocks that hold none.
+    pub free: u64,
+    /// Objects that made room for others, since it was opened.
+    pub evicted: u64,
+    /// Objects that were damaged and dropped, since it was opened.
+    pub damaged: u64,
+    /// Whether it reads and writes through io_uring.
+    pub io_uring: bool,
+}
+
+impl Tier {
+    /// Opens a tier with what it holds, or begins a new one: if there is none, if its sizes are others, or if the machine lost its
+    /// power while it was open.
+    ///
+    /// # Errors
+    /// [`Error::Options`], [`Error::InUse`], or as the file system says.
+    pub fn open(options: &Options) -> Result<Self, Error> {
+        let layout = Layout::of(options)?;
+        let failed = |problem| Error::Io { path: options.path.clone(), problem };
+        let file = open_direct(&options.path).map_err(failed)?;
+        lock(&file, &options.path)?;
+        let engine = Engine::new(layout.block as usize, options.io_uring);
+        let before = read_superblock(&file, &engine).map_err(failed)?;
+        let usable =
+            before.filter(|before| before.layout == layout && (before.clean || before.boot == boot()));
+        if before.is_some() && usable.is_none() {
+            tracing::warn!(
+                "{}: other sizes, or not closed before the machine went down: beginning anew",
+                options.path.display()
+            );
+        }
+        let life = usable.map_or_else(|| fastrand::u64(..), |usable| usable.life);
+        let superblock = Superblock { layout, life, boot: boot(), clean: false };
+        let found = if usable.is_some() {
+            scan(&file, &engine, layout, life).map_err(failed)?
+        } else {
+            reserve(&file, layout.end()).map_err(failed)?;
+            let free = Free::new((0..layout.blocks).rev().collect());
+            Found { index: Index::default(), free, generation: 0, stale: Vec::new() }
+        };
+        let tier = Self {
+            path: options.path.clone(),
+            file,
+            layout,
+            superblock,
+            engine,
+            index: Mutex::new(found.index),
+            free: found.free,
+            generation: AtomicU64::new(found.generation),
+            evicted: AtomicU64::new(0),
+            damaged: AtomicU64::new(0),
+            kept: usable.is_some(),
+        };
+        tier.wipe(&found.stale)?;
+        tier.write_superblock(superblock)?;
+        Ok(tier)
+    }
+
+    /// Whether it was there before, with what it holds.
+    #[must_use]
+    pub fn kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Closes it so that it can be opened after the machine was started anew, too.
+    ///
+    /// # Errors
+    /// As the file system.
+    pub fn close(self) -> Result<(), Error> {
+        self.file.sync_data().map_err(|problem| self.failed(problem))?;
+        self.write_superblock(Superblock { clean: true, ..self.superblock })?;
+        self.file.sync_data().map_err(|problem| self.failed(problem))
+    }
+
+    /// Longest object in bytes.
+    #[must_use]
+    pub fn longest(&self) -> u64 {
+        let blocks = (MAX_BLOCKS as u64).min(u64::from(self.layout.blocks));
+        blocks * u64::from(self.layout.block)
+    }
+
+    /// Writes an object, in the place of an older one of its key.
+    ///
+    /// # Errors
+    /// As [`Tier::put_with`].
+    pub fn put(&self, key: &[u8], bytes: &[u8]) -> Result<(), Error> {
+        self.put_with(key, bytes.len() as u64, |offset, into| {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX);
+            if let Some(part) = bytes.get(start..).and_then(|rest| rest.get(..into.len())) {
+                into.copy_from_slice(part);
+            }
+        })
+    }
+
+    /// Writes an object of `len` bytes. Its parts are asked for in their order, each with its offset.
+    ///
+    /// # Errors
+    /// When key or object do not fit, when all blocks are in use just now, or as the disk says. Then an older object of the key stays.
+    pub fn put_with(&self, key: &[u8], len: u64, fill: impl FnMut(u64, &mut [u8])) -> Result<(), Error> {
+        if key.is_empty() || key.len() > MAX_KEY {
+            return Err(Error::Key(key.len()));
+        }
+        if len == 0 || len > self.longest() {
+            return Err(Error::Length { len, most: self.longest() });
+        }
+        let mut taken = self.room(blocks_of(len, self.layout.block))?;
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        let crcs = self.write_blocks(&taken, len, fill)?;
+        let blocks = taken.blocks.iter().copied().zip(crcs.iter().copied()).collect();
+        let page = Page { generation, key: key.to_vec(), len, blocks };
+        // The page comes after all blocks: with it the object is there.
+        if let Err(problem) = self.write_page(&page) {
+            // It may be there or not, so its blocks must not get other bytes.
+            taken.retire();
+            return Err(problem);
+        }
+        let stored = Arc::new(Stored { generation, len, crcs, taken });
+        let gone = self.index.lock().enter(key, stored);
+        self.drop_all(gone.into_iter().collect())
+    }
+
+    /// Reads an object: its parts are handed over in any order, each with its offset. What was handed over counts only once the
+    /// whole has come well. None when there is none.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], or as the disk says.
+    pub fn get_with(&self, key: &[u8], mut take: impl FnMut(u64, &[u8])) -> Result<Option<u64>, Error> {
+        let mut outcomes = self.get_many(&[key], |_, offset, bytes| take(offset, bytes));
+        outcomes.pop().unwrap_or(Ok(None))
+    }
+
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// As [`Tier::get_with`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        let mut object = Vec::new();
+        let found = self.get_with(key, |offset, bytes| {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX);
+            // Its length is known once the last part is there; most objects come in order.
+            if object.len() < start + bytes.len() {
+                object.resize(start + bytes.len(), 0);
+            }
+            if let Some(into) = object.get_mut(start..start + bytes.len()) {
+                into.copy_from_slice(bytes);
+            }
+        })?;
+        Ok(found.map(|_| object))
+    }
+
+    /// Reads several objects at once. `take` is told which of the keys, the offset, and the bytes; the answers are as those of
+    /// [`Tier::get_with`], one for each key.
+    pub fn get_many(
+        &self,
+        keys: &[&[u8]],
+        take: impl FnMut(usize, u64, &[u8]),
+    ) -> Vec<Result<Option<u64>, Error>> {
+        let objects: Vec<Option<Arc<Stored>>> = {
+            let mut index = self.index.lock();
+            keys.iter().map(|key| index.used(key)).collect()
+        };
+        let mut reading =
+            Reading { layout: self.layout, parts: Vec::new(), failures: Vec::new(), objects: &objects, take };
+        let mut pieces = Vec::new();
+        for (object, stored) in objects.iter().enumerate() {
+            for (number, block) in stored.iter().flat_map(|stored| stored.taken.blocks.iter().enumerate()) {
+                let len = stored.as_ref().map_or(0, |stored| part_len(stored.len, number, self.layout.block));
+                pieces.push(Piece { offset: self.layout.data(*block), len: aligned(len) as usize });
+                reading.parts.push(Part { object, number });
+            }
+        }
+        let outcome = self.engine.transfer(&self.file, Direction::Read, &pieces, &mut reading);
+        let mut failures: Vec<Option<Error>> = keys.iter().map(|_| None).collect();
+        for (object, failure) in reading.failures {
+            if let Some(slot) = failures.get_mut(object) {
+                *slot = Some(failure.told(&self.path));
+            }
+        }
+        let answers = keys.iter().zip(&objects).zip(failures).map(|((key, stored), failure)| {
+            let Some(stored) = stored else { return Ok(None) };
+            match (failure, &outcome) {
+                (Some(failure), _) => {
+                    self.drop_damaged(key, stored, &failure);
+                    Err(failure)
+                }
+                (None, Err(problem)) => Err(self.failed(io::Error::new(problem.kind(), problem.to_string()))),
+                (None, Ok(())) => Ok(Some(stored.len)),
+            }
+        });
+        answers.collect()
+    }
+
+    /// Whether it has an object, without counting as its use.
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        self.index.lock().contains(key)
+    }
+
+    /// Removes an object. Whether there was one.
+    ///
+    /// # Errors
+    /// As the disk says; the object is gone until the tier is opened again.
+    pub fn remove(&self, key: &[u8]) -> Result<bool, Error> {
+        let gone = self.index.lock().remove(key);
+        let there = gone.is_some();
+        self.drop_all(gone.into_iter().collect())?;
+        Ok(there)
+    }
+
+    /// All keys, the next to make room first.
+    #[must_use]
+    pub fn keys(&self) -> Vec<Arc<[u8]>> {
+        self.index.lock().keys()
+    }
+
+    /// Numbers.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let index = self.index.lock();
+        Counts {
+            objects: index.len() as u64,
+            bytes: index.bytes(),
+            free: self.free.len() as u64 * u64::from(self.layout.block),
+            evicted: self.evicted.load(Ordering::Relaxed),
+            damaged: self.damaged.load(Ordering::Relaxed),
+            io_uring: self.engine.is_ring(),
+        }
+    }
+
+    /// Takes free blocks; objects that were not used longest make room.
+    fn room(&self, count: u64) -> Result<Taken, Error> {
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        loop {
+            if let Some(taken) = self.free.take(count) {
+                return Ok(taken);
+            }
+            let mut gone = Vec::new();
+            let mut lacking = count.saturating_sub(self.free.len());
+            let mut index = self.index.lock();
+            while lacking > 0
+                && let Some(stored) = index.pop()
+            {
+                lacking = lacking.saturating_sub(stored.taken.blocks.len());
+                gone.push(stored);
+            }
+            drop(index);
+            if gone.is_empty() && self.free.len() < count {
+                return Err(Error::Busy);
+            }
+            self.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
+            self.drop_all(gone)?;
+        }
+    }
+
+    /// Objects that are not in the index any more: their pages go before their blocks are free.
+    fn drop_all(&self, gone: Vec<Arc<Stored>>) -> Result<(), Error> {
+        let pages: Vec<u32> = gone.iter().filter_map(|stored| stored.first()).collect();
+        let wiped = self.wipe(&pages);
+        if wiped.is_err() {
+            // A page that stays tells of blocks that must not get other bytes. They are lost until the tier is opened again.
+            gone.into_iter().for_each(std::mem::forget);
+        }
+        wiped
+    }
+
+    fn drop_damaged(&self, key: &[u8], stored: &Arc<Stored>, failure: &Error) {
+        if !self.index.lock().remove_this(key, stored) {
+            return;
+        }
+        self.damaged.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!("{}: {failure}", self.path.display());
+        if let Err(problem) = self.drop_all(vec![Arc::clone(stored)]) {
+            tracing::warn!("the page of a damaged object cannot be wiped: {problem}");
+        }
+    }
+
+    fn write_blocks(
+        &self,
+        taken: &Taken,
+        len: u64,
+        fill: impl FnMut(u64, &mut [u8]),
+    ) -> Result<Vec<u32>, Error> {
+        let block = self.layout.block;
+        let pieces: Vec<Piece> = taken
+            .blocks
+            .iter()
+            .enumerate()
+            .map(|(number, at)| Piece {
+                offset: self.layout.data(*at),
+                len: aligned(part_len(len, number, block)) as usize,
+            })
+            .collect();
+        let mut writing = Writing { len, block, crcs: Vec::with_capacity(pieces.len()), problem: None, fill };
+        let outcome = self.engine.transfer(&self.file, Direction::Write, &pieces, &mut writing);
+        match (outcome, writing.problem) {
+            (Ok(()), None) => Ok(writing.crcs),
+            (Err(problem), _) | (_, Some(problem)) => Err(self.failed(problem)),
+        }
+    }
+
+    fn write_page(&self, page: &Page) -> Result<(), Error> {
+        let at = page.blocks.first().map_or(0, |(block, _)| *block);
+        self.write_pages(&[at], |bytes| page.encode(self.superblock.life, bytes))
+    }
+
+    fn wipe(&self, blocks: &[u32]) -> Result<(), Error> {
+        self.write_pages(blocks, |bytes| bytes.fill(0))
+    }
+
+    fn write_pages(&self, blocks: &[u32], mut fill: impl FnMut(&mut [u8])) -> Result<(), Error> {
+        let pieces: Vec<Piece> =
+            blocks.iter().map(|block| Piece { offset: self.layout.page(*block), len: ALIGN }).collect();
+        self.write_whole(&pieces, |_, bytes| fill(bytes))
+    }
+
+    fn write_superblock(&self, superblock: Superblock) -> Result<(), Error> {
+        self.write_whole(&[Piece { offset: 0, len: ALIGN }], |_, bytes| superblock.encode(bytes))
+    }
+
+    fn write_whole(&self, pieces: &[Piece], fill: impl FnMut(u64, &mut [u8])) -> Result<(), Error> {
+        let len = (pieces.len() * ALIGN) as u64;
+        let mut writing = Writing { len, block: ALIGN as u32, crcs: Vec::new(), problem: None, fill };
+        let outcome = self.engine.transfer(&self.file, Direction::Write, pieces, &mut writing);
+        outcome.and_then(|()| writing.problem.map_or(Ok(()), Err)).map_err(|problem| self.failed(problem))
+    }
+
+    fn failed(&self, problem: io::Error) -> Error {
+        Error::Io { path: self.path.clone(), problem }
+    }
+}
+
+/// Bytes of an object in its block of this number.
+fn part_len(len: u64, number: usize, block: u32) -> u64 {
+    let before = number as u64 * u64::from(block);
+    len.saturating_sub(before).min(u64::from(block))
+}
+
+/// Blocks of an object on their way to the file.
+struct Writing<F> {
+    len: u64,
+    block: u32,
+    crcs: Vec<u32>,
+    problem: Option<io::Error>,
+    fill: F,
+}
+
+impl<F: FnMut(u64, &mut [u8])> Visit for Writing<F> {
+    fn fill(&mut self, piece: usize, bytes: &mut [u8]) {
+        let len = usize::try_from(part_len(self.len, piece, self.block)).unwrap_or(usize::MAX);
+        let (part, padding) = bytes.split_at_mut(len.min(bytes.len()));
+        (self.fill)(piece as u64 * u64::from(self.block), part);
+        padding.fill(0);
+        self.crcs.push(Crc32c::of(part));
+    }
+
+    fn over(&mut self, _: usize, outcome: io::Result<&[u8]>) {
+        if let Err(problem) = outcome {
+            self.problem = Some(problem);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    object: usize,
+    number: usize,
+}
+
+enum Failure {
+    Io(io::Error),
+    Damaged { len: u64, block: u32 },
+}
+
+impl Failure {
+    fn told(self, path: &Path) -> Error {
+        match self {
+            Self::Io(problem) => Error::Io { path: path.to_owned(), problem },
+            Self::Damaged { len, block } => Error::Damaged { len, block },
+        }
+    }
+}
+
+/// Blocks of objects on their way from the file.
+struct Reading<'a, F> {
+    layout: Layout,
+    /// Which part of which object a piece is.
+    parts: Vec<Part>,
+    failures: Vec<(usize, Failure)>,
+    objects: &'a [Option<Arc<Stored>>],
+    take: F,
+}
+
+impl<F: FnMut(usize, u64, &[u8])> Visit for Reading<'_, F> {
+    fn fill(&mut self, _: usize, _: &mut [u8]) {}
+
+    fn over(&mut self, piece: usize, outcome: io::Result<&[u8]>) {
+        let Some(&Part { object, number }) = self.parts.get(piece) else { return };
+        let Some(stored) = self.objects.get(object).and_then(Option::as_ref) else { return };
+        let bytes = match outcome {
+            Ok(bytes) => bytes,
+            Err(problem) => return self.failures.push((object, Failure::Io(problem))),
+        };
+        let len = usize::try_from(part_len(stored.len, number, self.layout.block)).unwrap_or(usize::MAX);
+        let part = bytes.get(..len).unwrap_or_default();
+        if Some(&Crc32c::of(part)) == stored.crcs.get(number) {
+            (self.take)(object, number as u64 * u64::from(self.layout.block), part);
+        } else {
+            let block = stored.taken.blocks.get(number).copied().unwrap_or_default();
+            self.failures.push((object, Failure::Damaged { len: stored.len, block }));
+        }
+    }
+}
+
+/// Opened past the system's cache: the tier is one itself, and its blocks are read once.
+fn open_direct(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    let flag = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
+    match options.clone().custom_flags(flag).open(path) {
+        Err(problem) if problem.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+            tracing::info!("{}: no direct I/O here; the system caches it too", path.display());
+            options.open(path)
+        }
+        opened => opened,
+    }
+}
+
+/// Holds the file against other processes. What a killed one had asked of the disk ends a little later than the process, and its lock
+/// with it.
+fn lock(file: &File, path: &Path) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(problem)) => return Err(Error::Io { path: path.to_owned(), problem }),
+            Err(TryLockError::WouldBlock) if begun.elapsed() > LAST_OPERATIONS => {
+                return Err(Error::InUse(path.to_owned()));
+            }
+            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// Takes the file's space on its disk.
+fn reserve(file: &File, len: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
+        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len),
+        reserved => Ok(reserved?),
+    }
+}
+
+/// None when there is none that is whole.
+fn read_superblock(file: &File, engine: &Engine) -> io::Result<Option<Superblock>> {
+    struct First(Option<Superblock>, Option<io::Error>);
+    impl Visit for First {
+        fn fill(&mut self, _: usize, _: &mut [u8]) {}
+        fn over(&mut self, _: usize, outcome: io::Result<&[u8]>) {
+            match outcome {
+                Ok(bytes) => self.0 = Superblock::decode(bytes),
+                // A new file has no first block.
+                Err(problem) if problem.kind() == io::ErrorKind::UnexpectedEof => {}
+                Err(problem) => self.1 = Some(problem),
+            }
+        }
+    }
+    let mut first = First(None, None);
+    engine.transfer(file, Direction::Read, &[Piece { offset: 0, len: ALIGN }], &mut first)?;
+    first.1.map_or(Ok(first.0), Err)
+}

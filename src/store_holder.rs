@@ -1,0 +1,40 @@
+//! `moongate store-holder`: keeps a store's memory while the store itself is away.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use moongate_memory::holder::Keeper;
+use moongate_runtime::terminated;
+use moongate_telemetry::LogOptions;
+
+/// Flags of `moongate store-holder`.
+#[derive(Debug, Args)]
+pub(crate) struct HolderCommand {
+    /// Where the store asks for its memory: a Unix socket. Only processes of the same user are answered.
+    #[arg(long, value_name = "PATH", env = "MOONGATE_HOLDER_SOCKET")]
+    socket: PathBuf,
+
+    /// Most memory to keep, in bytes. It is taken from the machine when the store first writes to it.
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_HOLDER_MAX_BYTES", default_value_t = 1 << 42)]
+    max_bytes: u64,
+
+    #[command(flatten)]
+    pub(crate) logs: LogOptions,
+}
+
+/// Keeps until asked to stop; then the memory is freed, as soon as the store lets go of it too.
+pub(crate) async fn run(command: HolderCommand) -> anyhow::Result<ExitCode> {
+    let keeper = Keeper::bind(&command.socket, command.max_bytes)?;
+    let stopper = keeper.stopper();
+    tracing::info!("keeping the store's memory; it is asked for at {}", command.socket.display());
+    let mut keeping = tokio::task::spawn_blocking(move || keeper.run());
+    tokio::select! {
+        ended = &mut keeping => ended?,
+        () = terminated() => {
+            stopper.stop();
+            keeping.await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

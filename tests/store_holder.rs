@@ -1,0 +1,88 @@
+//! `moongate store-holder`: memory and sockets that outlive who uses them.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use moongate_memory::holder::Holder;
+use moongate_memory::{Pages, Region};
+
+/// Longer than a start or an end takes, on a machine that is busy with other things too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The command, killed when dropped.
+struct Running {
+    child: Child,
+    holder: Holder,
+}
+
+fn command(socket: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
+    command.arg("store-holder").arg("--socket").arg(socket);
+    command
+}
+
+impl Running {
+    fn start(socket: PathBuf) -> Self {
+        let mut running = Self { child: command(&socket).spawn().unwrap(), holder: Holder::at(socket) };
+        let begun = Instant::now();
+        while running.holder.names().is_err() {
+            assert!(running.child.try_wait().unwrap().is_none(), "it ended");
+            assert!(begun.elapsed() < PATIENCE, "it does not answer");
+            thread::sleep(Duration::from_millis(5));
+        }
+        running
+    }
+
+    fn terminate(mut self) -> Option<i32> {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails when it has ended already.
+        let _ended = self.child.kill();
+        self.child.wait().unwrap();
+    }
+}
+
+#[test]
+fn keeps_memory_until_it_is_asked_to_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("holder");
+    let running = Running::start(socket.clone());
+    let memory = running.holder.memory("a", 1 << 20, Pages::Normal).unwrap();
+    Region::from_fd(memory.fd, 1 << 20, None).unwrap().write_at(0, b"moon").unwrap();
+    let again = running.holder.memory("a", 1 << 20, Pages::Normal).unwrap();
+    assert!(!again.fresh);
+    let mut bytes = [0; 4];
+    Region::from_fd(again.fd, 1 << 20, None).unwrap().read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"moon");
+
+    assert_eq!(command(&socket).status().unwrap().code(), Some(1), "a second one at the same socket");
+    assert_eq!(running.terminate(), Some(0));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_killed_one_can_be_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("holder");
+    let running = Running::start(socket.clone());
+    running.holder.memory("a", 1 << 20, Pages::Normal).unwrap();
+    drop(running);
+    assert!(socket.exists());
+    let running = Running::start(socket);
+    assert!(running.holder.memory("a", 1 << 20, Pages::Normal).unwrap().fresh, "what it held died with it");
+}
+
+#[test]
+fn wants_a_socket() {
+    let status = Command::new(env!("CARGO_BIN_EXE_moongate")).arg("store-holder").status().unwrap();
+    assert_eq!(status.code(), Some(2));
+}
