@@ -62,6 +62,8 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-kvstore",
             "moongate-memory",
             "moongate-transfer",
+            "moongate-kvcore",
+            "moongate-master",
             "mooncake-wire",
             "moongate-runtime",
             "moongate-telemetry",

@@ -1,0 +1,52 @@
+//! Masters and metadata servers of either kind.
+
+use moongate_master::MetadataFace;
+
+use crate::caller::{Ours, ours};
+use crate::world::{HANDSHAKE, NEWEST, RealMaster};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Whose {
+    Theirs,
+    Ours,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Found {
+    ByHandshake,
+    ByServer,
+}
+
+/// A master and, if it is asked for, a metadata server.
+pub(crate) struct Store {
+    pub(crate) rpc: String,
+    pub(crate) metadata: String,
+    pub(crate) theirs: Option<RealMaster>,
+    _ours: Vec<Ours>,
+}
+
+impl Store {
+    pub(crate) async fn start(whose: Whose, found: Found) -> Self {
+        let face = MetadataFace { address: "127.0.0.1:0".parse().unwrap(), folder: None, cleanup: false };
+        // Mooncake's own metadata server listens on all interfaces, and has no port 0; ours answers the same.
+        let ours = ours(matches!(found, Found::ByServer).then_some(face)).await;
+        let metadata = match ours.faces.metadata {
+            Some(address) => format!("http://{address}/metadata"),
+            None => HANDSHAKE.to_owned(),
+        };
+        match whose {
+            Whose::Ours => Self { rpc: ours.rpc.clone(), metadata, theirs: None, _ours: vec![ours] },
+            Whose::Theirs => {
+                let theirs = RealMaster::start(NEWEST).await;
+                Self { rpc: theirs.rpc.clone(), metadata, theirs: Some(theirs), _ours: vec![ours] }
+            }
+        }
+    }
+
+    /// Another master of Mooncake's at the same address.
+    pub(crate) async fn restart(&mut self) {
+        let mut theirs = self.theirs.take().expect("it is theirs");
+        theirs.kill().await;
+        self.theirs = Some(theirs.start_again().await);
+    }
+}
