@@ -28,13 +28,13 @@ pub struct Flags {
     /// How long to wait for the master and the metadata server at start, in seconds
     #[arg(long, env = "MOONGATE_MAX_WAIT_TIME", value_name = "SECONDS", default_value_t = 60.0)]
     pub max_wait_time: f64,
-    /// Address to listen on [default: that of the local hostname]
+    /// Address to listen on, if it is not that of the local hostname
     #[arg(long, env = "MOONGATE_LISTEN", value_name = "IP")]
     pub listen: Option<IpAddr>,
     /// Networks that may connect, as 10.0.0.0/8,fd00::/8; the protocol itself asks nobody who they are
     #[arg(long, alias = "allow_peers", env = "MOONGATE_ALLOW_PEERS", value_name = "CIDR,...", default_value_t = Peers::all())]
     pub allow_peers: Peers,
-    /// Port of transfers [default: the one of the last run, else any that is free]
+    /// Port of transfers; 0 for the one of the last run with the same memory, or else any that is free
     #[arg(long, alias = "data_port", env = "MOONGATE_DATA_PORT", value_name = "PORT", default_value_t = 0)]
     pub data_port: u16,
     /// Where the memory is kept: `process`, `holder:SOCKET` (see `moongate store-holder`) or `folder:PATH`
