@@ -33,7 +33,7 @@ async fn copies_and_moves(whose: Whose) {
     let bytes: Vec<u8> = (0..(9 << 20) + 5).map(|at: u32| (at % 251) as u8).collect();
     let options = PutOptions { preferred_segments: vec![here.clone()], ..PutOptions::default() };
     client.put(KEY, &bytes, &options).await.unwrap();
-    assert_eq!(places(&client).await, [here.clone()]);
+    assert_eq!(places(&client).await, std::slice::from_ref(&here));
 
     let master = client.objects().master();
     let copy = CopyTaskArguments { key: KEY, tenant: DEFAULT_TENANT, targets: vec![there.as_str()] };
