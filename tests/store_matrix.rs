@@ -141,7 +141,9 @@ async fn metadata_server(supervisor: &Supervisor) -> String {
 
 /// What the other client puts under a key: the key, again and again.
 fn content(key: &str, size: usize) -> Vec<u8> {
-    key.bytes().cycle().take(size).collect()
+    let mut bytes = key.repeat(size / key.len() + 1).into_bytes();
+    bytes.truncate(size);
+    bytes
 }
 
 /// Both clients put objects of all sizes and get each other's.
