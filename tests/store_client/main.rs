@@ -1,7 +1,7 @@
 //! Nodes that are slow, silent, broken or restarted: other replicas, other attempts, no wrong bytes.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[path = "../../../master/tests/caller/mod.rs"]
+#[path = "../../kvstore/master/tests/caller/mod.rs"]
 mod caller;
 mod node;
 

@@ -2,9 +2,9 @@
 //! of the data plane, found in either way. What one client puts the other gets, byte for byte.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[path = "../../master/tests/caller/mod.rs"]
+#[path = "../kvstore/master/tests/caller/mod.rs"]
 mod caller;
-#[path = "../../tests/store/world.rs"]
+#[path = "../kvstore/tests/store/world.rs"]
 mod world;
 
 use std::collections::BTreeMap;
@@ -13,8 +13,10 @@ use std::sync::Arc;
 use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::StatusCode;
 use axum::routing::get;
-use moongate_kvclient::{Client, Metadata, Options, Put, PutOptions};
+use clap::Parser as _;
+use moongate_kvclient::{Client, Metadata, Options, Protocol, Put, PutOptions};
 use moongate_runtime::Supervisor;
+use moongate_store::{Config, Flags, RunningStore};
 use parking_lot::Mutex;
 
 use world::{HANDSHAKE, NEWEST, RealMaster, RealNode};
@@ -29,15 +31,24 @@ enum Masters {
 }
 
 #[derive(Clone, Copy, Debug)]
+enum Nodes {
+    Theirs,
+    Ours,
+}
+
+#[derive(Clone, Copy, Debug)]
 enum Found {
     ByHandshake,
     ByServer,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// The newest version that clients and nodes may speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plane {
     V1,
     V2,
+    /// Ours, between our client and our node; Mooncake's client speaks version 2 to the same node.
+    Checked,
 }
 
 /// A master that lives as long as this.
@@ -58,6 +69,47 @@ impl Master {
         match self {
             Self::Theirs(master) => master.rpc.clone(),
             Self::Ours(master) => master.rpc.address().to_string(),
+        }
+    }
+}
+
+/// A node that lives as long as this, and lends 256 MiB.
+enum Node {
+    Theirs(Box<RealNode>),
+    Ours(Box<RunningStore>),
+}
+
+impl Node {
+    async fn start(
+        which: Nodes,
+        master: &str,
+        metadata: &str,
+        variables: &[(&str, &str)],
+        supervisor: &Supervisor,
+    ) -> Self {
+        match which {
+            Nodes::Theirs => {
+                Self::Theirs(Box::new(RealNode::start_with(NEWEST, master, metadata, 256, variables).await))
+            }
+            Nodes::Ours => {
+                let flags = Flags::parse_from(["moongate store", "--port=0", "--listen=127.0.0.1"]);
+                let value = |key: &str| match key {
+                    "MOONCAKE_LOCAL_HOSTNAME" => Some("127.0.0.1".to_owned()),
+                    "MOONCAKE_TE_META_DATA_SERVER" => Some(metadata.to_owned()),
+                    "MOONCAKE_MASTER" => Some(master.to_owned()),
+                    "MOONCAKE_GLOBAL_SEGMENT_SIZE" => Some((256 << 20).to_string()),
+                    _ => None,
+                };
+                let config = Config::read(None, &[], value).unwrap();
+                Self::Ours(Box::new(moongate_store::start(flags, config, supervisor).await.unwrap()))
+            }
+        }
+    }
+
+    async fn stop(self) {
+        match self {
+            Self::Theirs(mut node) => node.close().await,
+            Self::Ours(node) => node.stop().await,
         }
     }
 }
@@ -89,7 +141,9 @@ async fn metadata_server(supervisor: &Supervisor) -> String {
 
 /// What the other client puts under a key: the key, again and again.
 fn content(key: &str, size: usize) -> Vec<u8> {
-    key.bytes().cycle().take(size).collect()
+    let mut bytes = key.repeat(size / key.len() + 1).into_bytes();
+    bytes.truncate(size);
+    bytes
 }
 
 /// Both clients put objects of all sizes and get each other's.
@@ -120,8 +174,8 @@ async fn both_ways(ours: &Client, theirs: &mut RealNode, what: &str) {
     }
 }
 
-async fn with_their_node(masters: Masters, found: Found, plane: Plane) {
-    let what = format!("{masters:?}, {found:?}, {plane:?}");
+async fn check(masters: Masters, nodes: Nodes, found: Found, plane: Plane) {
+    let what = format!("{masters:?} master, {nodes:?} node, {found:?}, {plane:?}");
     let supervisor = Supervisor::new();
     let master = Master::start(masters).await;
     let metadata = match found {
@@ -129,38 +183,51 @@ async fn with_their_node(masters: Masters, found: Found, plane: Plane) {
         Found::ByServer => metadata_server(&supervisor).await,
     };
     let mut variables = vec![("BUFFER_MEBIBYTES", "160")];
-    if matches!(plane, Plane::V1) {
+    if plane == Plane::V1 {
         variables.push(("MC_TCP_PROTO", "1"));
     }
-    let mut node = RealNode::start_with(NEWEST, &master.rpc(), &metadata, 256, &variables).await;
-    let options = Options { metadata: metadata.parse::<Metadata>().unwrap(), ..Options::default() };
+    let node = Node::start(nodes, &master.rpc(), &metadata, &variables, &supervisor).await;
+    let newest_protocol = match plane {
+        Plane::V1 => Protocol::V1,
+        Plane::V2 => Protocol::V2,
+        Plane::Checked => Protocol::Checked,
+    };
+    let metadata_of_ours = metadata.parse::<Metadata>().unwrap();
+    let options = Options { metadata: metadata_of_ours, newest_protocol, ..Options::default() };
     let client = Client::new(&master.rpc(), options, &supervisor).unwrap();
-    // The node's own process reads its own memory without the data plane, so another one reads and writes too.
+    // A node's own process reads its own memory without the data plane, so it is another one that reads and writes.
     let mut theirs = RealNode::start_with(NEWEST, &master.rpc(), &metadata, 0, &variables).await;
     both_ways(&client, &mut theirs, &what).await;
-    node.close().await;
+    node.stop().await;
 }
 
-#[tokio::test]
-async fn their_master_their_node_handshake() {
-    with_their_node(Masters::Theirs, Found::ByHandshake, Plane::V1).await;
-    with_their_node(Masters::Theirs, Found::ByHandshake, Plane::V2).await;
+/// Both ways of finding nodes, and all versions that can be spoken to the node.
+async fn check_all(masters: Masters, nodes: Nodes) {
+    for found in [Found::ByHandshake, Found::ByServer] {
+        check(masters, nodes, found, Plane::V1).await;
+        check(masters, nodes, found, Plane::V2).await;
+        if matches!(nodes, Nodes::Ours) {
+            check(masters, nodes, found, Plane::Checked).await;
+        }
+    }
 }
 
-#[tokio::test]
-async fn their_master_their_node_metadata_server() {
-    with_their_node(Masters::Theirs, Found::ByServer, Plane::V1).await;
-    with_their_node(Masters::Theirs, Found::ByServer, Plane::V2).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn their_master_their_node() {
+    check_all(Masters::Theirs, Nodes::Theirs).await;
 }
 
-#[tokio::test]
-async fn our_master_their_node_handshake() {
-    with_their_node(Masters::Ours, Found::ByHandshake, Plane::V1).await;
-    with_their_node(Masters::Ours, Found::ByHandshake, Plane::V2).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn their_master_our_node() {
+    check_all(Masters::Theirs, Nodes::Ours).await;
 }
 
-#[tokio::test]
-async fn our_master_their_node_metadata_server() {
-    with_their_node(Masters::Ours, Found::ByServer, Plane::V1).await;
-    with_their_node(Masters::Ours, Found::ByServer, Plane::V2).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn our_master_their_node() {
+    check_all(Masters::Ours, Nodes::Theirs).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_master_our_node() {
+    check_all(Masters::Ours, Nodes::Ours).await;
 }
