@@ -62,8 +62,6 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-kvstore",
             "moongate-memory",
             "moongate-transfer",
-            "moongate-kvcore",
-            "moongate-master",
             "mooncake-wire",
             "moongate-runtime",
             "moongate-telemetry",

@@ -4,8 +4,8 @@ use moongate_runtime::Supervisor;
 use reqwest::{Client, Method};
 
 use crate::masters::{Found, Store, Whose};
-use crate::matrix::client;
 use crate::node::{Node, until};
+use crate::older::client;
 
 async fn ask(node: &Node, method: Method, path: &str, body: &str) -> (u16, String) {
     let response = Client::new().request(method, node.url(path)).body(body.to_owned()).send().await.unwrap();

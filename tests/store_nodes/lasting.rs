@@ -4,8 +4,8 @@ use moongate_kvclient::PutOptions;
 use moongate_runtime::Supervisor;
 
 use crate::masters::{Found, Store, Whose};
-use crate::matrix::client;
 use crate::node::{Node, until};
+use crate::older::client;
 use crate::world::{NEWEST, RealNode};
 
 /// A folder of its own that goes with the test.
