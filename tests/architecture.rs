@@ -103,6 +103,15 @@ const SCHEDULER_CLOSURE: &[&str] = &[
 const NOT_IN_SCHEDULER: &[&str] =
     &["std::env", "std::fs", "std::io", "std::net", "std::process", "std::thread", "Instant", "SystemTime"];
 
+/// Crates that may have unsafe code, and all files with any.
+const UNSAFE_CRATES: &[&str] = &["moongate-memory", "moongate-tier"];
+const UNSAFE_FILES: &[&str] = &[
+    "kvstore/memory/src/mapping.rs",
+    "kvstore/memory/src/numa.rs",
+    "kvstore/memory/src/socket.rs",
+    "kvstore/tier/src/ring.rs",
+];
+
 /// Longest source file. A file has one subject; one this long has several.
 const MAX_LINES: usize = 600;
 /// Names that say nothing of what is inside.
@@ -232,6 +241,31 @@ fn the_scheduler_cannot_reach_the_world() {
             assert!(!line.contains(word), "{}: the scheduler must not use {word}: {line}", path.display());
         }
     }
+}
+
+#[test]
+fn only_some_modules_are_unsafe() {
+    let denied = |path: &str| {
+        let text = read(path).replace("[workspace.lints.", "[lints.");
+        let tables = text.split("\n[").filter(|table| table.starts_with("lints."));
+        let lines = tables.flat_map(str::lines).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        lines.map(|line| line.replace("\"forbid\"", "\"deny\"")).collect::<Vec<_>>()
+    };
+    for (folder, name, _) in TABLE.iter().filter(|(_, name, _)| *name != "moongate") {
+        let manifest = format!("{folder}/Cargo.toml");
+        if UNSAFE_CRATES.contains(name) {
+            assert_eq!(denied(&manifest), denied("Cargo.toml"), "{manifest} must have the workspace's lints");
+        } else {
+            let inherits = read(&manifest).contains("[lints]\nworkspace = true");
+            assert!(inherits, "{manifest} lacks the workspace's lints, which forbid unsafe code");
+        }
+    }
+    let permits = |path: &PathBuf| read(path.to_str().unwrap()).contains("#![expect(unsafe_code");
+    let mut found: Vec<_> =
+        source_files().into_iter().filter(|path| !path.starts_with("tests") && permits(path)).collect();
+    found.sort();
+    let listed: Vec<_> = UNSAFE_FILES.iter().map(PathBuf::from).collect();
+    assert_eq!(found, listed, "files with unsafe code on the left, UNSAFE_FILES on the right");
 }
 
 #[test]

@@ -38,13 +38,9 @@ fn open(keep: Keep) -> Segment {
 
 /// Bytes that tell by themselves whether they are what was written: all follow from the first eight.
 fn bytes(seed: u64, len: u64) -> Vec<u8> {
-    let mut word = seed | 1;
-    let mut bytes = Vec::with_capacity(len as usize + 8);
-    while (bytes.len() as u64) < len {
-        bytes.extend(word.to_le_bytes());
-        word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f) | 1;
-    }
-    bytes.truncate(len as usize);
+    let mut bytes = seed.to_le_bytes().to_vec();
+    bytes.resize(len as usize, 0);
+    fastrand::Rng::with_seed(seed).fill(&mut bytes[8..]);
     bytes
 }
 

@@ -26,45 +26,57 @@ pub struct Flags {
     #[arg(long, env = "MOONGATE_STORE_PORT", default_value_t = 8080)]
     pub port: u16,
     /// How long to wait for the master and the metadata server at start, in seconds
-    #[arg(long, env = "MOONGATE_MAX_WAIT_TIME", value_name = "SECONDS", default_value_t = 60.0)]
+    #[arg(long, env = "MOONGATE_STORE_MAX_WAIT_TIME", value_name = "SECONDS", default_value_t = 60.0)]
     pub max_wait_time: f64,
-    /// Address to listen on [default: that of the local hostname]
-    #[arg(long, env = "MOONGATE_LISTEN", value_name = "IP")]
+    /// Address to listen on, if it is not that of the local hostname
+    #[arg(long, env = "MOONGATE_STORE_LISTEN", value_name = "IP")]
     pub listen: Option<IpAddr>,
     /// Networks that may connect, as 10.0.0.0/8,fd00::/8; the protocol itself asks nobody who they are
-    #[arg(long, alias = "allow_peers", env = "MOONGATE_ALLOW_PEERS", value_name = "CIDR,...", default_value_t = Peers::all())]
+    #[arg(
+        long,
+        alias = "allow_peers",
+        env = "MOONGATE_STORE_ALLOW_PEERS",
+        value_name = "CIDR,...",
+        default_value_t = Peers::all()
+    )]
     pub allow_peers: Peers,
-    /// Port of transfers [default: the one of the last run, else any that is free]
-    #[arg(long, alias = "data_port", env = "MOONGATE_DATA_PORT", value_name = "PORT", default_value_t = 0)]
+    /// Port of transfers; 0 for the one of the last run with the same memory, or else any that is free
+    #[arg(
+        long,
+        alias = "data_port",
+        env = "MOONGATE_STORE_DATA_PORT",
+        value_name = "PORT",
+        default_value_t = 0
+    )]
     pub data_port: u16,
     /// Where the memory is kept: `process`, `holder:SOCKET` (see `moongate store-holder`) or `folder:PATH`
-    #[arg(long, env = "MOONGATE_MEMORY", value_name = "WHERE", default_value = "process")]
+    #[arg(long, env = "MOONGATE_STORE_MEMORY", value_name = "WHERE", default_value = "process")]
     pub memory: Keeping,
     /// Name of the memory where it is kept
     #[arg(
         long,
         alias = "memory_label",
-        env = "MOONGATE_MEMORY_LABEL",
+        env = "MOONGATE_STORE_MEMORY_LABEL",
         value_name = "NAME",
         default_value = "segment"
     )]
     pub memory_label: String,
     /// Size of the memory's pages
-    #[arg(long, env = "MOONGATE_PAGES", value_enum, default_value_t = PageSize::Normal)]
+    #[arg(long, env = "MOONGATE_STORE_PAGES", value_enum, default_value_t = PageSize::Normal)]
     pub pages: PageSize,
     /// What becomes of the memory when the node is asked to stop: it is kept for the next run, or leaves the store.
     /// Memory of the process always leaves
-    #[arg(long, alias = "on_stop", env = "MOONGATE_ON_STOP", value_enum, default_value_t = OnStop::Keep)]
+    #[arg(long, alias = "on_stop", env = "MOONGATE_STORE_ON_STOP", value_enum, default_value_t = OnStop::Keep)]
     pub on_stop: OnStop,
     /// How long transfers in progress may take after the node was asked to stop
-    #[arg(long, alias = "drain_timeout", env = "MOONGATE_DRAIN_TIMEOUT", value_name = "TIME",
+    #[arg(long, alias = "drain_timeout", env = "MOONGATE_STORE_DRAIN_TIMEOUT", value_name = "TIME",
         default_value = "10s", value_parser = humantime::parse_duration)]
     pub drain_timeout: Duration,
     /// Connections for transfers at most
     #[arg(
         long,
         alias = "max_connections",
-        env = "MOONGATE_MAX_CONNECTIONS",
+        env = "MOONGATE_STORE_MAX_CONNECTIONS",
         value_name = "N",
         default_value_t = 1024
     )]
@@ -73,13 +85,13 @@ pub struct Flags {
     #[arg(
         long,
         alias = "max_connections_per_peer",
-        env = "MOONGATE_MAX_CONNECTIONS_PER_PEER",
+        env = "MOONGATE_STORE_MAX_CONNECTIONS_PER_PEER",
         value_name = "N",
         default_value_t = 256
     )]
     pub max_connections_per_peer: usize,
     /// Bytes per second that are read again in the background to find bits that have changed; 0 for none
-    #[arg(long, alias = "scrub_rate", env = "MOONGATE_SCRUB_RATE", value_name = "SIZE", default_value = "64mb",
+    #[arg(long, alias = "scrub_rate", env = "MOONGATE_STORE_SCRUB_RATE", value_name = "SIZE", default_value = "64mb",
         value_parser = crate::size::parse)]
     pub scrub_rate: u64,
     /// Logs

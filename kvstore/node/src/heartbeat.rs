@@ -92,8 +92,14 @@ async fn beat(membership: &Membership, pulse: &Pulse) {
 
 async fn remount(membership: &Membership, pulse: &Pulse) -> Result<(), rpc::RpcError> {
     membership.remount().await?;
+    if pulse.answered.load(Ordering::Relaxed) == 0 {
+        // Masters ask every node that is new to them.
+        return Ok(());
+    }
     pulse.remounts.fetch_add(1, Ordering::Relaxed);
     pulse.remounted.notify_one();
-    tracing::info!("the master did not know this node's memory; it has it again");
+    tracing::warn!(
+        "the master had forgotten this node; it lends its memory again, and what it held is not found any more"
+    );
     Ok(())
 }

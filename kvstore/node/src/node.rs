@@ -265,7 +265,8 @@ impl Shared {
         if let Some(port) = config.client_http_port {
             serve(port, health::router().with_state(self.clone()))?;
         }
-        serve(flags.port, rest::router().merge(health::router()).with_state(self.clone()))
+        let rest = rest::router(flags.allow_peers.clone());
+        serve(flags.port, rest.merge(health::router()).with_state(self.clone()))
     }
 
     /// Lends a further segment, which ends with the process.

@@ -1,13 +1,18 @@
 //! The REST API of Mooncake's store service: the same paths, codes and bodies.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{Method, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{delete, get, post, put};
 use mooncake_wire::types::Uuid;
 use moongate_kvclient::{KvError, PutOptions};
+use moongate_runtime::PeerAddr;
+use moongate_transfer::Peers;
 use serde_json::{Map, Value};
 
 use crate::node::Shared;
@@ -15,8 +20,8 @@ use crate::node::Shared;
 /// Largest body in bytes.
 const MAX_BODY: usize = 100 << 20;
 
-/// All routes.
-pub(crate) fn router() -> Router<Shared> {
+/// All routes. The API is for `peers` only: whoever reaches it can remove everything.
+pub(crate) fn router(peers: Peers) -> Router<Shared> {
     Router::new()
         .route("/api/put", put(put_object))
         .route("/api/get/{key}", get(get_object))
@@ -34,6 +39,15 @@ pub(crate) fn router() -> Router<Shared> {
             plain(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn_with_state(Arc::new(peers), only_peers))
+}
+
+async fn only_peers(State(peers): State<Arc<Peers>>, request: Request, next: Next) -> Response {
+    let from = request.extensions().get::<PeerAddr>();
+    if from.is_some_and(|from| peers.allow(from.0.ip())) {
+        return next.run(request).await;
+    }
+    error(StatusCode::FORBIDDEN, "your address is not among those that --allow-peers lists")
 }
 
 fn plain(status: StatusCode, text: &'static str) -> Response {

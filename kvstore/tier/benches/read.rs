@@ -1,1 +1,108 @@
-fn main() {}
+//! How quickly a tier reads, beside fio on the same file with the same block size and depth. In a folder on the disk to be measured:
+//! `TMPDIR=/mnt/nvme cargo bench -p moongate-tier`.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a benchmark tells a person, and ends by panicking"
+)]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use moongate_tier::{Options, Tier};
+
+const OBJECT: usize = 4 << 20;
+const TOTAL: usize = 1 << 30;
+/// Objects that are asked for at once.
+const BATCH: usize = 8;
+const TIME: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 3;
+
+fn main() {
+    println!(
+        "objects of 4 MiB, 1 GiB of them, one thread; GB/s, median of {ROUNDS} rounds of {} s",
+        TIME.as_secs()
+    );
+    println!("block      put   get one   get 8   threads 8   fio 32 deep   get 8 / fio");
+    for block in [64 << 10, 256 << 10, 1 << 20] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tier");
+        let options = Options { block, ..Options::new(&path, TOTAL as u64 + (128 << 20)) };
+        let tier = Tier::open(&options).unwrap();
+        let put = put(&tier);
+        drop(tier);
+        let mut rates = [vec![], vec![], vec![], vec![]];
+        for _ in 0..ROUNDS {
+            let tier = Tier::open(&options).unwrap();
+            rates[0].push(get(&tier, 1));
+            rates[1].push(get(&tier, BATCH));
+            drop(tier);
+            let tier = Tier::open(&Options { io_uring: false, ..options.clone() }).unwrap();
+            rates[2].push(get(&tier, BATCH));
+            drop(tier);
+            rates[3].push(fio(&path, block));
+        }
+        let [one, many, threads, fio] = rates.map(|mut rates| {
+            rates.sort_by(f64::total_cmp);
+            rates[ROUNDS / 2]
+        });
+        let size = format!("{} KiB", block >> 10);
+        println!("{size:8} {put:5.2} {one:9.2} {many:7.2} {threads:11.2} {fio:13.2} {:13.2}", many / fio);
+    }
+}
+
+fn put(tier: &Tier) -> f64 {
+    let mut object = vec![0; OBJECT];
+    fastrand::fill(&mut object);
+    let begun = Instant::now();
+    for key in 0..TOTAL / OBJECT {
+        object[..8].copy_from_slice(&key.to_le_bytes());
+        tier.put(&key.to_le_bytes(), &object).unwrap();
+    }
+    rate(TOTAL, begun)
+}
+
+/// Objects in an order by chance, copied out as a store copies them into its memory.
+fn get(tier: &Tier, batch: usize) -> f64 {
+    let mut into = vec![0u8; OBJECT];
+    let mut bytes = 0;
+    let begun = Instant::now();
+    while begun.elapsed() < TIME {
+        let keys: Vec<[u8; 8]> =
+            (0..batch).map(|_| fastrand::usize(..TOTAL / OBJECT).to_le_bytes()).collect();
+        let asked: Vec<&[u8]> = keys.iter().map(<[u8; 8]>::as_slice).collect();
+        let answers = tier.get_many(&asked, |_, offset, part| {
+            into[offset as usize..][..part.len()].copy_from_slice(part);
+        });
+        bytes += answers.into_iter().map(|answer| answer.unwrap().unwrap() as usize).sum::<usize>();
+    }
+    rate(bytes, begun)
+}
+
+fn rate(bytes: usize, begun: Instant) -> f64 {
+    bytes as f64 / begun.elapsed().as_secs_f64() / 1e9
+}
+
+/// NaN where there is no fio.
+fn fio(path: &Path, block: u32) -> f64 {
+    let output = Command::new("fio")
+        .args([
+            "--name=read",
+            "--rw=randread",
+            "--direct=1",
+            "--ioengine=io_uring",
+            "--iodepth=32",
+            "--readonly",
+        ])
+        .args(["--time_based", "--output-format=terse"])
+        .arg(format!("--filename={}", path.display()))
+        .arg(format!("--bs={block}"))
+        .arg(format!("--runtime={}", TIME.as_secs()))
+        .output();
+    let Ok(output) = output else { return f64::NAN };
+    let text = String::from_utf8(output.stdout).unwrap();
+    // Terse output: the seventh field is the read rate in KiB/s.
+    let field = text.lines().find(|line| line.contains(';')).and_then(|line| line.split(';').nth(6));
+    field.and_then(|field| field.parse::<f64>().ok()).map_or(f64::NAN, |kib| kib * 1024.0 / 1e9)
+}

@@ -11,10 +11,10 @@ use crate::threads;
 
 /// Rings, and so transfers at a time; others wait for one.
 const MAX_LANES: usize = 16;
-/// Operations of one ring that are under way at a time.
-const DEPTH: usize = 32;
+/// Buffers of a ring: half of them for the 32 operations that are under way, half for bytes that are looked at.
+const BUFFERS: usize = 64;
 /// Bytes of a ring's buffers, whatever a block has.
-const LANE_BYTES: usize = 32 << 20;
+const LANE_BYTES: usize = 64 << 20;
 
 /// A part of the file. Both numbers are multiples of what direct I/O wants.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Engine {
 impl Engine {
     /// For pieces of at most `bytes` bytes.
     pub(crate) fn new(bytes: usize, io_uring: bool) -> Self {
-        let depth = Depth { buffers: (LANE_BYTES / bytes.max(1)).clamp(1, DEPTH), bytes };
+        let depth = Depth { buffers: (LANE_BYTES / bytes.max(1)).clamp(2, BUFFERS), bytes };
         let ring = if io_uring {
             Lane::new(depth).map_err(|problem| problem.to_string())
         } else {

@@ -9,8 +9,10 @@
 mod block;
 mod buffer;
 mod engine;
+mod file;
 mod index;
 mod page;
+mod parts;
 mod ring;
 mod scan;
 mod superblock;

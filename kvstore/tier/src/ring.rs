@@ -1,6 +1,7 @@
-//! Reads and writes through io_uring: as many at a time as there are buffers.
+//! Reads and writes through io_uring: as many operations at a time as half the buffers, while bytes in the other half are looked at.
 #![expect(unsafe_code, reason = "the kernel is given addresses of buffers that it reads and writes later")]
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -45,11 +46,15 @@ impl Lane {
         pieces: &[Piece],
         visit: &mut dyn Visit,
     ) -> io::Result<()> {
+        let depth = self.buffers.len().div_ceil(2);
         let mut free: Vec<usize> = (0..self.buffers.len()).collect();
         let mut ops: Vec<Option<Op>> = vec![None; self.buffers.len()];
-        let mut next = 0;
+        let mut over = VecDeque::new();
+        let (mut next, mut under_way) = (0, 0);
         loop {
+            // The disk first: it works while the bytes that have come are looked at.
             while next < pieces.len()
+                && under_way < depth
                 && let Some(slot) = free.pop()
             {
                 if direction == Direction::Write
@@ -58,12 +63,13 @@ impl Lane {
                     visit.fill(next, buffer.get_mut().get_mut(..piece.len).unwrap_or_default());
                 }
                 self.push(file, direction, pieces, slot, Op { piece: next, done: 0 }, &mut ops)?;
+                submit(&mut self.ring, Wait::No)?;
                 next += 1;
+                under_way += 1;
             }
-            if ops.iter().all(Option::is_none) {
-                return Ok(());
+            if under_way > 0 && over.is_empty() {
+                submit(&mut self.ring, Wait::ForOne)?;
             }
-            wait(&mut self.ring)?;
             let ended: Vec<(u64, i32)> =
                 self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
             for (slot, result) in ended {
@@ -75,11 +81,19 @@ impl Lane {
                 match advance(op, result, len) {
                     Step::Again(op) => self.push(file, direction, pieces, slot, op, &mut ops)?,
                     Step::Over(outcome) => {
-                        let buffer = self.buffers.get(slot).map(Buffer::get).unwrap_or_default();
-                        visit.over(op.piece, outcome.map(|()| buffer.get(..len).unwrap_or_default()));
-                        free.push(slot);
+                        under_way -= 1;
+                        over.push_back((slot, op.piece, len, outcome));
                     }
                 }
+            }
+            match over.pop_front() {
+                Some((slot, piece, len, outcome)) => {
+                    let buffer = self.buffers.get(slot).map(Buffer::get).unwrap_or_default();
+                    visit.over(piece, outcome.map(|()| buffer.get(..len).unwrap_or_default()));
+                    free.push(slot);
+                }
+                None if under_way == 0 && next >= pieces.len() => return Ok(()),
+                None => {}
             }
         }
     }
@@ -136,10 +150,17 @@ fn advance(op: Op, result: i32, len: usize) -> Step {
     }
 }
 
-/// Submits what is queued, and waits until one operation has ended.
-fn wait(ring: &mut IoUring) -> io::Result<()> {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    No,
+    /// Until an operation has ended.
+    ForOne,
+}
+
+/// Submits what is queued.
+fn submit(ring: &mut IoUring, wait: Wait) -> io::Result<()> {
     loop {
-        match ring.submit_and_wait(1) {
+        match ring.submit_and_wait(usize::from(wait == Wait::ForOne)) {
             Ok(_) => return Ok(()),
             Err(problem) if problem.kind() == io::ErrorKind::Interrupted => {}
             // The kernel wants its answers taken first.

@@ -1,29 +1,23 @@
 //! Objects in a file.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use moongate_memory::Crc32c;
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::block::{Free, Layout, Taken};
 use crate::buffer::{ALIGN, aligned};
-use crate::engine::{Direction, Engine, Piece, Visit};
+use crate::engine::{Direction, Engine, Piece};
+use crate::file::{lock, open_direct, read_superblock, reserve};
 use crate::index::{Index, Stored};
 use crate::page::{MAX_BLOCKS, MAX_KEY, Page, blocks_of};
+use crate::parts::{Part, Reading, Writing, part_len};
 use crate::scan::{Found, scan};
 use crate::superblock::{Superblock, boot};
 use crate::{Error, Options};
-
-/// How long a disk may take for what a killed process has asked of it.
-const LAST_OPERATIONS: Duration = Duration::from_secs(3);
 
 /// A store of objects in one file. Threads share it.
 #[derive(Debug)]
@@ -378,143 +372,4 @@ impl Tier {
     fn failed(&self, problem: io::Error) -> Error {
         Error::Io { path: self.path.clone(), problem }
     }
-}
-
-/// Bytes of an object in its block of this number.
-fn part_len(len: u64, number: usize, block: u32) -> u64 {
-    let before = number as u64 * u64::from(block);
-    len.saturating_sub(before).min(u64::from(block))
-}
-
-/// Blocks of an object on their way to the file.
-struct Writing<F> {
-    len: u64,
-    block: u32,
-    crcs: Vec<u32>,
-    problem: Option<io::Error>,
-    fill: F,
-}
-
-impl<F: FnMut(u64, &mut [u8])> Visit for Writing<F> {
-    fn fill(&mut self, piece: usize, bytes: &mut [u8]) {
-        let len = usize::try_from(part_len(self.len, piece, self.block)).unwrap_or(usize::MAX);
-        let (part, padding) = bytes.split_at_mut(len.min(bytes.len()));
-        (self.fill)(piece as u64 * u64::from(self.block), part);
-        padding.fill(0);
-        self.crcs.push(Crc32c::of(part));
-    }
-
-    fn over(&mut self, _: usize, outcome: io::Result<&[u8]>) {
-        if let Err(problem) = outcome {
-            self.problem = Some(problem);
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Part {
-    object: usize,
-    number: usize,
-}
-
-enum Failure {
-    Io(io::Error),
-    Damaged { len: u64, block: u32 },
-}
-
-impl Failure {
-    fn told(self, path: &Path) -> Error {
-        match self {
-            Self::Io(problem) => Error::Io { path: path.to_owned(), problem },
-            Self::Damaged { len, block } => Error::Damaged { len, block },
-        }
-    }
-}
-
-/// Blocks of objects on their way from the file.
-struct Reading<'a, F> {
-    layout: Layout,
-    /// Which part of which object a piece is.
-    parts: Vec<Part>,
-    failures: Vec<(usize, Failure)>,
-    objects: &'a [Option<Arc<Stored>>],
-    take: F,
-}
-
-impl<F: FnMut(usize, u64, &[u8])> Visit for Reading<'_, F> {
-    fn fill(&mut self, _: usize, _: &mut [u8]) {}
-
-    fn over(&mut self, piece: usize, outcome: io::Result<&[u8]>) {
-        let Some(&Part { object, number }) = self.parts.get(piece) else { return };
-        let Some(stored) = self.objects.get(object).and_then(Option::as_ref) else { return };
-        let bytes = match outcome {
-            Ok(bytes) => bytes,
-            Err(problem) => return self.failures.push((object, Failure::Io(problem))),
-        };
-        let len = usize::try_from(part_len(stored.len, number, self.layout.block)).unwrap_or(usize::MAX);
-        let part = bytes.get(..len).unwrap_or_default();
-        if Some(&Crc32c::of(part)) == stored.crcs.get(number) {
-            (self.take)(object, number as u64 * u64::from(self.layout.block), part);
-        } else {
-            let block = stored.taken.blocks.get(number).copied().unwrap_or_default();
-            self.failures.push((object, Failure::Damaged { len: stored.len, block }));
-        }
-    }
-}
-
-/// Opened past the system's cache: the tier is one itself, and its blocks are read once.
-fn open_direct(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create(true).truncate(false);
-    let flag = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
-    match options.clone().custom_flags(flag).open(path) {
-        Err(problem) if problem.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
-            tracing::info!("{}: no direct I/O here; the system caches it too", path.display());
-            options.open(path)
-        }
-        opened => opened,
-    }
-}
-
-/// Holds the file against other processes. What a killed one had asked of the disk ends a little later than the process, and its lock
-/// with it.
-fn lock(file: &File, path: &Path) -> Result<(), Error> {
-    let begun = Instant::now();
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(TryLockError::Error(problem)) => return Err(Error::Io { path: path.to_owned(), problem }),
-            Err(TryLockError::WouldBlock) if begun.elapsed() > LAST_OPERATIONS => {
-                return Err(Error::InUse(path.to_owned()));
-            }
-            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
-        }
-    }
-}
-
-/// Takes the file's space on its disk.
-fn reserve(file: &File, len: u64) -> io::Result<()> {
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
-        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len),
-        reserved => Ok(reserved?),
-    }
-}
-
-/// None when there is none that is whole.
-fn read_superblock(file: &File, engine: &Engine) -> io::Result<Option<Superblock>> {
-    struct First(Option<Superblock>, Option<io::Error>);
-    impl Visit for First {
-        fn fill(&mut self, _: usize, _: &mut [u8]) {}
-        fn over(&mut self, _: usize, outcome: io::Result<&[u8]>) {
-            match outcome {
-                Ok(bytes) => self.0 = Superblock::decode(bytes),
-                // A new file has no first block.
-                Err(problem) if problem.kind() == io::ErrorKind::UnexpectedEof => {}
-                Err(problem) => self.1 = Some(problem),
-            }
-        }
-    }
-    let mut first = First(None, None);
-    engine.transfer(file, Direction::Read, &[Piece { offset: 0, len: ALIGN }], &mut first)?;
-    first.1.map_or(Ok(first.0), Err)
 }

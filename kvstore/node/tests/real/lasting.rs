@@ -37,6 +37,8 @@ async fn goes_on(whose: Whose, found: Found) {
 
     let node = Node::start_with(&store, &[&memory]).await;
     assert_eq!(node.running.endpoint(), name);
+    // The master may have it remount what it has mounted; its objects stay.
+    until("a heartbeat was answered", async || node.get("/health").await.0 == 200).await;
     for key in &keys {
         let got = ours.get(key).await.unwrap();
         assert!(key.bytes().cycle().zip(got.iter()).all(|(wanted, got)| wanted == *got), "{key}");
@@ -44,7 +46,6 @@ async fn goes_on(whose: Whose, found: Found) {
     // Mooncake's client tries a connection that has ended again after a second.
     let read = format!("read {}", keys.join(" "));
     until("their client reads all", async || theirs.ask(&read).await == "20").await;
-    assert_eq!(node.metric("moongate_store_remounts_total").await, 0, "the master has not forgotten it");
     node.stop().await;
 }
 

@@ -1,5 +1,6 @@
 //! Masters and metadata servers of either kind.
 
+use moongate_kvstore::admin::{self, Admin};
 use moongate_master::MetadataFace;
 
 use crate::caller::{Ours, ours};
@@ -21,6 +22,7 @@ pub(crate) enum Found {
 pub(crate) struct Store {
     pub(crate) rpc: String,
     pub(crate) metadata: String,
+    admin: String,
     pub(crate) theirs: Option<RealMaster>,
     _ours: Vec<Ours>,
 }
@@ -35,12 +37,24 @@ impl Store {
             None => HANDSHAKE.to_owned(),
         };
         match whose {
-            Whose::Ours => Self { rpc: ours.rpc.clone(), metadata, theirs: None, _ours: vec![ours] },
+            Whose::Ours => {
+                let (rpc, admin) = (ours.rpc.clone(), ours.faces.admin.to_string());
+                Self { rpc, metadata, admin, theirs: None, _ours: vec![ours] }
+            }
             Whose::Theirs => {
                 let theirs = RealMaster::start(NEWEST).await;
-                Self { rpc: theirs.rpc.clone(), metadata, theirs: Some(theirs), _ours: vec![ours] }
+                let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
+                Self { rpc, metadata, admin, theirs: Some(theirs), _ours: vec![ours] }
             }
         }
+    }
+
+    /// The name of the segment that is reached at an endpoint.
+    pub(crate) async fn segment_at(&self, endpoint: &str) -> String {
+        let admin = Admin::new(&self.admin, admin::Options::default()).unwrap();
+        let detail = admin.segments_detail().await.unwrap();
+        let segment = detail.segments.iter().find(|segment| segment.te_endpoint == endpoint);
+        segment.unwrap_or_else(|| panic!("{endpoint} in {detail:?}")).segment_name.clone()
     }
 
     /// Another master of Mooncake's at the same address.

@@ -90,3 +90,16 @@ async fn further_memory_comes_and_goes() {
     until("it is told once", async || ask(&node, Method::POST, "/api/unmount", &body).await.0 == 500).await;
     node.stop().await;
 }
+
+#[tokio::test]
+async fn only_peers_may() {
+    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
+    let node = Node::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
+    assert_eq!(ask(&node, Method::DELETE, "/api/remove_all", "").await.0, 403);
+    // Whoever looks after the node may look.
+    assert_eq!(node.get("/metrics").await.0, 200);
+    let ours = client(&store, &Supervisor::new());
+    assert!(ours.put("k", b"v", &Default::default()).await.is_err());
+    assert!(node.metric(r#"moongate_store_connections_refused_total{reason="not_allowed"}"#).await <= 3);
+    node.stop().await;
+}

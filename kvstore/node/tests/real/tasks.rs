@@ -33,7 +33,7 @@ async fn copies_and_moves(whose: Whose) {
     let bytes: Vec<u8> = (0..(9 << 20) + 5).map(|at: u32| (at % 251) as u8).collect();
     let options = PutOptions { preferred_segments: vec![here.clone()], ..PutOptions::default() };
     client.put(KEY, &bytes, &options).await.unwrap();
-    assert_eq!(places(&client).await, [here.clone()]);
+    assert_eq!(places(&client).await, std::slice::from_ref(&here));
 
     let master = client.objects().master();
     let copy = CopyTaskArguments { key: KEY, tenant: DEFAULT_TENANT, targets: vec![there.as_str()] };
@@ -50,12 +50,15 @@ async fn copies_and_moves(whose: Whose) {
 
     // And on to a node of Mooncake's.
     let mut theirs = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 64, &[]).await;
-    let admin_key = "find me";
-    theirs.fill(&[admin_key.to_owned()], 100).await;
-    let found = client.objects().replicas(admin_key).await.unwrap();
+    let other = "find-it";
+    theirs.fill(&[other.to_owned()], 100).await;
+    let found = client.objects().replicas(other).await.unwrap();
     let ReplicaMedium::Memory(buffer) = &found.replicas[0].medium else { panic!("{found:?}") };
     let target = buffer.endpoint.as_str();
-    let task = MoveTaskArguments { key: KEY, tenant: DEFAULT_TENANT, source: there.as_str(), target };
+    let name = store.segment_at(target).await;
+    let target_name = name.as_str();
+    let task =
+        MoveTaskArguments { key: KEY, tenant: DEFAULT_TENANT, source: there.as_str(), target: target_name };
     master.call::<CreateMoveTask, &str>(&task).await.unwrap().unwrap();
     until("it has moved", async || places(&client).await == [target.to_owned()]).await;
     assert!(client.get(KEY).await.unwrap() == bytes);

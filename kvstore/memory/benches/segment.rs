@@ -1,0 +1,74 @@
+//! Opening a segment that is kept, and what the ledger and the checksum cost a write.
+#![expect(clippy::unwrap_used, reason = "a benchmark ends by panicking")]
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use moongate_memory::ledger::Identity;
+use moongate_memory::numa::Placement;
+use moongate_memory::{Keep, Pages, Region, Segment, Wanted};
+
+const SIZE: u64 = 10 << 30;
+const OBJECT: u64 = 16 << 10;
+
+fn open(folder: &std::path::Path) -> Segment {
+    let wanted = Wanted {
+        keep: Keep::Folder(folder.to_owned()),
+        label: "bench".into(),
+        size: SIZE,
+        pages: Pages::Normal,
+        placement: Placement::Anywhere,
+    };
+    Segment::open(&wanted, |base| Identity { name: "bench".into(), base, ..Identity::default() }).unwrap()
+}
+
+/// A segment of 10 GiB with as many entries as its ledger has room for. Their bytes are not touched, and so take no memory.
+fn reattach(criterion: &mut Criterion) {
+    let folder = tempfile::tempdir().unwrap();
+    // Sparse: reserving ten gigabytes is not what is measured.
+    std::fs::File::create(folder.path().join("bench.segment")).unwrap().set_len(SIZE).unwrap();
+    let segment = open(folder.path());
+    for at in 0..SIZE / OBJECT {
+        segment.ledger.begin(at * OBJECT, OBJECT).unwrap().finish(7);
+    }
+    assert_eq!(segment.ledger.counts().entries, SIZE / OBJECT);
+    drop(segment);
+    let mut group = criterion.benchmark_group("segment");
+    group.sample_size(10);
+    group.bench_function("reattach 10 GiB with 655360 entries", |bencher| {
+        bencher.iter(|| assert!(open(folder.path()).kept));
+    });
+    group.finish();
+}
+
+fn write(criterion: &mut Criterion) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::File::create(folder.path().join("bench.segment")).unwrap().set_len(SIZE).unwrap();
+    let segment = open(folder.path());
+    for at in 0..SIZE / OBJECT {
+        segment.ledger.begin(at * OBJECT, OBJECT).unwrap().finish(7);
+    }
+    criterion.bench_function("ledger: begin and finish in the place of another", |bencher| {
+        let mut at = 0;
+        bencher.iter(|| {
+            at = (at + 7919) % (SIZE / OBJECT);
+            segment.ledger.begin(at * OBJECT, OBJECT).unwrap().finish(8)
+        });
+    });
+}
+
+fn checksum(criterion: &mut Criterion) {
+    let region = Region::anonymous(256 << 20, Pages::Transparent).unwrap();
+    for at in 0..256 {
+        region.write_at(at << 20, &vec![at as u8; 1 << 20]).unwrap();
+    }
+    let mut group = criterion.benchmark_group("crc32c");
+    for (name, len) in [("64 KiB, in the cache", 64 << 10), ("256 MiB, from memory", 256 << 20)] {
+        group.throughput(Throughput::Bytes(len));
+        group.bench_function(name, |bencher| bencher.iter(|| black_box(region.crc32c(0, len).unwrap())));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, reattach, write, checksum);
+criterion_main!(benches);

@@ -1,0 +1,75 @@
+//! The file itself: opened, held, given its space.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, OFlags};
+
+use crate::Error;
+use crate::buffer::ALIGN;
+use crate::engine::{Direction, Engine, Piece, Visit};
+use crate::superblock::Superblock;
+
+/// How long a disk may take for what a killed process has asked of it.
+const LAST_OPERATIONS: Duration = Duration::from_secs(3);
+
+/// Opened past the system's cache: the tier is one itself, and its blocks are read once.
+pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    let flag = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
+    match options.clone().custom_flags(flag).open(path) {
+        Err(problem) if problem.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+            tracing::info!("{}: no direct I/O here; the system caches it too", path.display());
+            options.open(path)
+        }
+        opened => opened,
+    }
+}
+
+/// Holds the file against other processes. What a killed one had asked of the disk ends a little later than the process, and its lock
+/// with it.
+pub(crate) fn lock(file: &File, path: &Path) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(problem)) => return Err(Error::Io { path: path.to_owned(), problem }),
+            Err(TryLockError::WouldBlock) if begun.elapsed() > LAST_OPERATIONS => {
+                return Err(Error::InUse(path.to_owned()));
+            }
+            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// Takes the file's space on its disk.
+pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
+        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len),
+        reserved => Ok(reserved?),
+    }
+}
+
+/// None when there is none that is whole.
+pub(crate) fn read_superblock(file: &File, engine: &Engine) -> io::Result<Option<Superblock>> {
+    struct First(Option<Superblock>, Option<io::Error>);
+    impl Visit for First {
+        fn fill(&mut self, _: usize, _: &mut [u8]) {}
+        fn over(&mut self, _: usize, outcome: io::Result<&[u8]>) {
+            match outcome {
+                Ok(bytes) => self.0 = Superblock::decode(bytes),
+                // A new file has no first block.
+                Err(problem) if problem.kind() == io::ErrorKind::UnexpectedEof => {}
+                Err(problem) => self.1 = Some(problem),
+            }
+        }
+    }
+    let mut first = First(None, None);
+    engine.transfer(file, Direction::Read, &[Piece { offset: 0, len: ALIGN }], &mut first)?;
+    first.1.map_or(Ok(first.0), Err)
+}
