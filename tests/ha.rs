@@ -21,7 +21,7 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
     if !store::has(store::NEWEST).await {
         return;
     }
-    let mut cluster = Cluster::start(Network::loopback().await).await;
+    let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
     writer.write(300).await;
@@ -66,6 +66,47 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
     cluster.signal(leader, "TERM");
     let gap = writer.write(300).await;
     eprintln!("a leader was asked to stop: clients went on after {gap:?}");
+    writer.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_are_killed_at_once_and_no_key_is_lost() {
+    if !store::has(store::NEWEST).await {
+        return;
+    }
+    let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
+    cluster.all_in_sync(3).await;
+    let mut writer = Writer::start(&cluster).await;
+    writer.write(300).await;
+    cluster.put_metadata("node", "there").await;
+    for delay in [20, 120] {
+        // In the middle of writing.
+        let restart = async {
+            tokio::time::sleep(Duration::from_millis(delay)).await;
+            cluster.kill_all().await;
+            cluster.start_etcds();
+            (0..3).for_each(|master| cluster.start_master(master));
+        };
+        let (gap, ()) = tokio::join!(writer.write(600), restart);
+        eprintln!("killed all masters and etcd: clients went on after {gap:?}");
+        cluster.all_in_sync(3).await;
+        writer.check().await;
+        assert_eq!(cluster.metadata("node").await, "there");
+    }
+
+    // One that was away does not have all: it must not lead, even if it is back first.
+    let late = (cluster.leader().await + 1) % 3;
+    cluster.kill(late).await;
+    writer.write(200).await;
+    cluster.all_in_sync(2).await;
+    cluster.kill_all().await;
+    cluster.start_etcds();
+    cluster.start_master(late);
+    cluster.stands_by(late).await;
+    (0..3).filter(|master| *master != late).for_each(|master| cluster.start_master(master));
+    writer.write(100).await;
+    assert_ne!(cluster.leader().await, late);
+    cluster.all_in_sync(3).await;
     writer.check().await;
 }
 

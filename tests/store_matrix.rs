@@ -9,6 +9,7 @@ mod world;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::StatusCode;
@@ -19,7 +20,7 @@ use moongate_runtime::Supervisor;
 use moongate_store::{Config, Flags, RunningStore};
 use parking_lot::Mutex;
 
-use world::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use world::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 
 const SIZES: [usize; 10] =
     [1, 2, 4095, 4096, 65_535, 65_537, (1 << 20) + 1, 16 << 20, (16 << 20) + 4097, 64 << 20];
@@ -147,13 +148,18 @@ fn content(key: &str, size: usize) -> Vec<u8> {
 }
 
 /// Both clients put objects of all sizes and get each other's.
-async fn both_ways(ours: &Client, theirs: &mut RealNode, what: &str) {
+async fn both_ways(ours: &Client, theirs: &mut RealNode, plane: Plane, what: &str) {
     for size in SIZES {
+        let began = Instant::now();
         let (mine, other) = (format!("ours-{size}"), format!("theirs-{size}"));
         let put = ours.put(&mine, &content(&mine, size), &PutOptions::default()).await;
         assert_eq!(put.unwrap_or_else(|error| panic!("{what}: put {mine}: {error}")), Put::Stored, "{what}");
         theirs.put(&other, size).await;
-        assert_eq!(theirs.ask(&format!("read {mine} {other}")).await, "2", "{what}: {size}");
+        assert_eq!(theirs.ask(&format!("read {mine}")).await, "1", "{what}: {mine}");
+        // Version 1 does not tell when a write is applied, and Mooncake's client does not wait for it.
+        while theirs.ask(&format!("read {other}")).await != "1" {
+            assert!(plane == Plane::V1 && began.elapsed() < LIMIT, "{what}: {other}");
+        }
         for key in [mine, other] {
             let got = ours.get(&key).await.unwrap_or_else(|error| panic!("{what}: get {key}: {error}"));
             assert!(got == content(&key, size), "{what}: {key} has {} other bytes", got.len());
@@ -197,7 +203,7 @@ async fn check(masters: Masters, nodes: Nodes, found: Found, plane: Plane) {
     let client = Client::new(&master.rpc(), options, &supervisor).unwrap();
     // A node's own process reads its own memory without the data plane, so it is another one that reads and writes.
     let mut theirs = RealNode::start_with(NEWEST, &master.rpc(), &metadata, 0, &variables).await;
-    both_ways(&client, &mut theirs, &what).await;
+    both_ways(&client, &mut theirs, plane, &what).await;
     node.stop().await;
 }
 

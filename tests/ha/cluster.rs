@@ -107,31 +107,44 @@ pub(crate) struct Cluster {
     etcds: Vec<Child>,
     /// Of etcd's nodes, `HOST:PORT`.
     clients: Vec<String>,
-    /// Ports of the masters' administration.
+    /// Ports of the masters' administration, and of their metadata servers.
     admin: Vec<u16>,
+    metadata: Vec<u16>,
     http: reqwest::Client,
+    /// Where etcd's nodes speak with each other.
+    peers: Vec<String>,
+    /// Whether masters keep their states on disks.
+    on_disks: bool,
     folder: TempDir,
     network: Network,
 }
 
 impl Cluster {
     pub(crate) async fn start(network: Network) -> Self {
+        Self::start_with(network, false).await
+    }
+
+    pub(crate) async fn start_on_disks(network: Network) -> Self {
+        Self::start_with(network, true).await
+    }
+
+    async fn start_with(network: Network, on_disks: bool) -> Self {
         let folder = TempDir::new().unwrap();
         let (mut clients, mut peers) = (Vec::new(), Vec::new());
         for _ in 0..ETCDS {
             clients.push(format!("{}:{}", network.etcd, free_port().await));
             peers.push(format!("http://127.0.0.1:{}", free_port().await));
         }
-        let all: Vec<_> = peers.iter().enumerate().map(|(at, peer)| format!("e{at}={peer}")).collect();
-        let etcds = clients.iter().zip(&peers).enumerate();
-        let etcds = etcds.map(|(at, (client, peer))| etcd(folder.path(), at, client, peer, &all.join(",")));
-        let etcds = etcds.collect();
         let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
-        let mut admin = Vec::new();
+        let (mut admin, mut metadata) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS {
             admin.push(free_port().await);
+            metadata.push(free_port().await);
         }
-        let mut cluster = Self { masters: Vec::new(), etcds, clients, admin, http, folder, network };
+        let (masters, etcds) = (Vec::new(), Vec::new());
+        let mut cluster =
+            Self { masters, etcds, clients, admin, metadata, http, peers, on_disks, folder, network };
+        cluster.start_etcds();
         cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
         for master in 0..MASTERS {
             cluster.masters.push(None);
@@ -168,11 +181,36 @@ impl Cluster {
         let log = self.folder.path().join(format!("master-{master}.log"));
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         command.args(words).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
+        if self.on_disks {
+            let state = self.folder.path().join(format!("state-{master}"));
+            command.arg(format!("--data_dir={}", state.display()));
+            command.args(["--enable_http_metadata_server", "--http_metadata_server_host=127.0.0.1"]);
+            command.arg(format!("--http_metadata_server_port={}", self.metadata[master]));
+        }
         self.masters[master] = Some(command.spawn().unwrap());
     }
 
     pub(crate) async fn kill(&mut self, master: usize) {
         self.masters[master].take().unwrap().kill().await.unwrap();
+    }
+
+    /// Kills all masters and all nodes of etcd at once.
+    pub(crate) async fn kill_all(&mut self) {
+        let mut all: Vec<Child> = self.masters.iter_mut().filter_map(Option::take).collect();
+        all.append(&mut self.etcds);
+        all.iter_mut().for_each(|it| it.start_kill().unwrap());
+        for child in &mut all {
+            child.wait().await.unwrap();
+        }
+    }
+
+    /// Starts all nodes of etcd, with what they have.
+    pub(crate) fn start_etcds(&mut self) {
+        let all: Vec<_> = self.peers.iter().enumerate().map(|(at, peer)| format!("e{at}={peer}")).collect();
+        let nodes = self.clients.iter().zip(&self.peers).enumerate();
+        let folder = self.folder.path();
+        self.etcds =
+            nodes.map(|(at, (client, peer))| etcd(folder, at, client, peer, &all.join(","))).collect();
     }
 
     pub(crate) async fn kill_etcd(&mut self, node: usize) {
@@ -214,6 +252,37 @@ impl Cluster {
         let url = |path| format!("http://127.0.0.1:{}/{path}", self.admin[master]);
         let role = self.http.get(url("role")).send().await.unwrap().text().await.unwrap();
         (role, self.http.get(url("get_all_keys")).send().await.unwrap().status().as_u16())
+    }
+
+    /// Writes transfer metadata at the master that leads.
+    pub(crate) async fn put_metadata(&self, key: &str, value: &'static str) {
+        let url = format!("http://127.0.0.1:{}/metadata?key={key}", self.metadata[self.leader().await]);
+        let put = self.http.put(url).body(value).send().await.unwrap();
+        assert_eq!(put.status().as_u16(), 200);
+    }
+
+    /// Transfer metadata, from a master that leads, as soon as it serves.
+    pub(crate) async fn metadata(&self, key: &str) -> String {
+        let mut found = None;
+        self.until("metadata is served", async |it| {
+            let Some(leader) = it.leader_now().await else { return false };
+            let url = format!("http://127.0.0.1:{}/metadata?key={key}", it.metadata[leader]);
+            let Ok(answer) = it.http.get(url).send().await else { return false };
+            found = answer.text().await.ok();
+            found.is_some()
+        })
+        .await;
+        found.unwrap()
+    }
+
+    /// Waits until a master on loopback stands by.
+    pub(crate) async fn stands_by(&self, master: usize) {
+        let url = format!("http://127.0.0.1:{}/role", self.admin[master]);
+        self.until("a master stands by", async |it| {
+            let Ok(role) = it.http.get(&url).send().await else { return false };
+            role.text().await.is_ok_and(|role| role == "standby")
+        })
+        .await;
     }
 
     /// The value of a key, empty if it is not there. Nothing if etcd does not answer.

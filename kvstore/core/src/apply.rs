@@ -9,6 +9,7 @@ use std::sync::Arc;
 use mooncake_wire::types::{Segment, Uuid};
 
 use crate::client::Client;
+use crate::disk::{Disk, DiskCopy};
 use crate::fact::{Fact, ObjectState, Place, RemoveCause};
 use crate::locked::{Fresh, Locked};
 use crate::master::Master;
@@ -63,16 +64,37 @@ impl Master {
             Fact::ClientBack { client, at_ms } => {
                 let seen = Client { last_seen_ms: *at_ms, silent: false };
                 self.registry.lock().clients.insert(*client, seen);
+                if let Some(disk) = self.disk(*client) {
+                    disk.set_silent(false);
+                }
+            }
+            Fact::DiskMounted { client } => self.restore_disk(*client),
+            Fact::DiskUnmounted { client } => {
+                let _registry = self.registry.lock();
+                self.lose_disk(*client, 0, &mut ());
             }
             Fact::ClientGone { client } => _ = self.registry.lock().clients.remove(client),
             Fact::Started(object) => self.restore(object, false)?,
             Fact::Stored { object, .. } => self.restore(object, true)?,
-            Fact::Removed { tenant, key, .. } => self.unstore(tenant, key),
+            Fact::Removed { tenant, key, .. } => {
+                self.forget_transfer(tenant, key);
+                self.unstore(tenant, key);
+            }
             Fact::Held { segment, offset, size, until_ms } => {
                 self.hold_at(*segment, *offset, *size, *until_ms)?;
             }
             Fact::Released { segment, offset } => self.release_at(*segment, *offset),
             Fact::TenantQuota { tenant, requested } => self.restore_quota(tenant, *requested)?,
+            Fact::Transferring(state) => self.note_transfer(state),
+            Fact::TransferOver { tenant, key } => self.forget_transfer(tenant, key),
+            Fact::Task(state) => self.tasks.lock().restore(state, self.settings.max_tasks),
+            Fact::DrainJob(state) => self.tasks.lock().jobs.restore(state),
+            Fact::DrainMove { job, task, tenant, key, size } => {
+                self.tasks.lock().jobs.restore_move(*job, *task, (tenant, key), *size);
+            }
+            Fact::DrainMoved { job, task, tenant, key, tries } => {
+                self.tasks.lock().jobs.restore_moved(*job, *task, (tenant, key), *tries);
+            }
         }
         Ok(())
     }
@@ -86,6 +108,22 @@ impl Master {
             None => _ = self.tenants.remove_quota(tenant, self.capacity()),
         }
         Ok(())
+    }
+
+    /// Whether its node wants objects, it tells with its next heartbeat.
+    fn restore_disk(&self, client: Uuid) {
+        let _registry = self.registry.lock();
+        match self.disk(client) {
+            Some(disk) => disk.set_silent(false),
+            None => self.with_disks(|disks| _ = disks.insert(client, Arc::new(Disk::new(client, false)))),
+        }
+    }
+
+    fn restored_copy(&self, object: &ObjectState<'_>) -> Option<DiskCopy> {
+        let told = object.on_disk.as_ref()?;
+        let disk = self.disk(told.client)?;
+        self.saw_replica_id(told.replica);
+        Some(DiskCopy { id: told.replica, size: told.size, disk, endpoint: Arc::from(&*told.endpoint) })
     }
 
     fn unstore(&self, tenant: &str, key: &str) {
@@ -106,18 +144,19 @@ impl Master {
         let mut shard = self.lock(spot.shard);
         let old = shard.lookup(spot, &object.key).map(|at| shard.take(at, RemoveCause::Replaced, &mut ()));
         let replicas = shard.reclaim(old.as_ref(), object, ready);
-        if replicas.is_empty() {
+        let copy = self.restored_copy(object).filter(|_| ready);
+        if replicas.is_empty() && copy.is_none() {
             return Err(NotApplied::NoSpace);
         }
         replicas.iter().for_each(|it| self.saw_replica_id(it.id));
         let queue = match object.soft_pin_until_ms {
             _ if !ready => Queue::Writing,
-            _ if object.hard_pin => Queue::Apart,
+            _ if object.hard_pin || replicas.is_empty() => Queue::Apart,
             Some(until) if until > object.since_ms => Queue::Soft,
             _ => Queue::Unread,
         };
         self.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
-        shard.add(
+        let at = shard.add(
             spot,
             &Fresh {
                 key: &object.key,
@@ -129,14 +168,17 @@ impl Master {
                 hard_pin: object.hard_pin,
                 soft_pin_until_ms: object.soft_pin_until_ms,
                 checksum: object.checksum,
-                group: object.group,
+                group: object.group.as_deref().map(|name| (self.group(&object.tenant, name), name)),
             },
         );
+        if let Some(copy) = copy {
+            shard.attach_copy(at, copy);
+        }
         Ok(())
     }
 
     /// The shard that keeps space which was told to be held.
-    fn holder(&self, segment: Uuid, offset: u64) -> usize {
+    pub(crate) fn holder(&self, segment: Uuid, offset: u64) -> usize {
         (mix(segment.first ^ mix(segment.second ^ mix(offset))) % self.shards.len() as u64) as usize
     }
 

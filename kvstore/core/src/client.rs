@@ -57,13 +57,17 @@ impl Master {
         let segments = self.segments.load();
         let is_heard = |it: &Mounted| it.client == client && it.is_readable();
         let heard: Vec<&Arc<Mounted>> = segments.iter().map(|(_, it)| it).filter(|it| is_heard(it)).collect();
+        let disk = self.disk(client).filter(|disk| disk.is_heard());
         // A silent client may have mounted some of its segments.
-        if known.silent && heard.is_empty() {
+        if known.silent && heard.is_empty() && disk.is_none() {
             return;
         }
         // The grace period begins now, whatever time the client had left.
         (known.silent, known.last_seen_ms) = (true, now_ms.saturating_sub(self.settings.client_ttl_ms));
         heard.iter().for_each(|it| it.set_silent(true));
+        if let Some(disk) = disk {
+            disk.set_silent(true);
+        }
         fx.fact(Fact::ClientSilent { client, at_ms: now_ms });
     }
 
@@ -78,6 +82,9 @@ impl Master {
         let before = registry.clients.insert(client, Client { last_seen_ms: now_ms, silent: false });
         if before.is_none_or(|it| it.silent) {
             fx.fact(Fact::ClientBack { client, at_ms: now_ms });
+        }
+        if let Some(disk) = self.disk(client) {
+            disk.set_silent(false);
         }
     }
 
@@ -109,6 +116,7 @@ impl Master {
         for (_, segment) in segments.iter().filter(|(_, it)| it.client == client) {
             self.lose(segment.info.id, UnmountCause::ClientExpired, 0, fx);
         }
+        self.lose_disk(client, 0, fx);
         registry.clients.remove(&client);
         fx.fact(Fact::ClientGone { client });
     }
@@ -119,6 +127,7 @@ impl Master {
         for known in self.registry.lock().clients.values_mut().filter(|it| !it.silent) {
             known.last_seen_ms = now_ms;
         }
+        self.resume_transfers();
         self.sort_lists();
         for (_, segment) in self.segments.load().iter() {
             segment.space(crate::allocator::Allocator::forget_offsets);

@@ -14,6 +14,15 @@ pub(crate) struct Counters {
     pub(crate) discarded_puts: AtomicU64,
     pub(crate) lost_keys: AtomicU64,
     pub(crate) hot_keys: AtomicU64,
+    pub(crate) offloaded_keys: AtomicU64,
+    pub(crate) promotions: AtomicU64,
+    pub(crate) promoted_keys: AtomicU64,
+    pub(crate) promoted_bytes: AtomicU64,
+    pub(crate) promotions_failed: AtomicU64,
+    pub(crate) promotions_expired: AtomicU64,
+    pub(crate) promotions_rare: AtomicU64,
+    pub(crate) promotions_no_room: AtomicU64,
+    pub(crate) promotions_too_many: AtomicU64,
 }
 
 /// What a master has done since it was made.
@@ -31,7 +40,7 @@ pub struct Counts {
     pub allocation_failures: u64,
     /// Requests for space that got fewer replicas than they asked for.
     pub partial_allocations: u64,
-    /// Bytes of objects whose places were told to readers, each counted once per read.
+    /// Bytes of objects whose places in memory were told to readers, each counted once per read.
     pub read_bytes: u64,
     /// Puts that were not ended in time.
     pub discarded_puts: u64,
@@ -39,6 +48,28 @@ pub struct Counts {
     pub lost_keys: u64,
     /// Objects that were found to be read often.
     pub hot_keys: u64,
+    /// Reads that were sent to a disk, because the object was in no memory.
+    pub disk_reads: u64,
+    /// Bytes of those.
+    pub disk_read_bytes: u64,
+    /// Objects that were put on disks.
+    pub offloaded_keys: u64,
+    /// Requests to bring an object back from a disk.
+    pub promotions: u64,
+    /// Objects that were brought back.
+    pub promoted_keys: u64,
+    /// Bytes of those.
+    pub promoted_bytes: u64,
+    /// Objects that could not be brought back.
+    pub promotions_failed: u64,
+    /// Objects that were not brought back in time.
+    pub promotions_expired: u64,
+    /// Reads of objects on disks that were too few to bring them back.
+    pub promotions_rare: u64,
+    /// Reads of objects on disks that were not brought back because memory was nearly full.
+    pub promotions_no_room: u64,
+    /// Reads of objects on disks that were not brought back because too many were on their way.
+    pub promotions_too_many: u64,
 }
 
 impl Counters {
@@ -59,6 +90,17 @@ impl Counters {
             discarded_puts: self.discarded_puts.load(Relaxed),
             lost_keys: self.lost_keys.load(Relaxed),
             hot_keys: self.hot_keys.load(Relaxed),
+            disk_reads: 0,
+            disk_read_bytes: 0,
+            offloaded_keys: self.offloaded_keys.load(Relaxed),
+            promotions: self.promotions.load(Relaxed),
+            promoted_keys: self.promoted_keys.load(Relaxed),
+            promoted_bytes: self.promoted_bytes.load(Relaxed),
+            promotions_failed: self.promotions_failed.load(Relaxed),
+            promotions_expired: self.promotions_expired.load(Relaxed),
+            promotions_rare: self.promotions_rare.load(Relaxed),
+            promotions_no_room: self.promotions_no_room.load(Relaxed),
+            promotions_too_many: self.promotions_too_many.load(Relaxed),
         }
     }
 }

@@ -1,15 +1,19 @@
 //! Drain jobs: every object is moved off some segments, a few at a time.
 
-use std::collections::{BTreeMap, HashMap};
+mod told;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{CreateDrainJob, DrainJob, JobStatus};
 use mooncake_wire::types::{SegmentStatus, TaskStatus, Uuid};
 
-use crate::fact::Effects;
+use crate::fact::{Effects, Fact};
 use crate::master::Master;
+use crate::payload::move_payload;
 use crate::placement::mix;
-use crate::task::{Tasks, move_payload};
+use crate::task::Tasks;
 
 /// Objects that are moved at a time, if the job does not say.
 const CONCURRENCY: u32 = 4;
@@ -23,6 +27,8 @@ const DISPATCH_MS: u64 = 500;
 const STEP: u32 = 1024;
 /// Jobs that are remembered.
 const MAX_JOBS: usize = 1024;
+/// Names of segments of one kind that a job may have.
+pub(crate) const MAX_NAMES: usize = 1 << 16;
 
 /// An object that is being moved.
 #[derive(Clone, Debug)]
@@ -42,12 +48,14 @@ struct Job {
     updated_at_ms: u64,
     dispatched_at_ms: u64,
     moves: BTreeMap<Uuid, Move>,
-    tries: HashMap<(String, String), u32>,
+    tries: BTreeMap<(String, String), u32>,
     succeeded: u64,
     failed: u64,
     blocked: u64,
     moved_bytes: u64,
-    message: &'static str,
+    /// What was told last: see [`Job::figures`].
+    told: [u64; 4],
+    message: Cow<'static, str>,
 }
 
 /// All drain jobs.
@@ -59,50 +67,59 @@ impl Job {
         matches!(self.status, JobStatus::SUCCEEDED | JobStatus::FAILED | JobStatus::CANCELED)
     }
 
-    fn end(&mut self, now_ms: u64, status: JobStatus, message: &'static str) {
-        (self.status, self.updated_at_ms, self.message) = (status, now_ms, message);
+    /// What changes without a change of the status.
+    fn figures(&self) -> [u64; 4] {
+        [self.updated_at_ms, self.succeeded, self.failed, self.blocked]
     }
 
-    fn report(&self, id: Uuid) -> DrainJob {
-        DrainJob {
-            success: true,
-            job_id: id,
-            job_type: 0,
-            type_name: "DRAIN".to_owned(),
-            status: self.status,
-            status_name: self.status.name().unwrap_or_default().to_owned(),
-            created_at_ms_epoch: self.created_at_ms.cast_signed(),
-            last_updated_at_ms_epoch: self.updated_at_ms.cast_signed(),
-            segments: self.segments.clone(),
-            succeeded_units: self.succeeded,
-            failed_units: self.failed,
-            blocked_units: self.blocked,
-            active_units: self.moves.len() as u64,
-            migrated_bytes: self.moved_bytes,
-            message: self.message.to_owned(),
-            error_code: ErrorCode::OK,
-            error_message: String::new(),
-        }
+    fn end(&mut self, now_ms: u64, status: JobStatus, message: &'static str) {
+        (self.status, self.updated_at_ms, self.message) = (status, now_ms, Cow::Borrowed(message));
     }
 
     /// Takes over what became of the objects that were being moved.
-    fn collect(&mut self, now_ms: u64, tasks: &BTreeMap<Uuid, Option<TaskStatus>>) {
+    fn collect(
+        &mut self,
+        now_ms: u64,
+        job: Uuid,
+        tasks: &BTreeMap<Uuid, Option<TaskStatus>>,
+        fx: &mut dyn Effects,
+    ) {
         for (id, status) in tasks {
             if matches!(status, Some(TaskStatus::PENDING | TaskStatus::PROCESSING)) {
                 continue;
             }
             let Some(done) = self.moves.remove(id) else { continue };
             self.updated_at_ms = now_ms;
-            if *status == Some(TaskStatus::SUCCESS) {
+            let name = (done.tenant, done.key);
+            let tries = if *status == Some(TaskStatus::SUCCESS) {
                 self.succeeded += 1;
                 self.moved_bytes = self.moved_bytes.saturating_add(done.size);
-                self.tries.remove(&(done.tenant, done.key));
+                0
             } else {
-                let tries = self.tries.entry((done.tenant, done.key)).or_default();
-                *tries += 1;
-                self.failed += u64::from(*tries == TRIES);
-            }
+                let tries = self.tries.get(&name).map_or(1, |tries| tries + 1);
+                self.failed += u64::from(tries == TRIES);
+                tries
+            };
+            let (tenant, key) = (Cow::Borrowed(&*name.0), Cow::Borrowed(&*name.1));
+            fx.fact(Fact::DrainMoved { job, task: *id, tenant, key, tries });
+            self.tried(name, tries);
         }
+    }
+
+    /// An object has failed to be moved so often, or has been moved.
+    fn tried(&mut self, name: (String, String), tries: u32) {
+        if tries == 0 {
+            self.tries.remove(&name);
+        } else {
+            self.tries.insert(name, tries);
+        }
+    }
+}
+
+/// Makes room for another job.
+fn forget_over(jobs: &mut BTreeMap<Uuid, Job>) {
+    if jobs.len() >= MAX_JOBS {
+        jobs.retain(|_, job| !job.is_over());
     }
 }
 
@@ -128,7 +145,8 @@ impl Master {
         fx: &mut dyn Effects,
     ) -> Result<Uuid, ErrorCode> {
         let overlaps = request.target_segments.iter().any(|it| request.segments.contains(it));
-        if request.segments.is_empty() || overlaps {
+        let too_many = [&request.segments, &request.target_segments].iter().any(|it| it.len() > MAX_NAMES);
+        if request.segments.is_empty() || overlaps || too_many {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         let segments = self.segments.load();
@@ -151,9 +169,7 @@ impl Master {
         if !request.segments.iter().all(can_be_drained) {
             return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
         }
-        if jobs.len() >= MAX_JOBS {
-            jobs.retain(|_, job| !job.is_over());
-        }
+        forget_over(jobs);
         if jobs.len() >= MAX_JOBS {
             return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
         }
@@ -168,13 +184,15 @@ impl Master {
             updated_at_ms: now_ms,
             dispatched_at_ms: 0,
             moves: BTreeMap::new(),
-            tries: HashMap::new(),
+            tries: BTreeMap::new(),
             succeeded: 0,
             failed: 0,
             blocked: 0,
             moved_bytes: 0,
-            message: "Drain job created",
+            told: [now_ms, 0, 0, 0],
+            message: Cow::Borrowed("Drain job created"),
         };
+        job.tell(id, fx);
         tasks.jobs.0.insert(id, job);
         // Before another job can be created for the same segments.
         self.mark(&request.segments, SegmentStatus::DRAINING, fx);
@@ -211,8 +229,9 @@ impl Master {
         job.end(now_ms, JobStatus::CANCELED, "Drain job canceled");
         let moves: Vec<Uuid> = std::mem::take(&mut job.moves).into_keys().collect();
         let segments = job.segments.clone();
+        job.tell(id, fx);
         for task in moves {
-            tasks.cancel(now_ms, task, "its drain job was canceled", self.settings.max_tasks);
+            tasks.cancel((now_ms, self.settings.max_tasks), task, "its drain job was canceled", fx);
         }
         drop(tasks);
         self.mark(&segments, SegmentStatus::OK, fx);
@@ -229,7 +248,7 @@ impl Master {
                 !job.is_over() && job.dispatched_at_ms.saturating_add(DISPATCH_MS) <= now_ms
             });
             due.map(|(id, job)| {
-                job.collect(now_ms, &statuses);
+                job.collect(now_ms, *id, &statuses, fx);
                 job.dispatched_at_ms = now_ms;
                 (*id, job.clone())
             })
@@ -246,16 +265,23 @@ impl Master {
         let mut started = BTreeMap::new();
         for (object, source, target, client) in found.moves {
             let task = move_payload(&object.tenant, &object.key, &source, &target)
-                .and_then(|payload| tasks.add(now_ms, payload, client, self.settings.max_tasks));
+                .and_then(|payload| tasks.add(now_ms, payload, client, self.settings.max_tasks, fx));
             if let Ok(task) = task {
+                let (tenant, key) = (Cow::Borrowed(&*object.tenant), Cow::Borrowed(&*object.key));
+                fx.fact(Fact::DrainMove { job: id, task, tenant, key, size: object.size });
                 started.insert(task, object);
             }
         }
         let Some(job) = tasks.jobs.0.get_mut(&id).filter(|job| !job.is_over()) else { return };
+        let before = (job.told, job.status);
         job.moves.extend(started);
         job.blocked = found.blocked;
+        job.told = job.figures();
         if found.remaining > 0 || !job.moves.is_empty() {
-            (job.status, job.message) = (JobStatus::RUNNING, "Drain job running");
+            (job.status, job.message) = (JobStatus::RUNNING, Cow::Borrowed("Drain job running"));
+            if before != (job.told, job.status) {
+                job.tell(id, fx);
+            }
             return;
         }
         let status = if found.given_up > 0 {
@@ -265,6 +291,7 @@ impl Master {
             job.end(now_ms, JobStatus::SUCCEEDED, "Drain job succeeded");
             SegmentStatus::DRAINED
         };
+        job.tell(id, fx);
         let segments = job.segments.clone();
         drop(tasks);
         self.mark(&segments, status, fx);
@@ -312,7 +339,8 @@ impl Master {
         }
         found.remaining += 1;
         let holders: Vec<&str> = entry.replicas().filter_map(|it| name_of(it.segment)).collect();
-        let is_free = entry.is_complete() && entry.transfer().is_none() && shard.can_be_read(source);
+        let is_busy = entry.transfer().is_some() || entry.work().is_some();
+        let is_free = entry.is_complete() && !is_busy && shard.can_be_read(source);
         let target = self.drain_target(shard, job, &holders, mix(u64::from(at)));
         let (true, Some(target), Some(mounted)) = (is_free, target, shard.segments.get(source.segment))
         else {

@@ -3,21 +3,15 @@
 use std::collections::HashMap;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::ReplicaList;
+use mooncake_wire::types::{Replica, ReplicaList, ReplicaMedium};
 
 use crate::count::Counters;
 use crate::locked::Spot;
 use crate::master::Master;
+use crate::payload::copy_payload;
 use crate::settings::DynamicReplication;
-use crate::task::copy_payload;
 use crate::transfer::DynamicPlan;
 
-/// Over how long reads are counted, in milliseconds.
-const WINDOW_MS: u64 = 10_000;
-/// Reads per window from which on an object is hot: 0.8 per second.
-const HOT_READS: u32 = 8;
-/// Replicas that a hot object gets.
-const MAX_REPLICAS: usize = 2;
 /// For how long a plan is good, in milliseconds.
 const LEASE_MS: u64 = 30_000;
 /// How long an object is left alone after a plan, in milliseconds.
@@ -44,9 +38,10 @@ pub(crate) struct Heat {
 
 impl Heat {
     /// Counts a read. True if the object has become hot and nothing was planned for it lately.
-    fn count(&mut self, now_ms: u64, hash: u64) -> bool {
+    fn count(&mut self, now_ms: u64, hash: u64, (window_ms, hot_reads): (u64, u32)) -> bool {
         if self.reads.len() >= MAX_COUNTED && !self.reads.contains_key(&hash) {
-            let is_recent = |it: &Reads| it.since_ms.saturating_add(WINDOW_MS + COOLDOWN_MS) > now_ms;
+            let is_recent =
+                |it: &Reads| it.since_ms.saturating_add(window_ms.saturating_add(COOLDOWN_MS)) > now_ms;
             self.reads.retain(|_, it| is_recent(it));
             if self.reads.len() >= MAX_COUNTED {
                 return false;
@@ -54,12 +49,12 @@ impl Heat {
         }
         let reads =
             self.reads.entry(hash).or_insert(Reads { since_ms: now_ms, count: 0, planned_at_ms: None });
-        if reads.since_ms.saturating_add(WINDOW_MS) <= now_ms {
+        if reads.since_ms.saturating_add(window_ms) <= now_ms {
             (reads.since_ms, reads.count) = (now_ms, 0);
         }
         reads.count += 1;
         let rests = reads.planned_at_ms.is_some_and(|at| at.saturating_add(COOLDOWN_MS) > now_ms);
-        if reads.count < HOT_READS || rests {
+        if reads.count < hot_reads || rests {
             return false;
         }
         reads.planned_at_ms = Some(now_ms);
@@ -81,10 +76,12 @@ impl Master {
         key: &str,
         list: &ReplicaList<S>,
     ) {
-        if !self.counts_reads() || list.replicas.len() >= MAX_REPLICAS {
+        let is_in_memory = |it: &&Replica<S>| matches!(it.medium, ReplicaMedium::Memory(_));
+        let replicas = list.replicas.iter().filter(is_in_memory).count();
+        if !self.counts_reads() || replicas == 0 || replicas >= self.settings.max_hot_replicas.max(1) {
             return;
         }
-        if !self.tasks.lock().heat.count(now_ms, self.hash(spot.tenant, key)) {
+        if !self.tasks.lock().heat.count(now_ms, self.hash(spot.tenant, key), self.hot_when()) {
             return;
         }
         Counters::add(&self.counters.hot_keys, 1);
@@ -94,11 +91,18 @@ impl Master {
         }
     }
 
+    /// The window in which reads are counted, and the reads in it from which on an object is hot.
+    fn hot_when(&self) -> (u64, u32) {
+        let window_ms = self.settings.heat_window_ms.max(1);
+        let reads = (self.settings.hot_reads_per_second * window_ms as f64 / 1000.0).ceil();
+        (window_ms, (reads as u32).max(1))
+    }
+
     fn plan_copy(&self, now_ms: u64, tenant: &str, key: &str) -> Result<(), ErrorCode> {
         let source = self.source_of(tenant, key, None)?;
         let segments = self.segments.load();
         let others = segments.iter().filter(|(_, it)| {
-            it.is_writable() && it.free_ratio() > MIN_FREE && *it.info.name != *source.name
+            it.is_writable() && it.free_ratio() > MIN_FREE && !source.holders.contains(&it.info.name)
         });
         let emptiest = others.max_by(|(_, a), (_, b)| a.free_ratio().total_cmp(&b.free_ratio()));
         let (_, target) = emptiest.ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
@@ -108,7 +112,8 @@ impl Master {
         tasks.heat.plans.retain(|_, until| *until > now_ms);
         tasks.heat.plans.insert(plan, now_ms.saturating_add(LEASE_MS));
         let payload = copy_payload(tenant, key, &source.name, &[&target.info.name], Some(plan))?;
-        tasks.add(now_ms, payload, source.client, self.settings.max_tasks)?;
+        // Not told: what is read often is found out again within seconds, and the plan would not be known to another master.
+        tasks.add(now_ms, payload, source.client, self.settings.max_tasks, &mut ())?;
         Ok(())
     }
 

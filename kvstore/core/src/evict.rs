@@ -14,11 +14,27 @@ use crate::slab::NIL;
 /// Entries of a shard that are looked at when a tenant needs room.
 const TENANT_SEARCH: usize = 4096;
 
+/// Objects that one round passes over because they have to wait for a disk.
+const MAX_WAITING: u64 = 1024;
+/// For how long such an object is not looked at again, in milliseconds.
+const WAITING_MS: u64 = 200;
+
 /// What was evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Evicted {
     pub(crate) keys: u64,
     pub(crate) bytes: u64,
+    /// Objects that are on their way to a disk instead.
+    pub(crate) offloaded: u64,
+    /// Objects that should have gone, but have to wait until others are on a disk.
+    pub(crate) waiting: u64,
+}
+
+impl Evicted {
+    /// Whether anything can be expected of going on.
+    fn goes_on(self) -> bool {
+        self.waiting < MAX_WAITING
+    }
 }
 
 /// Which objects may go.
@@ -52,25 +68,24 @@ impl Master {
         if !self.segments.load().iter().any(|(_, it)| it.is_writable() && it.info.size >= size) {
             return false;
         }
-        let evicted = self.evict(now_ms, |so_far| so_far.bytes < size, fx);
-        evicted.keys > 0
+        let evicted = self.evict(now_ms, size, fx);
+        evicted.bytes > 0
     }
 
-    /// Evicts while `wanted`, first what is not pinned.
-    fn evict(&self, now_ms: u64, wanted: impl Fn(Evicted) -> bool, fx: &mut dyn Effects) -> Evicted {
+    /// Evicts until so many bytes are free, first what is not pinned.
+    fn evict(&self, now_ms: u64, bytes: u64, fx: &mut dyn Effects) -> Evicted {
         Counters::add(&self.counters.attempted_evictions, 1);
         let mut sum = Evicted::default();
         let passes = [Pass::Unpinned, Pass::SoftPinned];
         let passes = if self.settings.evict_soft_pinned { &passes[..] } else { &passes[..1] };
         for pass in passes {
-            while wanted(sum) {
-                let Some(more) = self.evict_oldest(now_ms, *pass, fx) else { break };
-                sum = Evicted { keys: sum.keys + more.keys, bytes: sum.bytes + more.bytes };
+            while sum.bytes < bytes && sum.goes_on() {
+                if !self.evict_oldest(now_ms, *pass, bytes, &mut sum, fx) {
+                    break;
+                }
             }
         }
-        Counters::add(&self.counters.evicted_keys, sum.keys);
-        Counters::add(&self.counters.evicted_bytes, sum.bytes);
-        Counters::add(&self.counters.eviction_rounds, u64::from(sum.keys > 0));
+        self.count_evicted(sum);
         sum
     }
 
@@ -79,6 +94,9 @@ impl Master {
     pub(crate) fn evict_above_watermark(&self, now_ms: u64, fx: &mut dyn Effects) -> Evicted {
         let settings = &self.settings;
         let (used, capacity) = self.segments.load().fill();
+        // What is on its way to a disk will go, too.
+        let leaving = if self.offloads_evicted() { self.on_disks.offloading.load(Relaxed) } else { 0 };
+        let used = used.saturating_sub(leaving);
         let over = used as f64 / capacity.max(1) as f64 - settings.high_watermark;
         if over <= 0.0 {
             return Evicted::default();
@@ -87,41 +105,63 @@ impl Master {
         let share = settings.eviction_ratio.max(over + settings.eviction_ratio).min(1.0);
         let objects = self.key_count() as f64;
         let (target, least) = ((share * objects).ceil(), ((share / 2.0).max(over) * objects).ceil());
-        let mut sum = self.evict_pass(now_ms, Pass::Unpinned, target as u64, fx);
-        if settings.evict_soft_pinned && sum.keys < least as u64 {
-            let more = self.evict_pass(now_ms, Pass::SoftPinned, least as u64 - sum.keys, fx);
-            sum = Evicted { keys: sum.keys + more.keys, bytes: sum.bytes + more.bytes };
+        let bytes = (over * capacity as f64) as u64;
+        let mut sum = Evicted::default();
+        self.evict_pass(now_ms, Pass::Unpinned, (target as u64, bytes), &mut sum, fx);
+        if settings.evict_soft_pinned {
+            self.evict_pass(now_ms, Pass::SoftPinned, (least as u64, bytes), &mut sum, fx);
         }
+        self.count_evicted(sum);
+        sum
+    }
+
+    fn evict_pass(
+        &self,
+        now_ms: u64,
+        pass: Pass,
+        (keys, bytes): (u64, u64),
+        sum: &mut Evicted,
+        fx: &mut dyn Effects,
+    ) {
+        while sum.keys + sum.offloaded < keys && sum.goes_on() {
+            if !self.evict_oldest(now_ms, pass, bytes, sum, fx) {
+                break;
+            }
+        }
+    }
+
+    fn count_evicted(&self, sum: Evicted) {
         Counters::add(&self.counters.evicted_keys, sum.keys);
         Counters::add(&self.counters.evicted_bytes, sum.bytes);
         Counters::add(&self.counters.eviction_rounds, u64::from(sum.keys > 0));
-        sum
     }
 
-    fn evict_pass(&self, now_ms: u64, pass: Pass, keys: u64, fx: &mut dyn Effects) -> Evicted {
-        let mut sum = Evicted::default();
-        while sum.keys < keys {
-            let Some(more) = self.evict_oldest(now_ms, pass, fx) else { break };
-            sum = Evicted { keys: sum.keys + more.keys, bytes: sum.bytes + more.bytes };
-        }
-        sum
+    /// Whether objects go to disks when they would be evicted.
+    fn offloads_evicted(&self) -> bool {
+        self.settings.disks.is_some_and(|it| it.on_evict)
     }
 
-    /// Evicts what was read longest ago, with its group. Nothing if nothing may go.
-    fn evict_oldest(&self, now_ms: u64, pass: Pass, fx: &mut dyn Effects) -> Option<Evicted> {
+    /// Evicts what was read longest ago, with its group. `bytes` is what the round is to free. False if nothing may go.
+    fn evict_oldest(
+        &self,
+        now_ms: u64,
+        pass: Pass,
+        bytes: u64,
+        sum: &mut Evicted,
+        fx: &mut dyn Effects,
+    ) -> bool {
         loop {
             let stamps = if pass == Pass::Unpinned { &self.oldest } else { &self.oldest_soft };
-            let (shard, stamp) = oldest(stamps)?;
-            if stamp > now_ms {
-                return None;
-            }
+            let Some((shard, _)) = oldest(stamps).filter(|(_, stamp)| *stamp <= now_ms) else {
+                return false;
+            };
             let mut shard = self.lock(shard);
             let Some((at, verdict)) = shard.judge_first(pass, now_ms) else { continue };
             match verdict {
                 Verdict::Nothing => {}
                 Verdict::Goes => {
-                    let bytes = shard.drop_object(at, RemoveCause::Evicted, fx);
-                    return Some(Evicted { keys: 1, bytes });
+                    shard.evict_entry(at, now_ms, bytes, sum, fx);
+                    return true;
                 }
                 Verdict::StaysUntil(until_ms) => shard.postpone(at, until_ms),
                 Verdict::IsPinned => shard.enqueue(at, Queue::Soft),
@@ -129,9 +169,10 @@ impl Master {
                 Verdict::GoesWith(group, members) => {
                     let first = Member { shard: shard.at as u32, place: at };
                     drop(shard);
-                    let evicted = self.evict_group(first, group, &members, (now_ms, pass), fx);
-                    if evicted.keys > 0 {
-                        return Some(evicted);
+                    let before = (sum.keys, sum.offloaded, sum.waiting);
+                    self.evict_group(first, group, &members, (now_ms, pass, bytes), sum, fx);
+                    if before != (sum.keys, sum.offloaded, sum.waiting) {
+                        return true;
                     }
                 }
             }
@@ -145,9 +186,10 @@ impl Master {
         first: Member,
         group: u32,
         members: &[Member],
-        (now_ms, pass): (u64, Pass),
+        (now_ms, pass, bytes): (u64, Pass, u64),
+        sum: &mut Evicted,
         fx: &mut dyn Effects,
-    ) -> Evicted {
+    ) {
         let verdicts = members.iter().map(|it| self.lock(it.shard as usize).judge(*it, group, pass, now_ms));
         let mut stays = None;
         for verdict in verdicts {
@@ -166,18 +208,20 @@ impl Master {
                     _ => shard.postpone(first.place, until_ms),
                 }
             }
-            return Evicted::default();
+            return;
         }
-        let mut sum = Evicted::default();
         for member in members {
             let mut shard = self.lock(member.shard as usize);
             // Somebody may have read it in between.
             if matches!(shard.judge(*member, group, pass, now_ms), Verdict::Goes) {
-                sum.bytes += shard.drop_object(member.place, RemoveCause::Evicted, fx);
-                sum.keys += 1;
+                shard.evict_entry(member.place, now_ms, bytes, sum, fx);
             }
         }
-        sum
+    }
+
+    /// Bytes that one round of eviction frees at least, if all objects are of the same size.
+    fn round_bytes(&self) -> u64 {
+        (self.settings.eviction_ratio * self.capacity() as f64) as u64
     }
 
     /// When to look again at what could not go although nobody reads it. Until then it counts as leased.
@@ -209,8 +253,7 @@ impl Master {
                     if entry.tenant != tenant || entry.is_leased(now_ms) || entry.group != NIL {
                         continue;
                     }
-                    sum.bytes += shard.drop_object(at, RemoveCause::Evicted, fx);
-                    sum.keys += 1;
+                    shard.evict_entry(at, now_ms, bytes, &mut sum, fx);
                     if sum.bytes >= bytes {
                         break;
                     }
@@ -220,10 +263,8 @@ impl Master {
                 break;
             }
         }
-        Counters::add(&self.counters.evicted_keys, sum.keys);
-        Counters::add(&self.counters.evicted_bytes, sum.bytes);
-        Counters::add(&self.counters.eviction_rounds, u64::from(sum.keys > 0));
-        sum.keys > 0
+        self.count_evicted(sum);
+        sum.bytes > 0
     }
 
     /// Takes soft pins off whose time is over, in one shard.
@@ -282,6 +323,8 @@ impl Locked<'_> {
         let entry = &self.entries[at];
         match entry.queue() {
             Queue::Vacant => Verdict::Nothing,
+            // It needs no room in memory, or will not when it is on a disk.
+            Queue::Apart if !entry.has_memory() || entry.work().is_some() => Verdict::Nothing,
             Queue::Apart | Queue::Writing => Verdict::StaysUntil(self.master.retry_at(now_ms)),
             _ if entry.is_leased(now_ms) => Verdict::StaysUntil(entry.stamp),
             // Its client may come back; until then its space helps nobody.
@@ -291,6 +334,42 @@ impl Locked<'_> {
             }
             _ => Verdict::Goes,
         }
+    }
+
+    /// Evicts an object. With a copy on a disk it only leaves memory; if disks are for what is evicted, it is put on one
+    /// first. `bytes` is what the round is to free.
+    fn evict_entry(&mut self, at: u32, now_ms: u64, bytes: u64, sum: &mut Evicted, fx: &mut dyn Effects) {
+        let entry = &self.entries[at];
+        if entry.copy().is_some() {
+            sum.bytes += self.leave_memory(at, fx);
+            sum.keys += 1;
+            return;
+        }
+        let Some(tier) = self.master.settings.disks.filter(|it| it.on_evict) else {
+            return self.evict_for_good(at, sum, fx);
+        };
+        if tier.force_evict && sum.offloaded as f64 >= tier.queue_limit as f64 * tier.cap_ratio {
+            return self.evict_for_good(at, sum, fx);
+        }
+        // Enough is on its way to disks already, and will have left memory soon.
+        let is_enough = self.master.on_disks.offloading.load(Relaxed) >= bytes.max(self.master.round_bytes());
+        let source = if is_enough { None } else { self.offload(at, now_ms).ok() };
+        match source {
+            Some(source) => {
+                sum.offloaded += 1;
+                sum.bytes += self.keep_only(at, source, fx);
+            }
+            None if tier.force_evict && !is_enough => self.evict_for_good(at, sum, fx),
+            None => {
+                sum.waiting += 1;
+                self.postpone(at, now_ms.saturating_add(WAITING_MS));
+            }
+        }
+    }
+
+    fn evict_for_good(&mut self, at: u32, sum: &mut Evicted, fx: &mut dyn Effects) {
+        sum.bytes += self.drop_object(at, RemoveCause::Evicted, fx);
+        sum.keys += 1;
     }
 
     fn judge(&self, member: Member, group: u32, pass: Pass, now_ms: u64) -> Verdict {

@@ -6,7 +6,8 @@
 
 use std::borrow::Cow;
 
-use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+use mooncake_wire::admin::JobStatus;
+use mooncake_wire::types::{Segment, SegmentStatus, TaskStatus, TaskType, Uuid};
 
 /// Where facts go. It is called while a part of the table is locked, so it must be quick and must not call the master.
 pub trait Effects {
@@ -25,10 +26,6 @@ impl Effects for Vec<Fact<'static>> {
     }
 }
 
-/// Stands for a group's name: its hash, together with the tenant's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u64);
-
 /// Where one replica's bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
@@ -38,6 +35,19 @@ pub struct Place {
     pub segment: Uuid,
     /// Where in the segment they begin.
     pub offset: u64,
+}
+
+/// A copy of an object on a client's disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnDisk<'a> {
+    /// The copy, unique among the replicas of a master.
+    pub replica: u64,
+    /// Whose disk.
+    pub client: Uuid,
+    /// Bytes.
+    pub size: u64,
+    /// Where to ask for it.
+    pub endpoint: Cow<'a, str>,
 }
 
 /// An object as it is now.
@@ -51,16 +61,18 @@ pub struct ObjectState<'a> {
     pub size: u64,
     /// Who wrote it.
     pub client: Uuid,
-    /// Where it is: every replica that can be read, or is being written if none can.
+    /// Where it is in memory: every replica that can be read, or is being written if none can.
     pub places: Cow<'a, [Place]>,
+    /// Its copy on a disk.
+    pub on_disk: Option<OnDisk<'a>>,
     /// The writer's checksum.
     pub checksum: Option<u64>,
     /// Whether it is never evicted.
     pub hard_pin: bool,
     /// Until when others are evicted first.
     pub soft_pin_until_ms: Option<u64>,
-    /// With which others it is leased and evicted.
-    pub group: Option<GroupId>,
+    /// The group of objects with which it is leased and evicted.
+    pub group: Option<Cow<'a, str>>,
     /// When it began to be written, or could first be read.
     pub since_ms: u64,
 }
@@ -70,8 +82,16 @@ pub struct ObjectState<'a> {
 pub enum StoreCause {
     /// It has been written.
     Written,
-    /// It has other replicas than before.
+    /// It has other replicas in memory than before, but is there still.
     Replicas,
+    /// It has a copy on a disk.
+    Offloaded,
+    /// It has none on a disk any more.
+    DiskLost,
+    /// It is only on a disk: its space in memory was needed, or is gone.
+    OnlyOnDisk,
+    /// It is in memory again.
+    Promoted,
     /// It is told again, in a snapshot.
     Snapshot,
 }
@@ -104,6 +124,15 @@ pub enum UnmountCause {
     ClientExpired,
     /// Its client mounted other memory in its place.
     MemoryLost,
+}
+
+/// Where an object is, or was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Media {
+    /// In a segment.
+    pub memory: bool,
+    /// On a client's disk.
+    pub disk: bool,
 }
 
 /// Something that has become true.
@@ -148,6 +177,16 @@ pub enum Fact<'a> {
         /// When.
         at_ms: u64,
     },
+    /// A client has a disk that objects may be put on, or is heard of again.
+    DiskMounted {
+        /// The client.
+        client: Uuid,
+    },
+    /// A client's disk is gone. What became of its objects follows.
+    DiskUnmounted {
+        /// The client.
+        client: Uuid,
+    },
     /// A client is forgotten.
     ClientGone {
         /// The client.
@@ -168,6 +207,10 @@ pub enum Fact<'a> {
         tenant: Cow<'a, str>,
         /// Its key.
         key: Cow<'a, str>,
+        /// Its group.
+        group: Option<Cow<'a, str>>,
+        /// Whether it was in memory, and whether it was on a disk.
+        was: Media,
         /// Why.
         cause: RemoveCause,
     },
@@ -196,50 +239,114 @@ pub enum Fact<'a> {
         /// Bytes.
         requested: Option<u64>,
     },
+    /// A copy or a move goes on. Its space was told before, as held.
+    Transferring(TransferState<'a>),
+    /// It does not go on any more.
+    TransferOver {
+        /// Whose object that was.
+        tenant: Cow<'a, str>,
+        /// Its key.
+        key: Cow<'a, str>,
+    },
+    /// A task is this now.
+    Task(TaskState<'a>),
+    /// A drain job is this now.
+    DrainJob(DrainState<'a>),
+    /// A drain job has begun to move an object.
+    DrainMove {
+        /// The job.
+        job: Uuid,
+        /// The task that moves it.
+        task: Uuid,
+        /// Whose the object is.
+        tenant: Cow<'a, str>,
+        /// Its key.
+        key: Cow<'a, str>,
+        /// Its bytes.
+        size: u64,
+    },
+    /// A drain job's task has ended, however that was.
+    DrainMoved {
+        /// The job.
+        job: Uuid,
+        /// The task.
+        task: Uuid,
+        /// Whose the object is.
+        tenant: Cow<'a, str>,
+        /// Its key.
+        key: Cow<'a, str>,
+        /// How often it has failed to be moved. 0: it was moved.
+        tries: u32,
+    },
 }
 
-fn owned(text: Cow<'_, str>) -> Cow<'static, str> {
-    Cow::Owned(text.into_owned())
+/// A copy or a move of an object that a node makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferState<'a> {
+    /// Whose the object is.
+    pub tenant: Cow<'a, str>,
+    /// Its key.
+    pub key: Cow<'a, str>,
+    /// Who makes it.
+    pub client: Uuid,
+    /// The replica that is read.
+    pub source: u64,
+    /// Whether that is gone at the end.
+    pub moves: bool,
+    /// When it began.
+    pub since_ms: u64,
+    /// Of the master's plan, if it is the master's.
+    pub plan: Option<(Uuid, u64)>,
+    /// The replicas that are being written. Their space is held.
+    pub places: Cow<'a, [Place]>,
 }
 
-impl ObjectState<'_> {
-    /// The same, free of what it was told with.
-    pub fn into_owned(self) -> ObjectState<'static> {
-        ObjectState {
-            tenant: owned(self.tenant),
-            key: owned(self.key),
-            places: Cow::Owned(self.places.into_owned()),
-            ..self
-        }
-    }
+/// Something that a node is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskState<'a> {
+    /// The task.
+    pub id: Uuid,
+    /// What kind it is.
+    pub task_type: TaskType,
+    /// How far it is.
+    pub status: TaskStatus,
+    /// What the node is told.
+    pub payload: Cow<'a, str>,
+    /// The node.
+    pub client: Uuid,
+    /// When it was made.
+    pub created_at_ms: u64,
+    /// When it last changed.
+    pub updated_at_ms: u64,
+    /// What the node says about its end.
+    pub message: Cow<'a, str>,
 }
 
-impl Fact<'_> {
-    /// The same, free of what it was told with.
-    pub fn into_owned(self) -> Fact<'static> {
-        match self {
-            Self::SegmentMounted { segment, client, at_ms } => {
-                let Segment { id, name, base, size, te_endpoint, protocol, host_id } = segment;
-                let [name, te_endpoint, protocol, host_id] =
-                    [name, te_endpoint, protocol, host_id].map(owned);
-                let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
-                Fact::SegmentMounted { segment, client, at_ms }
-            }
-            Self::SegmentStatus { segment, status, until_ms } => {
-                Fact::SegmentStatus { segment, status, until_ms }
-            }
-            Self::SegmentUnmounted { segment, cause } => Fact::SegmentUnmounted { segment, cause },
-            Self::ClientSilent { client, at_ms } => Fact::ClientSilent { client, at_ms },
-            Self::ClientBack { client, at_ms } => Fact::ClientBack { client, at_ms },
-            Self::ClientGone { client } => Fact::ClientGone { client },
-            Self::Started(object) => Fact::Started(object.into_owned()),
-            Self::Stored { object, cause } => Fact::Stored { object: object.into_owned(), cause },
-            Self::Removed { tenant, key, cause } => {
-                Fact::Removed { tenant: owned(tenant), key: owned(key), cause }
-            }
-            Self::Held { segment, offset, size, until_ms } => Fact::Held { segment, offset, size, until_ms },
-            Self::Released { segment, offset } => Fact::Released { segment, offset },
-            Self::TenantQuota { tenant, requested } => Fact::TenantQuota { tenant: owned(tenant), requested },
-        }
-    }
+/// A job that empties segments, without the objects that it moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrainState<'a> {
+    /// The job.
+    pub id: Uuid,
+    /// Names of the segments to empty.
+    pub segments: Cow<'a, [String]>,
+    /// Names of those that may take the objects; none for any.
+    pub targets: Cow<'a, [String]>,
+    /// Objects that are moved at a time.
+    pub concurrency: u64,
+    /// How far it is.
+    pub status: JobStatus,
+    /// When it was made.
+    pub created_at_ms: u64,
+    /// When it last changed.
+    pub updated_at_ms: u64,
+    /// Objects that were moved.
+    pub succeeded: u64,
+    /// Objects that could not be moved.
+    pub failed: u64,
+    /// Objects that cannot be moved now.
+    pub blocked: u64,
+    /// Bytes that were moved.
+    pub moved_bytes: u64,
+    /// How it is, in words.
+    pub message: Cow<'a, str>,
 }

@@ -4,10 +4,10 @@
 //! object of a group costs nothing more. Lock order: a shard may be locked when a group is, never the other way round.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::fact::GroupId;
 use crate::slab::{NIL, Slab};
 use crate::table::Table;
 
@@ -20,11 +20,16 @@ pub(crate) struct Member {
     pub(crate) place: u32,
 }
 
+/// Stands for a group's name: its hash, together with the tenant's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupId(pub(crate) u64);
+
 const NOBODY: Member = Member { shard: NIL, place: NIL };
 
 #[derive(Debug)]
 struct Group {
     id: u64,
+    name: Arc<str>,
     pair: [Member; 2],
     /// Nearly always none, so it is kept small.
     more: Option<Box<Many>>,
@@ -36,7 +41,7 @@ struct Many(BTreeSet<Member>);
 
 impl Default for Group {
     fn default() -> Self {
-        Self { id: 0, pair: [NOBODY; 2], more: None }
+        Self { id: 0, name: Arc::default(), pair: [NOBODY; 2], more: None }
     }
 }
 
@@ -60,12 +65,13 @@ impl Groups {
     }
 
     /// Adds a member; returns where the group is.
-    pub(crate) fn join(&self, id: GroupId, member: Member) -> u32 {
+    pub(crate) fn join(&self, id: GroupId, name: &str, member: Member) -> u32 {
         let (low, tag) = (id.0 as u32, (id.0 >> 32) as u32);
         let mut shard = self.shard(low).lock();
         let GroupShard { groups, table } = &mut *shard;
-        let at = table.find(tag, |at| groups[at].id == id.0).unwrap_or_else(|| {
-            let at = groups.insert(Group { id: id.0, ..Group::default() });
+        let at = table.find(tag, |at| groups[at].id == id.0 && *groups[at].name == *name);
+        let at = at.unwrap_or_else(|| {
+            let at = groups.insert(Group { id: id.0, name: name.into(), ..Group::default() });
             table.insert(tag, at);
             at
         });
@@ -97,9 +103,9 @@ impl Groups {
         }
     }
 
-    /// Which group it is.
-    pub(crate) fn id(&self, group: u32) -> Option<GroupId> {
-        (group != NIL).then(|| GroupId(self.shard(group).lock().groups[group >> SHARD_BITS].id))
+    /// The group's name.
+    pub(crate) fn name(&self, group: u32) -> Option<Arc<str>> {
+        (group != NIL).then(|| Arc::clone(&self.shard(group).lock().groups[group >> SHARD_BITS].name))
     }
 
     /// All members. They may be gone by the time that one looks.
@@ -120,15 +126,16 @@ mod tests {
         let groups = Groups::new();
         let member = |place| Member { shard: 1, place };
         let id = GroupId(0x1234_5678_9abc_def0);
-        let at = groups.join(id, member(0));
-        assert!((1..4).all(|place| groups.join(id, member(place)) == at));
-        assert_ne!(groups.join(GroupId(1), member(9)), at);
-        assert_eq!((groups.members(at).len(), groups.id(at)), (4, Some(id)));
+        let at = groups.join(id, "g", member(0));
+        assert!((1..4).all(|place| groups.join(id, "g", member(place)) == at));
+        assert_ne!(groups.join(GroupId(1), "g", member(9)), at);
+        assert_ne!(groups.join(id, "h", member(9)), at);
+        assert_eq!((groups.members(at).len(), groups.name(at).as_deref()), (4, Some("g")));
         groups.leave(at, member(1));
         groups.leave(at, member(3));
         assert_eq!(groups.members(at), [member(0), member(2)]);
         groups.leave(at, member(0));
         groups.leave(at, member(2));
-        assert_eq!(groups.shard(at).lock().groups.len(), 0);
+        assert!(groups.shard(at).lock().groups.len() == 1 && groups.members(at).is_empty());
     }
 }

@@ -15,6 +15,8 @@
 //! - Moving: [`Master::create_copy_task`], [`Master::create_move_task`], [`Master::fetch_tasks`],
 //!   [`Master::complete_task`], [`Master::copy_start`], [`Master::move_start`] and their ends,
 //!   [`Master::create_drain_job`].
+//! - Disks: [`Master::mount_disk`], [`Master::unmount_disk`], [`Master::fetch_offloads`], [`Master::offloaded`],
+//!   [`Master::evict_disk_copy`], [`Master::fetch_promotions`], [`Master::promotion_start`] and its ends.
 //! - Time: [`Master::tick`].
 //! - Facts: [`Effects`] gets every change; [`Master::apply`] makes one true in another master;
 //!   [`Master::snapshot`] tells the whole state as facts, in pieces. [`encode`] and [`decode`] turn them into bytes and
@@ -22,14 +24,15 @@
 //! - Figures: [`Master::segments_detail`], [`Master::fill`], [`Master::counts`], [`Master::prefix_statistics`],
 //!   [`Master::keys`], [`Master::quotas`].
 //!
-//! Errors are Mooncake's own codes. What this master does not do (disks, NVMe over fabrics, distributed file systems)
-//! has no method here; a server answers it with `NOT_SUPPORTED`.
+//! Errors are Mooncake's own codes. What this master does not do (NVMe over fabrics, shared and distributed file
+//! systems) has no method here.
 
 mod allocator;
 mod apply;
 mod client;
 mod codec;
 mod count;
+mod disk;
 mod drain;
 mod dynamic;
 mod evict;
@@ -38,9 +41,14 @@ mod group;
 mod locked;
 mod master;
 mod mount;
+mod mount_disk;
 mod object;
+mod offload;
+mod owned;
+mod payload;
 mod placement;
 mod prefix;
+mod promote;
 mod put;
 mod put_end;
 mod query;
@@ -49,6 +57,7 @@ mod remove;
 mod segment;
 mod settings;
 mod shard;
+mod sketch;
 mod slab;
 mod snapshot;
 mod table;
@@ -56,14 +65,19 @@ mod task;
 mod tenant;
 mod tick;
 mod transfer;
+mod underway;
 
 pub use apply::NotApplied;
 pub use codec::{DecodeError, decode, encode};
 pub use count::Counts;
-pub use fact::{Effects, Fact, GroupId, ObjectState, Place, RemoveCause, StoreCause, UnmountCause};
+pub use disk::DiskFill;
+pub use fact::{
+    DrainState, Effects, Fact, Media, ObjectState, OnDisk, Place, RemoveCause, StoreCause, TaskState,
+    TransferState, UnmountCause,
+};
 pub use master::Master;
 pub use query::{Cursor, Fill, PrefixStatistics};
 pub use read::{Replicas, WireReplica};
-pub use settings::{DynamicReplication, Placement, Settings};
+pub use settings::{DiskTier, DynamicReplication, Placement, Settings};
 pub use snapshot::SnapshotCursor;
 pub use transfer::{DynamicPlan, Work};

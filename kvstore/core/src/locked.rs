@@ -13,8 +13,9 @@ use arc_swap::Guard;
 use mooncake_wire::types::Replica as WireReplica;
 use parking_lot::MutexGuard;
 
-use crate::fact::{Effects, Fact, GroupId, ObjectState, Place, RemoveCause, StoreCause};
-use crate::group::Member;
+use crate::disk::DiskCopy;
+use crate::fact::{Effects, Fact, Media, ObjectState, Place, RemoveCause, StoreCause};
+use crate::group::{GroupId, Member};
 use crate::master::Master;
 use crate::object::{Entry, Extra, Queue, Replica, State};
 use crate::segment::Segments;
@@ -40,7 +41,12 @@ pub(crate) struct Fresh<'a> {
     pub(crate) hard_pin: bool,
     pub(crate) soft_pin_until_ms: Option<u64>,
     pub(crate) checksum: Option<u64>,
-    pub(crate) group: Option<GroupId>,
+    pub(crate) group: Option<(GroupId, &'a str)>,
+}
+
+/// Where an object is that may have been told of.
+pub(crate) fn media(entry: &Entry) -> Media {
+    Media { memory: entry.replicas().any(|it| it.ready), disk: entry.copy().is_some() }
 }
 
 /// A locked shard.
@@ -96,9 +102,10 @@ impl Locked<'_> {
         replica.ready && self.is_heard(replica)
     }
 
-    /// Whether a reader can be sent to any replica.
+    /// Whether a reader can be sent to any replica, or to a disk.
     pub(crate) fn is_readable(&self, entry: &Entry) -> bool {
-        entry.is_complete() && entry.replicas().any(|it| self.can_be_read(it))
+        let is_on_disk = || entry.copy().is_some_and(|copy| copy.disk.is_heard());
+        entry.is_complete() && (entry.replicas().any(|it| self.can_be_read(it)) || is_on_disk())
     }
 
     /// Protects an object from eviction and removal.
@@ -118,11 +125,12 @@ impl Locked<'_> {
         }
     }
 
-    /// The replicas that readers can be sent to.
+    /// The replicas that readers can be sent to, and after them the copy on a disk.
     pub(crate) fn readable_replicas(&self, at: u32) -> Vec<WireReplica<Arc<str>>> {
         let entry = &self.shard.entries[at];
         let readable = entry.replicas().filter(|it| self.can_be_read(it));
-        readable.filter_map(|it| self.describe(it, entry.size)).collect()
+        let copy = entry.copy().filter(|copy| copy.disk.is_heard()).map(DiskCopy::describe);
+        readable.filter_map(|it| self.describe(it, entry.size)).chain(copy).collect()
     }
 
     pub(crate) fn describe(&self, replica: &Replica, size: u64) -> Option<WireReplica<Arc<str>>> {
@@ -143,16 +151,18 @@ impl Locked<'_> {
         let is_complete = entry.is_complete();
         let places = self.places(entry.replicas().copied().filter(|it| it.ready || !is_complete));
         let tenant = self.master.tenants.get(entry.tenant);
+        let group = self.master.groups.name(entry.group);
         tell(ObjectState {
             tenant: Cow::Borrowed(tenant.as_ref().map_or("", |it| &*it.name)),
             key: Cow::Borrowed(&entry.key),
             size: entry.size,
             client: entry.client,
             places: Cow::Owned(places),
+            on_disk: entry.copy().map(DiskCopy::told),
             checksum: entry.checksum(),
             hard_pin: entry.hard_pin(),
             soft_pin_until_ms: entry.soft_pin_until_ms(),
-            group: self.master.groups.id(entry.group),
+            group: group.as_deref().map(Cow::Borrowed),
             since_ms: entry.stamp,
         });
     }
@@ -185,9 +195,9 @@ impl Locked<'_> {
             (*soft_pin_until_ms, *checksum) = (fresh.soft_pin_until_ms, fresh.checksum);
         }
         let at = self.shard.insert(spot.tag, entry);
-        if let Some(group) = fresh.group {
+        if let Some((group, name)) = fresh.group {
             let member = Member { shard: self.at as u32, place: at };
-            self.shard.entries[at].group = self.master.groups.join(group, member);
+            self.shard.entries[at].group = self.master.groups.join(group, name, member);
         }
         let tally = self.shard.tally(prefix);
         (tally.keys, tally.bytes) = (tally.keys + 1, tally.bytes + fresh.size);
@@ -213,20 +223,25 @@ impl Locked<'_> {
         let entry = &self.shard.entries[at];
         let spot = self.master.spot(entry.tenant, &entry.key);
         let tenant = self.master.tenants.get(entry.tenant);
+        let group = self.master.groups.name(entry.group);
         fx.fact(Fact::Removed {
             tenant: Cow::Borrowed(tenant.as_ref().map_or("", |it| &*it.name)),
             key: Cow::Borrowed(&entry.key),
+            group: group.as_deref().map(Cow::Borrowed),
+            was: media(entry),
             cause,
         });
         if entry.group != NIL {
             self.master.groups.leave(entry.group, Member { shard: self.at as u32, place: at });
         }
-        if entry.transfer().is_some() {
+        if entry.transfer().is_some() || entry.work().is_some() {
             for place in self.places(entry.replicas().copied().filter(|it| !it.ready)) {
                 fx.fact(Fact::Released { segment: place.segment, offset: place.offset });
             }
             self.shard.transfers.retain(|it| *it != at);
         }
+        self.abandon_work(at);
+        self.detach_copy(at);
         let entry = self.shard.remove(spot.tag, at);
         let bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
         self.master.tenants.discharge(entry.tenant, bytes);

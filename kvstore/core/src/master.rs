@@ -10,16 +10,18 @@ use parking_lot::Mutex;
 
 use crate::client::Registry;
 use crate::count::Counters;
-use crate::fact::GroupId;
-use crate::group::Groups;
+use crate::disk::{DiskFigures, Disks};
+use crate::group::{GroupId, Groups};
 use crate::locked::Spot;
 use crate::placement::mix;
 use crate::prefix::Prefixes;
 use crate::segment::Segments;
 use crate::settings::Settings;
 use crate::shard::Shard;
+use crate::sketch::Sketch;
 use crate::task::Tasks;
 use crate::tenant::Tenants;
+use crate::underway::Noted;
 
 /// All that a master knows and decides. See the crate's documentation for how it is used.
 #[derive(Debug)]
@@ -37,6 +39,11 @@ pub struct Master {
     pub(crate) tenants: Tenants,
     pub(crate) prefixes: Prefixes,
     pub(crate) tasks: Mutex<Tasks>,
+    pub(crate) disks: ArcSwap<Disks>,
+    pub(crate) on_disks: DiskFigures,
+    pub(crate) sketch: Sketch,
+    /// Copies and moves that facts told of.
+    pub(crate) noted: Mutex<Noted>,
     pub(crate) counters: Counters,
     next_id: AtomicU64,
     /// The shard whose soft pins are looked at next.
@@ -60,6 +67,10 @@ impl Master {
             tenants: Tenants::new(settings.multi_tenant),
             prefixes: Prefixes::new(),
             tasks: Mutex::new(Tasks::new(settings.seed)),
+            disks: ArcSwap::default(),
+            on_disks: DiskFigures::default(),
+            sketch: Sketch::new(settings.disks.is_some_and(|it| it.promote_on_hit)),
+            noted: Mutex::default(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             next_unpin: AtomicUsize::new(0),

@@ -210,8 +210,13 @@ impl Locked<'_> {
         let affected: Vec<u32> = places.filter(is_there).collect();
         for at in affected {
             self.end_transfer(at, now_ms, fx);
+            self.end_work(at, now_ms, fx);
             let entry = &self.entries[at];
             let left: Vec<Replica> = entry.replicas().filter(|it| it.segment != segment).copied().collect();
+            if left.is_empty() && entry.copy().is_some() {
+                self.leave_memory(at, fx);
+                continue;
+            }
             if left.is_empty() {
                 Counters::add(&self.master.counters.lost_keys, 1);
                 self.drop_object(at, RemoveCause::SegmentLost, fx);

@@ -2,6 +2,7 @@
 
 use mooncake_wire::types::{ReplicaStatus, Uuid};
 
+use crate::disk::{DiskCopy, DiskWork};
 use crate::slab::NIL;
 
 /// In which list an entry is. The order of eviction is that of the lists `Unread` and `Leased`, then `Soft`.
@@ -10,7 +11,7 @@ pub(crate) enum Queue {
     /// There is no entry here.
     #[default]
     Vacant,
-    /// In none: pinned hard, or being copied.
+    /// In none: pinned hard, being copied or moved to or from a disk, or not in memory.
     Apart,
     /// Being written, by when that began.
     Writing,
@@ -37,9 +38,12 @@ pub(crate) struct Replica {
     pub(crate) ready: bool,
 }
 
+/// The place of no segment.
+const NOWHERE: u16 = u16::MAX;
+
 impl Default for Replica {
     fn default() -> Self {
-        Self { id: 0, offset: 0, block: NIL, segment: u16::MAX, ready: false }
+        Self { id: 0, offset: 0, block: NIL, segment: NOWHERE, ready: false }
     }
 }
 
@@ -72,6 +76,8 @@ pub(crate) struct Extra {
     pub(crate) checksum: Option<u64>,
     pub(crate) soft_pin_until_ms: Option<u64>,
     pub(crate) transfer: Option<Transfer>,
+    pub(crate) copy: Option<DiskCopy>,
+    pub(crate) work: Option<Box<DiskWork>>,
 }
 
 /// An object.
@@ -82,6 +88,7 @@ pub(crate) struct Entry {
     pub(crate) size: u64,
     /// When the writing began; once it can be read, when its lease ends or ended.
     pub(crate) stamp: u64,
+    /// The first replica in memory, or one on no segment if there is none.
     pub(crate) first: Replica,
     pub(crate) extra: Option<Box<Extra>>,
     pub(crate) group: u32,
@@ -135,17 +142,26 @@ impl Entry {
         self.is_complete() && self.stamp > now_ms
     }
 
+    /// Whether there is a replica in memory, readable or not.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.first.segment != NOWHERE
+    }
+
+    /// The replicas in memory.
     pub(crate) fn replicas(&self) -> impl Iterator<Item = &Replica> {
-        std::iter::once(&self.first).chain(self.extra.iter().flat_map(|extra| &extra.more))
+        let first = self.has_memory().then_some(&self.first);
+        first.into_iter().chain(self.extra.iter().flat_map(|extra| &extra.more))
     }
 
     pub(crate) fn replicas_mut(&mut self) -> impl Iterator<Item = &mut Replica> {
-        std::iter::once(&mut self.first).chain(self.extra.iter_mut().flat_map(|extra| &mut extra.more))
+        let first = self.has_memory().then_some(&mut self.first);
+        first.into_iter().chain(self.extra.iter_mut().flat_map(|extra| &mut extra.more))
     }
 
-    /// Replaces all replicas; the list is not empty.
+    /// Replaces all replicas in memory.
     pub(crate) fn set_replicas(&mut self, replicas: &[Replica]) {
-        let Some((first, more)) = replicas.split_first() else { return };
+        let nowhere = (&Replica::default(), &[][..]);
+        let (first, more) = replicas.split_first().unwrap_or(nowhere);
         self.first = *first;
         if !more.is_empty() || self.extra.is_some() {
             self.extra_mut().more = more.to_vec();
@@ -159,6 +175,16 @@ impl Entry {
 
     pub(crate) fn transfer(&self) -> Option<&Transfer> {
         self.extra.as_ref()?.transfer.as_ref()
+    }
+
+    /// The copy on a disk.
+    pub(crate) fn copy(&self) -> Option<&DiskCopy> {
+        self.extra.as_ref()?.copy.as_ref()
+    }
+
+    /// What is being done about it between memory and disk.
+    pub(crate) fn work(&self) -> Option<&DiskWork> {
+        self.extra.as_ref()?.work.as_deref()
     }
 
     pub(crate) fn checksum(&self) -> Option<u64> {
@@ -176,6 +202,8 @@ impl Entry {
                 && it.checksum.is_none()
                 && it.soft_pin_until_ms.is_none()
                 && it.transfer.is_none()
+                && it.copy.is_none()
+                && it.work.is_none()
         };
         if self.extra.as_deref().is_some_and(is_idle) {
             self.extra = None;
@@ -184,7 +212,8 @@ impl Entry {
 
     /// The list for an object that has been written.
     pub(crate) fn fitting_queue(&self, now_ms: u64) -> Queue {
-        if self.hard_pin() || self.transfer().is_some() {
+        let is_busy = self.transfer().is_some() || self.work().is_some();
+        if self.hard_pin() || is_busy || !self.has_memory() {
             Queue::Apart
         } else if self.soft_pin_until_ms().is_some_and(|until| until > now_ms) {
             Queue::Soft

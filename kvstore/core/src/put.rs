@@ -6,8 +6,10 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ReplicateConfig, SoftPin, SoftPinAction, Uuid};
 
 use crate::count::Counters;
-use crate::fact::{Effects, Fact, GroupId, RemoveCause, StoreCause};
-use crate::locked::{Fresh, Locked, Spot};
+use crate::disk::DiskWork;
+use crate::fact::{Effects, Fact, RemoveCause, StoreCause};
+use crate::group::GroupId;
+use crate::locked::{Fresh, Locked, Spot, media};
 use crate::master::Master;
 use crate::object::{Queue, Replica, State};
 use crate::placement::{Search, Wish};
@@ -205,7 +207,7 @@ impl Master {
         }
         let tenant = self.tenants.admit(put.tenant)?;
         let spot = self.spot(tenant, put.key);
-        let group = put.group.map(|name| self.group(put.tenant, name));
+        let group = put.group.map(|name| (self.group(put.tenant, name), name));
         let mut quota_tries = 0;
         loop {
             let mut shard = self.lock(spot.shard);
@@ -268,6 +270,10 @@ impl Locked<'_> {
         match put.upsert {
             false => Err(ErrorCode::OBJECT_ALREADY_EXISTS),
             true if entry.transfer().is_some() => Err(ErrorCode::OBJECT_REPLICA_BUSY),
+            // Its node reads or writes its bytes now.
+            true if entry.work().is_some_and(DiskWork::is_fetched) => {
+                Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK)
+            }
             true => Ok(Way::Upsert(at)),
         }
     }
@@ -302,15 +308,21 @@ impl Locked<'_> {
         let entry = &self.entries[at];
         let fits = entry.size == put.size && entry.replicas().count() == put.wish.replicas;
         let is_in_use = entry.is_leased(now_ms) || !entry.is_complete() && entry.client != put.client;
-        if !fits || is_in_use || !entry.replicas().all(|it| self.is_heard(it)) {
+        let has_copy = entry.copy().is_some();
+        if !fits || is_in_use || has_copy || !entry.replicas().all(|it| self.is_heard(it)) {
             return None;
         }
         let tenant = self.master.tenants.get(entry.tenant);
+        let group = self.master.groups.name(entry.group);
         fx.fact(Fact::Removed {
             tenant: tenant.as_ref().map_or("", |it| &*it.name).into(),
             key: put.key.into(),
+            group: group.as_deref().map(Into::into),
+            was: media(entry),
             cause: RemoveCause::Replaced,
         });
+        self.abandon_work(at);
+        let entry = &self.entries[at];
         let pin = self.pin_until(put, entry.soft_pin_until_ms(), now_ms);
         let entry = &mut self.entries[at];
         (entry.client, entry.stamp) = (put.client, now_ms);
@@ -329,7 +341,7 @@ impl Locked<'_> {
         &mut self,
         spot: Spot,
         put: &Put<'_>,
-        (group, soft_pin_until_ms): (Option<GroupId>, Option<u64>),
+        (group, soft_pin_until_ms): (Option<(GroupId, &str)>, Option<u64>),
         replicas: &[Replica],
         now_ms: u64,
         fx: &mut dyn Effects,

@@ -40,6 +40,10 @@ impl Master {
         }
         shard.complete(at, now_ms);
         shard.tell_state(at, StoreCause::Written, fx);
+        if self.settings.disks.is_some_and(|it| !it.on_evict) {
+            // If no node wants it, it stays in memory alone.
+            let _ = shard.offload(at, now_ms);
+        }
         Ok(())
     }
 

@@ -142,8 +142,14 @@ impl Master {
 
     /// What the master has done.
     pub fn counts(&self) -> Counts {
-        let read_bytes = self.shards.iter().fold(0_u64, |sum, it| sum.saturating_add(it.lock().read_bytes));
-        Counts { read_bytes, ..self.counters.read() }
+        let mut counts = self.counters.read();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            counts.read_bytes = counts.read_bytes.saturating_add(shard.read_bytes);
+            counts.disk_reads = counts.disk_reads.saturating_add(shard.disk_reads.0);
+            counts.disk_read_bytes = counts.disk_read_bytes.saturating_add(shard.disk_reads.1);
+        }
+        counts
     }
 
     /// Keys by their beginnings.

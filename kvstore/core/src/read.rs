@@ -40,7 +40,12 @@ impl Locked<'_> {
     fn leased_list(&mut self, at: u32, now_ms: u64) -> ReplicaList<Arc<str>> {
         self.lease(at, now_ms);
         let (size, object_checksum) = (self.entries[at].size, self.entries[at].checksum());
-        self.read_bytes = self.read_bytes.saturating_add(size);
+        if self.entries[at].replicas().any(|it| self.can_be_read(it)) {
+            self.read_bytes = self.read_bytes.saturating_add(size);
+        } else {
+            let (reads, bytes) = self.disk_reads;
+            self.disk_reads = (reads + 1, bytes.saturating_add(size));
+        }
         ReplicaList {
             replicas: self.readable_replicas(at),
             lease_ttl_ms: self.master.settings.lease_ttl_ms,
@@ -123,6 +128,7 @@ impl Master {
         let list = shard.leased_list(at, now_ms);
         drop(shard);
         self.note_read(now_ms, spot, tenant, key, &list);
+        self.note_disk_read(now_ms, spot, key, &list);
         Ok(list)
     }
 
@@ -141,10 +147,11 @@ impl Master {
                 found[asked.index] = at.map(|at| shard.leased_list(at, now_ms));
             }
         });
-        if self.counts_reads() {
+        if self.counts_reads() || self.promotes() {
             for (key, list) in keys.iter().zip(&found) {
                 if let (Ok(list), Ok(spot)) = (list, self.spot_of(tenant, key.as_ref())) {
                     self.note_read(now_ms, spot, tenant, key.as_ref(), list);
+                    self.note_disk_read(now_ms, spot, key.as_ref(), list);
                 }
             }
         }

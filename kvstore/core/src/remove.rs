@@ -109,11 +109,13 @@ impl Master {
 
     /// Removes all objects of a tenant, or of all tenants, and returns how many. Those that cannot be removed stay.
     pub fn remove_all(&self, now_ms: u64, tenant: Option<&str>, force: bool, fx: &mut dyn Effects) -> i64 {
-        match tenant.map(|name| self.tenants.place(name)) {
+        let count = match tenant.map(|name| self.tenants.place(name)) {
+            Some(None) => return 0,
             None => self.clear(now_ms, force, |_, _| true, fx),
-            Some(None) => 0,
             Some(Some(tenant)) => self.clear(now_ms, force, |it, at| it.entries[at].tenant == tenant, fx),
-        }
+        };
+        self.disks.load().values().for_each(|disk| disk.all_removed());
+        count
     }
 
     fn clear(
@@ -179,15 +181,22 @@ impl Master {
             |it: &Replica| shard.segments.get(it.segment).is_some_and(|it| *it.info.name == *segment);
         let (gone, left): (Vec<Replica>, Vec<Replica>) =
             entry.replicas().partition(|it| segment.is_empty() || is_there(it));
-        if left.is_empty() {
+        if left.is_empty() && (segment.is_empty() || entry.copy().is_none()) {
             shard.drop_object(at, RemoveCause::Removed, fx);
             return Some(());
         }
         if gone.is_empty() {
             return None;
         }
+        shard.abandon_work(at);
+        if left.is_empty() {
+            shard.leave_memory(at, fx);
+            return Some(());
+        }
+        let entry = &shard.entries[at];
         self.tenants.discharge(entry.tenant, entry.size * gone.len() as u64);
         shard.entries[at].set_replicas(&left);
+        shard.settle(at, now_ms);
         shard.tell_state(at, StoreCause::Replicas, fx);
         gone.iter().for_each(|it| shard.free(it));
         Some(())

@@ -24,6 +24,42 @@ pub enum DynamicReplication {
     Enforce,
 }
 
+/// How objects go between memory and nodes' disks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DiskTier {
+    /// Whether an object is put on a disk when it would be evicted; else at once when it has been written.
+    pub on_evict: bool,
+    /// Whether an object is evicted although it is on no disk, when too many wait to be put there.
+    pub force_evict: bool,
+    /// Objects that may wait for a node to put them on its disk.
+    pub queue_limit: usize,
+    /// The share of these that one round of eviction may add.
+    pub cap_ratio: f64,
+    /// Whether objects that are only on a disk are brought back when they are read.
+    pub promote_on_hit: bool,
+    /// Reads from which on that is done, roughly counted.
+    pub promotion_reads: u8,
+    /// Objects that may be on their way back at a time.
+    pub promotion_limit: usize,
+    /// Objects that a node is asked to bring back at a time.
+    pub promotions_per_heartbeat: usize,
+}
+
+impl Default for DiskTier {
+    fn default() -> Self {
+        Self {
+            on_evict: false,
+            force_evict: false,
+            queue_limit: 50_000,
+            cap_ratio: 0.5,
+            promote_on_hit: false,
+            promotion_reads: 2,
+            promotion_limit: 50_000,
+            promotions_per_heartbeat: 1,
+        }
+    }
+}
+
 /// Settings of a master. All times are milliseconds. Defaults are those of Mooncake's master, where it has the setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -59,6 +95,14 @@ pub struct Settings {
     pub multi_tenant: bool,
     /// Whether objects that are read often get more replicas.
     pub dynamic_replication: DynamicReplication,
+    /// Reads per second from which on an object is read often.
+    pub hot_reads_per_second: f64,
+    /// Over how long reads are counted for that.
+    pub heat_window_ms: u64,
+    /// Replicas in memory that such an object gets at most.
+    pub max_hot_replicas: usize,
+    /// How objects go to nodes' disks and back; nothing if they do not.
+    pub disks: Option<DiskTier>,
     /// How many tasks may wait, be worked on and be remembered: each.
     pub max_tasks: usize,
     /// After which time a task that waits or is worked on has failed.
@@ -86,6 +130,10 @@ impl Default for Settings {
             ramp_ms: 60_000,
             multi_tenant: false,
             dynamic_replication: DynamicReplication::Off,
+            hot_reads_per_second: 0.8,
+            heat_window_ms: 10_000,
+            max_hot_replicas: 2,
+            disks: None,
             max_tasks: 10_000,
             task_timeout_ms: 300_000,
             task_retries: 10,

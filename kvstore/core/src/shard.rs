@@ -1,5 +1,7 @@
 //! A part of the object table: entries, the way to them by key, and the lists by which they are evicted.
 
+use std::collections::BTreeSet;
+
 use crate::object::{Entry, Queue};
 use crate::slab::{NIL, Slab};
 use crate::table::Table;
@@ -38,10 +40,14 @@ pub(crate) struct Shard {
     pub(crate) held: Vec<Held>,
     /// Entries with a copy or a move.
     pub(crate) transfers: Vec<u32>,
+    /// Entries on their way to or from a disk, by when that began.
+    pub(crate) works: BTreeSet<(u64, u32)>,
     pub(crate) tallies: Vec<Tally>,
     pub(crate) soft_pinned: usize,
     /// Bytes of objects whose places were told to readers.
     pub(crate) read_bytes: u64,
+    /// Reads that were sent to a disk, and their bytes.
+    pub(crate) disk_reads: (u64, u64),
     /// Whether a head has changed since that was last asked.
     heads_changed: bool,
 }
@@ -54,13 +60,18 @@ impl Default for Shard {
             lists: [List { head: NIL, tail: NIL }; 4],
             held: Vec::new(),
             transfers: Vec::new(),
+            works: BTreeSet::new(),
             tallies: Vec::new(),
             soft_pinned: 0,
             read_bytes: 0,
+            disk_reads: (0, 0),
             heads_changed: false,
         }
     }
 }
+
+/// Entries that are looked at from either end to find out where another belongs.
+const SORT_STEPS: usize = 256;
 
 fn list_of(queue: Queue) -> Option<usize> {
     match queue {
@@ -106,6 +117,42 @@ impl Shard {
     pub(crate) fn enqueue(&mut self, at: u32, queue: Queue) {
         self.unlink(at);
         self.link(at, queue);
+    }
+
+    /// Puts an entry where it belongs in a list by its stamp; if that is far from both ends, near the beginning.
+    pub(crate) fn enqueue_by_stamp(&mut self, at: u32, queue: Queue) {
+        self.unlink(at);
+        let (Some(list), stamp) = (list_of(queue), self.entries[at].stamp) else {
+            self.link(at, queue);
+            return;
+        };
+        let List { head, tail } = self.lists[list];
+        let (mut first, mut last) = (head, tail);
+        for _ in 0..SORT_STEPS {
+            if last == NIL || self.entries[last].stamp <= stamp {
+                first = if last == NIL { head } else { self.entries[last].after };
+                break;
+            }
+            if self.entries[first].stamp > stamp {
+                break;
+            }
+            (first, last) = (self.entries[first].after, self.entries[last].before);
+        }
+        if first == NIL {
+            self.link(at, queue);
+            return;
+        }
+        self.entries[at].set_queue(queue);
+        self.soft_pinned += usize::from(queue == Queue::Soft);
+        let before = std::mem::replace(&mut self.entries[first].before, at);
+        let entry = &mut self.entries[at];
+        (entry.before, entry.after) = (before, first);
+        if before == NIL {
+            self.lists[list].head = at;
+            self.heads_changed = true;
+        } else {
+            self.entries[before].after = at;
+        }
     }
 
     fn link(&mut self, at: u32, queue: Queue) {

@@ -19,6 +19,10 @@ impl Master {
         let Some(cursor) = from.0 else {
             self.tell_tenants(fx);
             self.tell_nodes(fx);
+            self.tell_noted(fx);
+            let tasks = self.tasks.lock();
+            tasks.tell(fx);
+            tasks.jobs.tell(fx);
             return Some(SnapshotCursor(Some(Cursor::default())));
         };
         if cursor.place == 0 {
@@ -49,7 +53,14 @@ impl Master {
                 fx.fact(Fact::SegmentStatus { segment: id, status, until_ms });
             }
         };
+        let disks = self.disks.load();
+        let tell_disks = |heard: bool, fx: &mut dyn Effects| {
+            for disk in disks.values().filter(|it| it.is_heard() == heard) {
+                fx.fact(Fact::DiskMounted { client: disk.client });
+            }
+        };
         tell_segments(false, fx);
+        tell_disks(false, fx);
         for (client, known) in &registry.clients {
             let (client, at_ms) = (*client, known.last_seen_ms);
             let silent_at_ms = at_ms.saturating_add(self.settings.client_ttl_ms);
@@ -59,6 +70,7 @@ impl Master {
             });
         }
         tell_segments(true, fx);
+        tell_disks(true, fx);
     }
 
     /// Puts the lists of eviction into the order of the facts' times, which the order of a snapshot is not.
@@ -80,9 +92,13 @@ impl Master {
 impl Locked<'_> {
     fn tell_object(&self, at: u32, fx: &mut dyn Effects) {
         self.tell_state(at, StoreCause::Snapshot, fx);
+        self.tell_transfer(at, fx);
         let entry = &self.entries[at];
-        let Some(transfer) = entry.transfer() else { return };
-        let until_ms = transfer.since_ms.saturating_add(self.master.settings.put_release_ms);
+        let Some(since_ms) = entry.work().map(|it| it.since_ms) else { return };
+        if entry.transfer().is_some() {
+            return;
+        }
+        let until_ms = since_ms.saturating_add(self.master.settings.put_release_ms);
         for place in self.places(entry.replicas().copied().filter(|it| !it.ready)) {
             fx.fact(Fact::Held { segment: place.segment, offset: place.offset, size: entry.size, until_ms });
         }

@@ -1,37 +1,22 @@
 //! Copies and moves that nodes are asked to do: a queue per client, polled by it.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{TaskAssignment, TaskCompletion, TaskReport, TaskStatus, TaskType, Uuid};
-use serde::Serialize;
 
 use crate::drain::Jobs;
 use crate::dynamic::Heat;
+use crate::fact::{Effects, Fact, TaskState};
 use crate::master::Master;
+use crate::payload::{copy_payload, move_payload};
 use crate::placement::mix;
-use crate::transfer::DynamicPlan;
 
-/// What a client is told to copy.
-#[derive(Serialize)]
-struct CopyPayload<'a> {
-    tenant_id: &'a str,
-    key: &'a str,
-    source: &'a str,
-    targets: &'a [&'a str],
-    dynamic_replication_lease_id_high: u64,
-    dynamic_replication_lease_id_low: u64,
-    dynamic_replication_version_epoch: u64,
-}
-
-/// What a client is told to move.
-#[derive(Serialize)]
-struct MovePayload<'a> {
-    tenant_id: &'a str,
-    key: &'a str,
-    source: &'a str,
-    target: &'a str,
-}
+/// Longest text that a client is told, and the longest that it may say about an end, in bytes.
+const MAX_PAYLOAD: usize = 1 << 20;
+const MAX_MESSAGE: usize = 64 << 10;
 
 /// A task.
 #[derive(Clone, Debug)]
@@ -43,6 +28,21 @@ struct Task {
     created_at_ms: u64,
     updated_at_ms: u64,
     message: String,
+}
+
+impl Task {
+    fn tell(&self, id: Uuid, fx: &mut dyn Effects) {
+        fx.fact(Fact::Task(TaskState {
+            id,
+            task_type: self.task_type,
+            status: self.status,
+            payload: Cow::Borrowed(&self.payload),
+            client: self.client,
+            created_at_ms: self.created_at_ms,
+            updated_at_ms: self.updated_at_ms,
+            message: Cow::Borrowed(&self.message),
+        }));
+    }
 }
 
 /// All tasks, drain jobs and what is read often. Its lock is never held together with another.
@@ -84,7 +84,11 @@ impl Tasks {
         (task_type, payload): (TaskType, String),
         client: Uuid,
         limit: usize,
+        fx: &mut dyn Effects,
     ) -> Result<Uuid, ErrorCode> {
+        if payload.len() > MAX_PAYLOAD {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
         if self.waiting_count >= limit {
             return Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED);
         }
@@ -98,6 +102,7 @@ impl Tasks {
             updated_at_ms: now_ms,
             message: String::new(),
         };
+        task.tell(id, fx);
         self.all.insert(id, task);
         self.waiting.entry(client).or_default().push_back(id);
         self.waiting_count += 1;
@@ -110,6 +115,7 @@ impl Tasks {
         client: Uuid,
         limit: usize,
         retries: u32,
+        fx: &mut dyn Effects,
     ) -> Vec<TaskAssignment<String>> {
         let Some(queue) = self.waiting.get_mut(&client) else { return Vec::new() };
         let count = limit.min(queue.len());
@@ -123,6 +129,7 @@ impl Tasks {
         for id in ids {
             let Some(task) = self.all.get_mut(&id) else { continue };
             (task.status, task.updated_at_ms) = (TaskStatus::PROCESSING, now_ms);
+            task.tell(id, fx);
             fetched.push(TaskAssignment {
                 id,
                 task_type: task.task_type,
@@ -135,23 +142,63 @@ impl Tasks {
     }
 
     /// Ends a task that waits or is worked on; the oldest ended ones are forgotten.
-    fn finish(&mut self, now_ms: u64, id: Uuid, status: TaskStatus, message: &str, limit: usize) {
-        let Some(task) = self.all.get_mut(&id) else { return };
-        match task.status {
-            TaskStatus::PENDING => {
+    fn finish(
+        &mut self,
+        (now_ms, limit): (u64, usize),
+        id: Uuid,
+        (status, message): (TaskStatus, &str),
+        fx: &mut dyn Effects,
+    ) {
+        let Some(task) = self.all.get(&id) else { return };
+        if !is_open(task.status) {
+            return;
+        }
+        let message = message.get(..message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default();
+        let task = Task { status, updated_at_ms: now_ms, message: message.to_owned(), ..task.clone() };
+        task.tell(id, fx);
+        self.set(id, task, limit);
+    }
+
+    pub(crate) fn cancel(
+        &mut self,
+        (now_ms, limit): (u64, usize),
+        id: Uuid,
+        message: &str,
+        fx: &mut dyn Effects,
+    ) {
+        self.finish((now_ms, limit), id, (TaskStatus::FAILED, message), fx);
+    }
+
+    /// Makes a task what it is now: in the queue, worked on, or over.
+    fn set(&mut self, id: Uuid, task: Task, limit: usize) {
+        let (before, client, status) = (self.all.get(&id).map(|it| it.status), task.client, task.status);
+        self.all.insert(id, task);
+        if before == Some(status) {
+            return;
+        }
+        match before {
+            Some(TaskStatus::PENDING) => {
                 self.waiting_count -= 1;
-                if let Some(queue) = self.waiting.get_mut(&task.client) {
+                if let Some(queue) = self.waiting.get_mut(&client) {
                     queue.retain(|it| *it != id);
                     if queue.is_empty() {
-                        self.waiting.remove(&task.client);
+                        self.waiting.remove(&client);
                     }
                 }
             }
-            TaskStatus::PROCESSING => self.worked_on -= 1,
-            _ => return,
+            Some(TaskStatus::PROCESSING) => self.worked_on -= 1,
+            // One that was told again from its beginning.
+            Some(_) => self.finished.retain(|it| *it != id),
+            None => {}
         }
-        (task.status, task.updated_at_ms, task.message) = (status, now_ms, message.to_owned());
-        self.finished.push_back(id);
+        match status {
+            TaskStatus::PENDING => {
+                self.waiting.entry(client).or_default().push_back(id);
+                self.waiting_count += 1;
+            }
+            TaskStatus::PROCESSING => self.worked_on += 1,
+            _ => self.finished.push_back(id),
+        }
         while self.finished.len() > limit {
             if let Some(oldest) = self.finished.pop_front() {
                 self.all.remove(&oldest);
@@ -159,8 +206,29 @@ impl Tasks {
         }
     }
 
-    pub(crate) fn cancel(&mut self, now_ms: u64, id: Uuid, message: &str, limit: usize) {
-        self.finish(now_ms, id, TaskStatus::FAILED, message, limit);
+    /// Makes a task what a fact says.
+    pub(crate) fn restore(&mut self, state: &TaskState<'_>, limit: usize) {
+        let task = Task {
+            task_type: state.task_type,
+            status: state.status,
+            payload: state.payload.to_string(),
+            client: state.client,
+            created_at_ms: state.created_at_ms,
+            updated_at_ms: state.updated_at_ms,
+            message: state.message.to_string(),
+        };
+        self.set(state.id, task, limit);
+    }
+
+    /// Tells all tasks: those that are over and those that wait in their order.
+    pub(crate) fn tell(&self, fx: &mut dyn Effects) {
+        let is_worked_on = |it: &&Uuid| self.status(**it) == Some(TaskStatus::PROCESSING);
+        let worked_on = self.all.keys().filter(is_worked_on);
+        for id in self.finished.iter().chain(self.waiting.values().flatten()).chain(worked_on) {
+            if let Some(task) = self.all.get(id) {
+                task.tell(*id, fx);
+            }
+        }
     }
 
     /// How far a task is; nothing if it is forgotten.
@@ -169,56 +237,29 @@ impl Tasks {
     }
 
     /// Fails what has waited or been worked on for too long.
-    pub(crate) fn expire(&mut self, now_ms: u64, timeout_ms: u64, limit: usize) {
+    pub(crate) fn expire(&mut self, now_ms: u64, timeout_ms: u64, limit: usize, fx: &mut dyn Effects) {
         if self.waiting_count + self.worked_on == 0 {
             return;
         }
-        let is_open = |task: &Task| matches!(task.status, TaskStatus::PENDING | TaskStatus::PROCESSING);
         let is_late = |task: &Task| task.updated_at_ms.saturating_add(timeout_ms) <= now_ms;
-        let late: Vec<Uuid> =
-            self.all.iter().filter(|(_, it)| is_open(it) && is_late(it)).map(|(id, _)| *id).collect();
+        let late = self.all.iter().filter(|(_, it)| is_open(it.status) && is_late(it));
+        let late: Vec<Uuid> = late.map(|(id, _)| *id).collect();
         for id in late {
-            self.cancel(now_ms, id, "not done in time", limit);
+            self.cancel((now_ms, limit), id, "not done in time", fx);
         }
     }
 }
 
-pub(crate) fn copy_payload(
-    tenant: &str,
-    key: &str,
-    source: &str,
-    targets: &[&str],
-    plan: Option<DynamicPlan>,
-) -> Result<(TaskType, String), ErrorCode> {
-    let (lease, epoch) = plan.unwrap_or_default();
-    let payload = CopyPayload {
-        tenant_id: tenant,
-        key,
-        source,
-        targets,
-        dynamic_replication_lease_id_high: lease.first,
-        dynamic_replication_lease_id_low: lease.second,
-        dynamic_replication_version_epoch: epoch,
-    };
-    let json = serde_json::to_string(&payload).map_err(|_| ErrorCode::SERIALIZE_FAIL)?;
-    Ok((TaskType::REPLICA_COPY, json))
-}
-
-pub(crate) fn move_payload(
-    tenant: &str,
-    key: &str,
-    source: &str,
-    target: &str,
-) -> Result<(TaskType, String), ErrorCode> {
-    let payload = MovePayload { tenant_id: tenant, key, source, target };
-    let json = serde_json::to_string(&payload).map_err(|_| ErrorCode::SERIALIZE_FAIL)?;
-    Ok((TaskType::REPLICA_MOVE, json))
+fn is_open(status: TaskStatus) -> bool {
+    matches!(status, TaskStatus::PENDING | TaskStatus::PROCESSING)
 }
 
 /// A replica that can be read: its segment's name and whose that is.
 pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) client: Uuid,
+    /// The names of all segments that have a replica.
+    pub(crate) holders: Vec<Arc<str>>,
 }
 
 impl Master {
@@ -233,6 +274,7 @@ impl Master {
         tenant: &str,
         key: &str,
         targets: &[S],
+        fx: &mut dyn Effects,
     ) -> Result<Uuid, ErrorCode> {
         let targets: Vec<&str> = targets.iter().map(AsRef::as_ref).collect();
         if targets.is_empty() {
@@ -241,7 +283,7 @@ impl Master {
         let source = self.source_of(tenant, key, None)?;
         self.check_segments(&targets, ErrorCode::INVALID_PARAMS)?;
         let payload = copy_payload(tenant, key, &source.name, &targets, None)?;
-        self.tasks.lock().add(now_ms, payload, source.client, self.settings.max_tasks)
+        self.tasks.lock().add(now_ms, payload, source.client, self.settings.max_tasks, fx)
     }
 
     /// Asks the node that has an object on the source segment to move it to the target segment.
@@ -255,6 +297,7 @@ impl Master {
         key: &str,
         source: &str,
         target: &str,
+        fx: &mut dyn Effects,
     ) -> Result<Uuid, ErrorCode> {
         self.source_of(tenant, key, None)?;
         if source == target {
@@ -263,7 +306,7 @@ impl Master {
         let from = self.source_of(tenant, key, Some(source)).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         self.check_segments(&[target], ErrorCode::INVALID_PARAMS)?;
         let payload = move_payload(tenant, key, source, target)?;
-        self.tasks.lock().add(now_ms, payload, from.client, self.settings.max_tasks)
+        self.tasks.lock().add(now_ms, payload, from.client, self.settings.max_tasks, fx)
     }
 
     /// Whether all of these segments are mounted; if not, `error`.
@@ -286,15 +329,23 @@ impl Master {
         let mut mounted = readable.filter_map(|it| shard.segments.get(it.segment));
         let fits = |name: &str| on.is_none_or(|on| on == name);
         let found = mounted.find(|it| fits(&it.info.name)).ok_or(ErrorCode::REPLICA_NOT_FOUND)?;
-        Ok(Source { name: found.info.name.to_string(), client: found.client })
+        let mounted = entry.replicas().filter_map(|it| shard.segments.get(it.segment));
+        let holders = mounted.map(|it| Arc::clone(&it.info.name)).collect();
+        Ok(Source { name: found.info.name.to_string(), client: found.client, holders })
     }
 
     /// The next tasks for a client, at most so many.
-    pub fn fetch_tasks(&self, now_ms: u64, client: Uuid, limit: u64) -> Vec<TaskAssignment<String>> {
+    pub fn fetch_tasks(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        limit: u64,
+        fx: &mut dyn Effects,
+    ) -> Vec<TaskAssignment<String>> {
         let mut tasks = self.tasks.lock();
         let free = self.settings.max_tasks.saturating_sub(tasks.worked_on);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(free);
-        tasks.fetch(now_ms, client, limit, self.settings.task_retries)
+        tasks.fetch(now_ms, client, limit, self.settings.task_retries, fx)
     }
 
     /// How far a task is.
@@ -324,6 +375,7 @@ impl Master {
         now_ms: u64,
         client: Uuid,
         completion: &TaskCompletion<S>,
+        fx: &mut dyn Effects,
     ) -> Result<(), ErrorCode> {
         if !matches!(completion.status, TaskStatus::FAILED | TaskStatus::SUCCESS) {
             return Err(ErrorCode::INVALID_PARAMS);
@@ -334,7 +386,8 @@ impl Master {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }
         let message = completion.message.as_ref();
-        tasks.finish(now_ms, completion.id, completion.status, message, self.settings.max_tasks);
+        let end = (completion.status, message);
+        tasks.finish((now_ms, self.settings.max_tasks), completion.id, end, fx);
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::count::Counters;
+use crate::disk::DiskTask;
 use crate::fact::{Effects, RemoveCause};
 use crate::locked::Locked;
 use crate::master::Master;
@@ -21,7 +22,7 @@ impl Master {
             self.lock(shard).expire(now_ms, fx);
         }
         self.unpin_in_turn(now_ms);
-        self.tasks.lock().expire(now_ms, self.settings.task_timeout_ms, self.settings.max_tasks);
+        self.tasks.lock().expire(now_ms, self.settings.task_timeout_ms, self.settings.max_tasks, fx);
         self.drain(now_ms, fx);
         self.evict_above_watermark(now_ms, fx);
     }
@@ -54,6 +55,15 @@ impl Locked<'_> {
         let late: Vec<u32> = self.transfers.iter().copied().filter(is_late).collect();
         for at in late {
             self.end_transfer(at, now_ms, fx);
+        }
+        while let Some((since_ms, at)) = self.works.first().copied() {
+            if since_ms.saturating_add(release_ms) > now_ms {
+                break;
+            }
+            if self.entries[at].work().is_some_and(|it| matches!(it.task, DiskTask::Promotion { .. })) {
+                Counters::add(&self.master.counters.promotions_expired, 1);
+            }
+            self.end_work(at, now_ms, fx);
         }
     }
 }

@@ -126,23 +126,13 @@ impl Master {
         let spot = self.spot_of(work.tenant, work.key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let source = shard.source(at, source)?;
+        let source = shard.source(at, source, moves)?;
         let mut new = shard.allocate_targets(at, targets)?;
         new.iter_mut().for_each(|it| it.id = self.new_replica_id());
-        let entry = &mut shard.entries[at];
-        let (tenant, size) = (entry.tenant, entry.size);
         let transfer = Transfer { client: work.client, source: source.id, moves, since_ms: now_ms, plan };
-        let extra = entry.extra_mut();
-        extra.transfer = Some(transfer);
-        extra.more.extend(&new);
-        let queue = entry.fitting_queue(now_ms);
-        shard.enqueue(at, queue);
-        shard.transfers.push(at);
-        self.tenants.count(tenant, size * new.len() as u64);
-        let until_ms = now_ms.saturating_add(self.settings.put_release_ms);
-        for place in shard.places(new.iter().copied()) {
-            fx.fact(Fact::Held { segment: place.segment, offset: place.offset, size, until_ms });
-        }
+        shard.set_transfer(at, transfer, &new);
+        shard.tell_transfer(at, fx);
+        let size = shard.entries[at].size;
         let source = shard.describe(&source, size).ok_or(ErrorCode::REPLICA_NOT_FOUND)?;
         Ok((source, new.iter().filter_map(|it| shard.describe(it, size)).collect()))
     }
@@ -173,12 +163,13 @@ impl Master {
 
 impl Locked<'_> {
     /// The replica to copy from.
-    fn source(&self, at: u32, segment: &str) -> Result<Replica, ErrorCode> {
+    fn source(&self, at: u32, segment: &str, moves: bool) -> Result<Replica, ErrorCode> {
         let entry = &self.entries[at];
         if !entry.is_complete() {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
-        if entry.transfer().is_some() {
+        // A node that puts the object on its disk reads what a move would take away.
+        if entry.transfer().is_some() || moves && entry.work().is_some() {
             return Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK);
         }
         let is_source = |it: &&Replica| {
@@ -236,6 +227,7 @@ impl Locked<'_> {
         for place in self.places(new.into_iter()) {
             fx.fact(Fact::Released { segment: place.segment, offset: place.offset });
         }
+        self.tell_transfer_over(at, fx);
         self.requeue(at, now_ms);
         self.tell_state(at, StoreCause::Replicas, fx);
         let Some(old) = old else { return };
@@ -260,6 +252,7 @@ impl Locked<'_> {
         for place in self.places(new.iter().copied()) {
             fx.fact(Fact::Released { segment: place.segment, offset: place.offset });
         }
+        self.tell_transfer_over(at, fx);
         new.iter().for_each(|it| self.free(it));
         self.requeue(at, now_ms);
     }

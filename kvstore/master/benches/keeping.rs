@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 use moongate_kvcore::{Master, Settings};
+use moongate_master::Beside;
 use moongate_master::durable::{Durable, Keeper, Pace};
 use moongate_master::journal::Recorder;
 use moongate_oplog::Options;
@@ -41,7 +42,9 @@ fn main() {
 }
 
 fn open(folder: &Path) -> (Durable, Master, moongate_master::durable::Restored) {
-    Durable::open(folder, Options::default(), &Settings::default(), 1000).unwrap()
+    let (durable, state, restored) =
+        Durable::open(folder, Options::default(), &Settings::default(), 1000).unwrap();
+    (durable, *state.master, restored)
 }
 
 fn reopen(what: &str, folder: &Path) -> (Durable, Master) {
@@ -103,7 +106,7 @@ fn snapshot(durable: &Durable, master: &Master, keys: u64) {
             (longest, reads)
         });
         let begun = Instant::now();
-        let facts = Keeper::new(durable, master, Pace::default()).snapshot().unwrap();
+        let facts = Keeper::new(durable, master, &Beside::default(), Pace::default()).snapshot().unwrap();
         let took = begun.elapsed();
         done.store(true, Relaxed);
         let (longest, reads) = reader.join().unwrap();

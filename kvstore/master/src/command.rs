@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use moongate_runtime::Supervisor;
 
-use crate::faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace};
+use crate::faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace, MetadataPlace};
 use crate::flags::{EventOptions, MasterOptions, MetadataOptions};
 use crate::journal::MemoryJournal;
 use crate::kept::{KeepError, Kept};
@@ -44,8 +44,10 @@ pub(crate) fn faces(
     metadata: Option<MetadataOptions>,
     events: Option<EventOptions>,
 ) -> FacesOptions {
-    let metadata =
-        metadata.map(|it| MetadataFace { address: it.address, folder: it.folder, cleanup: it.cleanup });
+    let metadata = metadata.map(|it| {
+        let place = it.folder.map_or(MetadataPlace::Memory, MetadataPlace::Folder);
+        MetadataFace { address: it.address, place, cleanup: it.cleanup }
+    });
     let events = events.and_then(|it| {
         if it.bind.is_empty() {
             tracing::warn!(
@@ -70,7 +72,7 @@ pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<Ru
     let MasterOptions { server, rpc, report, data, journal_bytes, unused, missing, .. } = options;
     let quotas = options.quotas.filter(|_| server.core.multi_tenant).map(Into::into);
     let faces = faces(options.metrics, options.metadata, options.events);
-    let faces = Faces::new(FacesOptions { quotas, ..faces });
+    let mut faces = Faces::new(FacesOptions { quotas, ..faces });
     if !unused.is_empty() {
         tracing::debug!(flags = unused.join(" "), "these change nothing here");
     }
@@ -79,11 +81,11 @@ pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<Ru
     }
     let threads = server.threads;
     let (server, kept) = if let Some(data) = data {
-        let (server, kept) = Kept::open(&data, server, |journal| faces.observe(journal))?;
+        let (server, kept) = Kept::open(&data, server, |journal, beside| faces.observe(journal, beside))?;
         (server, Some(kept))
     } else {
         tracing::info!("the state is kept in memory only; --data_dir lets it outlive this process");
-        let journal = faces.observe(Arc::new(MemoryJournal::new(journal_bytes)));
+        let journal = faces.observe(Arc::new(MemoryJournal::new(journal_bytes)), &Arc::default());
         (Arc::new(Server::new(server, journal)), None)
     };
     let rpc = rpc::serve(&server, rpc, threads, supervisor)?;

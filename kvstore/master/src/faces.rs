@@ -11,13 +11,14 @@ use moongate_zmtp::EndpointError;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::events::{Events, EventsError, EventsOptions, Queue};
+use crate::events::{Events, EventsError, EventsOptions, Numbers, Queue};
 use crate::http::{Admin, admin_router};
 use crate::journal::Journal;
 use crate::metadata::{Metadata, MetadataError, metadata_router};
 use crate::observe::{Observed, Observer};
 use crate::quotas::{QuotaFile, QuotaFileError};
 use crate::server::Server;
+use crate::state::Beside;
 use crate::summary::Summary;
 
 /// Bytes of event messages that are kept for who missed them.
@@ -43,10 +44,21 @@ pub struct FacesOptions {
 pub struct MetadataFace {
     /// The address.
     pub address: SocketAddr,
-    /// Where entries are kept; none for in memory only.
-    pub folder: Option<PathBuf>,
+    /// Where entries are kept.
+    pub place: MetadataPlace,
     /// Whether the entries of a node are removed when it is gone.
     pub cleanup: bool,
+}
+
+/// Where transfer metadata is kept.
+#[derive(Clone, Debug)]
+pub enum MetadataPlace {
+    /// In memory only.
+    Memory,
+    /// In a folder of its own.
+    Folder(PathBuf),
+    /// With the master's state, wherever that is.
+    State,
 }
 
 /// How KV events are published.
@@ -86,12 +98,13 @@ pub enum FaceError {
 }
 
 /// What has to be there before the server: it sees all that happens from the first fact on.
-#[derive(Debug)]
 pub struct Faces {
     options: FacesOptions,
     observer: Arc<Observer>,
     queue: Option<Arc<Queue>>,
     expired: Option<mpsc::Receiver<Arc<str>>>,
+    /// Where changes go, and what there is of a state beside the state machine.
+    kept: Option<(Arc<dyn Journal>, Arc<Beside>)>,
 }
 
 /// The addresses that are served.
@@ -114,11 +127,15 @@ impl Faces {
         let mut observer = Observer::new(queue.clone());
         let cleanup = options.metadata.as_ref().is_some_and(|metadata| metadata.cleanup);
         let expired = cleanup.then(|| observer.tell_expired());
-        Self { options, observer: Arc::new(observer), queue, expired }
+        Self { options, observer: Arc::new(observer), queue, expired, kept: None }
     }
 
-    /// The journal to give to the server.
-    pub fn observe(&self, journal: Arc<dyn Journal>) -> Arc<dyn Journal> {
+    /// The journal to give to the server. `beside` is what the server's state has beside the state machine.
+    pub fn observe(&mut self, journal: Arc<dyn Journal>, beside: &Arc<Beside>) -> Arc<dyn Journal> {
+        if let Some(queue) = &self.queue {
+            queue.begin_after(beside.events());
+        }
+        self.kept = Some((Arc::clone(&journal), Arc::clone(beside)));
         Arc::new(Observed::new(journal, Arc::clone(&self.observer)))
     }
 
@@ -131,21 +148,32 @@ impl Faces {
         server: &Arc<Server>,
         supervisor: &Supervisor,
     ) -> Result<FaceAddresses, FaceError> {
-        let Self { options, observer, queue, expired } = self;
+        let Self { options, observer, queue, expired, kept } = self;
+        let (journal, beside) = kept.unwrap_or_else(|| (Arc::clone(&server.journal), Arc::default()));
         observer.learn(&server.master);
         let events = match (options.events, queue) {
-            (Some(face), Some(queue)) => Some(publish(face, queue, supervisor).await?),
+            (Some(face), Some(queue)) => {
+                let numbers = Numbers::new(Arc::clone(&journal), Arc::clone(&beside));
+                Some(publish(face, queue, numbers, supervisor).await?)
+            }
             _ => None,
         };
         let metadata = match options.metadata {
-            Some(face) => Some(serve_metadata(&face, expired, supervisor)?),
+            Some(face) => {
+                let metadata = match &face.place {
+                    MetadataPlace::Memory => Metadata::in_memory(),
+                    MetadataPlace::Folder(folder) => Metadata::open(folder)?,
+                    MetadataPlace::State => Metadata::in_journal(Arc::clone(&beside.metadata), journal),
+                };
+                Some(serve_metadata(face.address, metadata, expired, supervisor)?)
+            }
             None => None,
         };
         let (events_at, replay) = events
             .as_ref()
             .map(|it| it.local_addresses())
             .map_or((None, None), |(at, replay)| (Some(at), replay));
-        let quotas = options.quotas.map(|path| set_quotas(server, &path)).transpose()?;
+        let quotas = options.quotas.map(|path| quotas(server, &path, &beside)).transpose()?;
         let summary = Mutex::new(Summary::new(server));
         let admin = Arc::new(Admin { server: Arc::clone(server), observer, events, quotas, summary });
         let admin = serve(options.admin, admin_router(admin), supervisor)?;
@@ -160,6 +188,18 @@ fn serve(address: SocketAddr, router: Router, supervisor: &Supervisor) -> Result
     let limits = ListenerLimits { header_bytes: HEADER_BYTES, ..ListenerLimits::default() };
     moongate_runtime::serve(listener, router, limits, supervisor.token(), supervisor);
     Ok(local)
+}
+
+/// Reads the file of quotas. Of several masters only the first leader does; the others write what they know by then.
+fn quotas(server: &Server, path: &Path, beside: &Beside) -> Result<QuotaFile, FaceError> {
+    if !beside.had_other_leaders() {
+        return set_quotas(server, path);
+    }
+    let file = QuotaFile::at(path);
+    if let Err(error) = file.write(|| server.master.quotas().unwrap_or_default()) {
+        tracing::error!(%error, path = %path.display(), "the file of tenants' quotas cannot be written");
+    }
+    Ok(file)
 }
 
 /// Sets the quotas that a file tells.
@@ -180,6 +220,7 @@ fn set_quotas(server: &Server, path: &Path) -> Result<QuotaFile, FaceError> {
 async fn publish(
     face: EventsFace,
     queue: Arc<Queue>,
+    numbers: Numbers,
     supervisor: &Supervisor,
 ) -> Result<Arc<Events>, FaceError> {
     let options = EventsOptions {
@@ -188,20 +229,17 @@ async fn publish(
         backend: face.backend,
         kept_bytes: KEPT_BYTES,
     };
-    let events = Events::start(queue, options, supervisor).await?;
+    let events = Events::start(queue, options, numbers, supervisor).await?;
     tracing::info!(address = %events.local_addresses().0, "publishing KV events");
     Ok(events)
 }
 
 fn serve_metadata(
-    face: &MetadataFace,
+    address: SocketAddr,
+    metadata: Metadata,
     expired: Option<mpsc::Receiver<Arc<str>>>,
     supervisor: &Supervisor,
 ) -> Result<SocketAddr, FaceError> {
-    let metadata = match &face.folder {
-        Some(folder) => Metadata::open(folder)?,
-        None => Metadata::in_memory(),
-    };
     let metadata = Arc::new(metadata);
     if let Some(expired) = expired {
         let (cleaning, stop) = (forget_expired(Arc::clone(&metadata), expired), supervisor.token());
@@ -210,7 +248,7 @@ fn serve_metadata(
         });
     }
     let count = metadata.count();
-    let address = serve(face.address, metadata_router(metadata), supervisor)?;
+    let address = serve(address, metadata_router(metadata), supervisor)?;
     tracing::info!(%address, entries = count, "serving transfer metadata");
     Ok(address)
 }
@@ -226,5 +264,11 @@ async fn forget_expired(metadata: Arc<Metadata>, mut expired: mpsc::Receiver<Arc
         if let Ok(Err(error)) = forgotten.await {
             tracing::error!(%error, "metadata cannot be kept");
         }
+    }
+}
+
+impl std::fmt::Debug for Faces {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Faces").field("options", &self.options).finish_non_exhaustive()
     }
 }

@@ -75,6 +75,23 @@ impl MemoryJournal {
         self.kept.lock().next
     }
 
+    /// Does something with the number that the next fact will get, while none is appended.
+    pub(crate) fn with_next<T>(&self, act: impl FnOnce(u64) -> T) -> T {
+        act(self.kept.lock().next)
+    }
+
+    /// [`Journal::append`]. What `also` does happens in the order of the numbers, too.
+    pub(crate) fn append_and(&self, fact: &[u8], also: impl FnOnce()) -> u64 {
+        let mut kept = self.kept.lock();
+        if let Some(chunk) = kept.chunk(self.capacity) {
+            chunk.bytes.extend_from_slice(fact);
+            chunk.ends.push(chunk.bytes.len());
+        }
+        kept.next += 1;
+        also();
+        kept.next - 1
+    }
+
     /// Hands the facts from `number` on to `each`, in order, about 64 KiB at most. Returns the number to go on with, or
     /// nothing if `number` is not kept any more.
     pub fn read(&self, number: u64, mut each: impl FnMut(u64, &[u8])) -> Option<u64> {
@@ -116,13 +133,7 @@ impl Kept {
 
 impl Journal for MemoryJournal {
     fn append(&self, fact: &[u8]) -> u64 {
-        let mut kept = self.kept.lock();
-        if let Some(chunk) = kept.chunk(self.capacity) {
-            chunk.bytes.extend_from_slice(fact);
-            chunk.ends.push(chunk.bytes.len());
-        }
-        kept.next += 1;
-        kept.next - 1
+        self.append_and(fact, || {})
     }
 
     fn commit(&self, _: u64) -> io::Result<()> {

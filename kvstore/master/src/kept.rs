@@ -1,5 +1,6 @@
 //! A server whose state is kept in a folder, and the thread that looks after it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
@@ -10,8 +11,10 @@ use moongate_oplog::{Error, Options};
 use crate::clock::Clock;
 use crate::durable::{Durable, Keeper, Pace};
 use crate::flags::DataOptions;
+use crate::ha::MEMBER;
 use crate::journal::Journal;
 use crate::server::{Server, ServerOptions};
+use crate::state::{Beside, State};
 
 /// Why a state cannot be kept.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +22,9 @@ pub enum KeepError {
     /// The folder cannot be used.
     #[error("the state cannot be kept; --data_dir wants a folder that can be written to")]
     Data(#[from] Error),
+    /// The folder has another form.
+    #[error("{0} is that of one of several masters: start it with --enable_ha, or give it another folder")]
+    Member(PathBuf),
     /// There is no thread for it.
     #[error("there is no thread for the log of changes")]
     Thread(#[source] std::io::Error),
@@ -36,18 +42,25 @@ impl Kept {
     pub(crate) fn open(
         data: &DataOptions,
         server: ServerOptions,
-        observe: impl FnOnce(Arc<dyn Journal>) -> Arc<dyn Journal>,
+        observe: impl FnOnce(Arc<dyn Journal>, &Arc<Beside>) -> Arc<dyn Journal>,
     ) -> Result<(Arc<Server>, Self), KeepError> {
         let (clock, begun) = (Clock::start(), Instant::now());
+        if data.folder.join(MEMBER).exists() {
+            return Err(KeepError::Member(data.folder.clone()));
+        }
         let options = Options { flush_always: data.flush_always, ..Options::default() };
-        let (durable, master, restored) = Durable::open(&data.folder, options, &server.core, clock.now_ms())?;
+        let (durable, state, restored) = Durable::open(&data.folder, options, &server.core, clock.now_ms())?;
         tracing::info!(folder = %data.folder.display(), took = ?begun.elapsed(), "the state: {restored}");
         let durable = Arc::new(durable);
-        let server = Arc::new(Server::with_state(server, master, clock, observe(durable.clone())));
+        let State { master, beside, .. } = state;
+        let server = Arc::new(Server::with_state(server, *master, clock, observe(durable.clone(), &beside)));
         let pace = Pace { snapshot_every: data.snapshot_every, ..Pace::default() };
         let (stop, stopped) = std::sync::mpsc::channel();
         let kept = Arc::clone(&server);
-        let run = move || Keeper::new(&durable, &kept.master, pace).run(&stopped);
+        let run = move || {
+            Keeper::new(&durable, &kept.master, &beside, pace).run(&stopped);
+            durable.log().close()
+        };
         let thread = std::thread::Builder::new().name("data".to_owned());
         Ok((server, Self { stop, keeper: thread.spawn(run).map_err(KeepError::Thread)? }))
     }

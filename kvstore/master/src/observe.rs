@@ -5,9 +5,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use mooncake_wire::events::Medium;
 use mooncake_wire::events::mooncake::SegmentChange;
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{Fact, Master, RemoveCause, StoreCause, UnmountCause};
+use moongate_kvcore::{Fact, Master, ObjectState, RemoveCause, StoreCause, UnmountCause};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -83,15 +84,15 @@ impl Observer {
     /// Takes note of a fact. Quick: the part of the state that it is about is locked.
     pub fn see(&self, fact: &Fact<'_>) {
         match fact {
-            Fact::Stored { object, cause } => {
-                if *cause == StoreCause::Written {
-                    self.sizes.add(object.size);
-                    self.publish(|events| events.stored(&object.tenant, &object.key));
-                }
-            }
+            Fact::Stored { object, cause } => self.stored(object, *cause),
             // Nobody could read what was never written to its end.
             Fact::Removed { cause: RemoveCause::Revoked | RemoveCause::Unended, .. } => {}
-            Fact::Removed { tenant, key, .. } => self.publish(|events| events.removed(tenant, key)),
+            Fact::Removed { tenant, key, group, was, .. } => {
+                let media = [(was.memory, Medium::StoreMemory), (was.disk, Medium::StoreDisk)];
+                for (_, medium) in media.into_iter().filter(|(was_there, _)| *was_there) {
+                    self.publish(|events| events.removed(tenant, key, group.as_deref(), medium));
+                }
+            }
             Fact::SegmentMounted { segment, client, .. } => {
                 let name: Arc<str> = Arc::from(&*segment.name);
                 let known = Known { name: Arc::clone(&name), client: *client };
@@ -106,11 +107,40 @@ impl Observer {
             Fact::SegmentStatus { .. }
             | Fact::ClientBack { .. }
             | Fact::ClientGone { .. }
+            | Fact::DiskMounted { .. }
+            | Fact::DiskUnmounted { .. }
             | Fact::Started(_)
             | Fact::Held { .. }
             | Fact::Released { .. }
-            | Fact::TenantQuota { .. } => {}
+            | Fact::TenantQuota { .. }
+            | Fact::Transferring(_)
+            | Fact::TransferOver { .. }
+            | Fact::Task(_)
+            | Fact::DrainJob(_)
+            | Fact::DrainMove { .. }
+            | Fact::DrainMoved { .. } => {}
         }
+    }
+
+    fn stored(&self, object: &ObjectState<'_>, cause: StoreCause) {
+        if cause == StoreCause::Written {
+            self.sizes.add(object.size);
+        }
+        let (came, medium) = match cause {
+            StoreCause::Written | StoreCause::Promoted => (true, Medium::StoreMemory),
+            StoreCause::Offloaded => (true, Medium::StoreDisk),
+            StoreCause::OnlyOnDisk => (false, Medium::StoreMemory),
+            StoreCause::DiskLost => (false, Medium::StoreDisk),
+            StoreCause::Replicas | StoreCause::Snapshot => return,
+        };
+        let (tenant, key, group) = (&*object.tenant, &*object.key, object.group.as_deref());
+        self.publish(|events| {
+            if came {
+                events.stored(tenant, key, group, medium);
+            } else {
+                events.removed(tenant, key, group, medium);
+            }
+        });
     }
 
     fn publish(&self, publish: impl FnOnce(&Queue)) {

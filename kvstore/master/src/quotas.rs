@@ -133,7 +133,12 @@ impl QuotaFile {
         }
         let text = fs::read_to_string(path).map_err(failed)?;
         let quotas = parse(&text).map_err(wrong)?;
-        Ok((Self { path: path.to_owned(), writing: Mutex::new(()) }, quotas))
+        Ok((Self::at(path), quotas))
+    }
+
+    /// A file that is written only.
+    pub fn at(path: &Path) -> Self {
+        Self { path: path.to_owned(), writing: Mutex::new(()) }
     }
 
     /// Writes the quotas that there are when it is this call's turn. After a crash the file is the old one or the new one.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use caller::{Connection, ours, ours_with};
 use mooncake_wire::types::Uuid;
 use moongate_kvcore::Settings;
-use moongate_master::MetadataFace;
+use moongate_master::{MetadataFace, MetadataPlace};
 use serde_json::Value;
 use world::{NEWEST, RealMaster, RealNode};
 
@@ -150,7 +150,8 @@ async fn requests_are_answered_alike() {
 async fn clients_find_each_other_by_metadata() {
     let folder = tempfile::tempdir().unwrap();
     let address = "127.0.0.1:0".parse().unwrap();
-    let face = MetadataFace { address, folder: Some(folder.path().join("metadata")), cleanup: true };
+    let face =
+        MetadataFace { address, place: MetadataPlace::Folder(folder.path().join("metadata")), cleanup: true };
     let ours = ours(Some(face)).await;
     let url = format!("http://{}/metadata", ours.faces.metadata.unwrap());
     let mut store = RealNode::start_of(NEWEST, &ours.rpc, &url, 32).await;
@@ -171,7 +172,8 @@ async fn clients_find_each_other_by_metadata() {
 
 #[tokio::test]
 async fn the_metadata_of_a_node_that_is_gone_goes_too() {
-    let face = MetadataFace { address: "127.0.0.1:0".parse().unwrap(), folder: None, cleanup: true };
+    let face =
+        MetadataFace { address: "127.0.0.1:0".parse().unwrap(), place: MetadataPlace::Memory, cleanup: true };
     let core = Settings { client_ttl_ms: 50, client_grace_ms: 50, ..Settings::default() };
     let ours = ours_with(Some(face), core).await;
     let url =

@@ -11,6 +11,7 @@ use mooncake_wire::types::{ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConf
 use moongate_kvcore::{Cursor, Effects, Fact, Master, Settings};
 use moongate_master::durable::{Durable, Keeper, Pace, Restored};
 use moongate_master::journal::Recorder;
+use moongate_master::{Beside, State};
 use moongate_oplog::Options;
 use tempfile::TempDir;
 
@@ -67,7 +68,8 @@ impl Effects for Witness<'_> {
 struct World {
     folder: TempDir,
     durable: Arc<Durable>,
-    master: Master,
+    master: Box<Master>,
+    beside: Arc<Beside>,
     now_ms: u64,
     rng: Rng,
     /// What was answered for, and not taken back.
@@ -81,13 +83,14 @@ struct World {
 impl World {
     fn new(seed: u64) -> Self {
         let folder = TempDir::new().unwrap();
-        let (durable, master, restored) =
+        let (durable, State { master, beside, .. }, restored) =
             Durable::open(folder.path(), options("a"), &settings(), 1000).unwrap();
         assert_eq!(restored, Restored::default());
         let mut world = Self {
             folder,
             durable: Arc::new(durable),
             master,
+            beside,
             now_ms: 1000,
             rng: Rng::with_seed(seed),
             stored: BTreeSet::new(),
@@ -128,7 +131,10 @@ impl World {
             }
             90..95 => _ = self.master.exist(self.now_ms, "default", &key),
             95..99 => self.act(|master, now, fx| master.tick(now, fx)),
-            _ => _ = Keeper::new(&self.durable, &self.master, Pace::default()).snapshot().unwrap(),
+            _ => {
+                let keeper = Keeper::new(&self.durable, &self.master, &self.beside, Pace::default());
+                keeper.snapshot().unwrap();
+            }
         }
     }
 
@@ -176,9 +182,9 @@ impl World {
         let mut bytes = fs::read(&newest).unwrap();
         bytes.extend(std::iter::repeat_with(|| self.rng.u8(..)).take(torn));
         fs::write(&newest, bytes).unwrap();
-        let (durable, master, restored) =
+        let (durable, State { master, beside, .. }, restored) =
             Durable::open(copy.path(), options(boot), &settings(), self.now_ms).unwrap();
-        (self.folder, self.durable, self.master) = (copy, Arc::new(durable), master);
+        (self.folder, self.durable, self.master, self.beside) = (copy, Arc::new(durable), master, beside);
         restored
     }
 
@@ -252,9 +258,7 @@ fn objects_are_not_trusted_when_the_machine_died() {
 fn a_master_that_was_closed_is_trusted_everywhere() {
     let mut world = World::new(2);
     (0..500).for_each(|_| world.step());
-    let (stop, stopped) = std::sync::mpsc::channel();
-    drop(stop);
-    Keeper::new(&world.durable, &world.master, Pace::default()).run(&stopped).unwrap();
+    world.durable.log().close().unwrap();
     let restored = world.kill("c");
     assert_eq!(restored.began_empty, None);
     world.check();
@@ -265,7 +269,7 @@ fn a_damaged_snapshot_is_passed_over() {
     let mut world = World::new(5);
     for _ in 0..2 {
         (0..300).for_each(|_| world.step());
-        Keeper::new(&world.durable, &world.master, Pace::default()).snapshot().unwrap();
+        Keeper::new(&world.durable, &world.master, &world.beside, Pace::default()).snapshot().unwrap();
     }
     let mut snapshots: Vec<PathBuf> =
         fs::read_dir(world.folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();

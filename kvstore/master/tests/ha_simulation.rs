@@ -21,6 +21,8 @@ struct Sum {
     leaders: usize,
     crashes: usize,
     listed: usize,
+    copied: usize,
+    resumed: usize,
 }
 
 fn run(seeds: std::ops::Range<u64>, trouble: Trouble) -> Sum {
@@ -32,6 +34,8 @@ fn run(seeds: std::ops::Range<u64>, trouble: Trouble) -> Sum {
         sum.leaders += world.elected;
         sum.crashes += world.crashes;
         sum.listed += world.store.most_listed;
+        sum.copied += world.copied;
+        sum.resumed += world.resumed;
     }
     sum
 }
@@ -46,6 +50,7 @@ fn nothing_acknowledged_is_lost_and_no_two_lead() {
     assert!(sum.crashes > 2 * seeds, "{}", sum.crashes);
     assert!(sum.acknowledged > 50 * seeds, "{}", sum.acknowledged);
     assert!(sum.listed > 2 * seeds, "{}", sum.listed);
+    assert!(sum.copied > seeds && sum.resumed > seeds, "{} {}", sum.copied, sum.resumed);
 }
 
 #[test]
@@ -70,4 +75,16 @@ fn answering_without_followers_is_seen() {
 #[should_panic(expected = "lead at once")]
 fn serving_past_the_lease_is_seen() {
     run(0..200, Trouble { overstays: true, ..Trouble::default() });
+}
+
+#[test]
+#[should_panic(expected = "is missing")]
+fn acknowledging_what_is_not_written_is_seen() {
+    run(0..200, Trouble { hasty: true, ..Trouble::default() });
+}
+
+#[test]
+#[should_panic(expected = "never had")]
+fn going_on_with_other_records_is_seen() {
+    run(0..200, Trouble { trusting: true, ..Trouble::default() });
 }

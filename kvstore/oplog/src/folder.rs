@@ -107,8 +107,11 @@ impl Folder {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Puts a whole file in place of the one of that name.
-    pub(crate) fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+    /// Puts a whole file in place of the one of that name. After a crash it is the old one or the new one.
+    ///
+    /// # Errors
+    /// As the file system.
+    pub fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let unfinished = self.path.join(format!("{name}.tmp"));
         let mut file = File::create(&unfinished)?;
         file.write_all(bytes)?;

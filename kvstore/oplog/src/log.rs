@@ -116,7 +116,7 @@ impl Log {
             return Ok((log, Opened { first: 1, next: 1, torn_bytes, may_lack_records: false }));
         };
         let first = files[0].0;
-        let (head, length, last) = scan(newest)?;
+        let Scanned { head, length, last } = scan(newest)?;
         let size = fs::metadata(newest).map_err(failed(newest))?.len();
         torn_bytes += size - length;
         let mut file = disk.open(newest).map_err(failed(newest))?;
@@ -124,9 +124,8 @@ impl Log {
             file.cut(length).map_err(failed(newest))?;
         }
         let closed = folder.path().join(CLOSED);
-        let closed_at = fs::read_to_string(&closed).ok().and_then(|number| number.trim().parse::<u64>().ok());
-        let same_start = !options.boot_id.is_empty() && head.boot_id == options.boot_id;
-        let may_lack_records = closed_at != Some(last) && !same_start && !head.flushed;
+        let same_start = is_same_start(&head, &options);
+        let may_lack_records = is_doubted(&folder, &head, last, &options);
         let active = Active { file, path: newest.clone(), length, torn: false, bytes: Vec::new(), last };
         let log = Self {
             disk,
@@ -146,6 +145,22 @@ impl Log {
             fs::remove_file(&closed).map_err(failed(closed))?;
         }
         Ok((log, Opened { first, next: last + 1, torn_bytes, may_lack_records }))
+    }
+
+    /// Whether the machine may have died with committed records that were not on its disk. Once the log has been opened, that is
+    /// forgotten.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn may_lack_records(folder: &Folder, options: &Options) -> Result<bool, Error> {
+        let files = folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))?;
+        for (_, path) in files.iter().rev() {
+            if !is_unfinished(path)? {
+                let Scanned { head, last, .. } = scan(path)?;
+                return Ok(is_doubted(folder, &head, last, options));
+            }
+        }
+        Ok(false)
     }
 
     /// Forgets all records, and begins with the number `first`.
@@ -359,8 +374,27 @@ fn is_unfinished(path: &Path) -> Result<bool, Error> {
     Ok(Head::read(&fs::read(path).map_err(failed(path))?).is_none())
 }
 
-/// Reads the newest file: its head, up to where it is whole, and its last record.
-fn scan(path: &Path) -> Result<(Head, u64, u64), Error> {
+fn is_same_start(head: &Head, options: &Options) -> bool {
+    !options.boot_id.is_empty() && head.boot_id == options.boot_id
+}
+
+/// Whether records may be missing behind `last`, the last one of the newest file.
+fn is_doubted(folder: &Folder, head: &Head, last: u64, options: &Options) -> bool {
+    let closed = fs::read_to_string(folder.path().join(CLOSED)).ok();
+    let closed_at = closed.and_then(|number| number.trim().parse::<u64>().ok());
+    closed_at != Some(last) && !is_same_start(head, options) && !head.flushed
+}
+
+/// What a file has.
+struct Scanned {
+    head: Head,
+    /// Up to where it is whole.
+    length: u64,
+    last: u64,
+}
+
+/// Reads the newest file.
+fn scan(path: &Path) -> Result<Scanned, Error> {
     let bytes = fs::read(path).map_err(failed(path))?;
     let damaged = |at: usize, what| Error::Damaged { path: path.to_owned(), at: at as u64, what };
     let head = Head::read(&bytes).ok_or_else(|| damaged(0, "its head is not what was written"))?;
@@ -371,5 +405,5 @@ fn scan(path: &Path) -> Result<(Head, u64, u64), Error> {
         }
         (at, last) = (at + frame::HEADER + record.len(), number);
     }
-    Ok((head, at as u64, last))
+    Ok(Scanned { head, length: at as u64, last })
 }

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::folder::Folder;
 use crate::frame::{self, Found};
@@ -21,8 +22,8 @@ const KEPT: usize = 2;
 
 /// A snapshot that is being written.
 #[derive(Debug)]
-pub struct Writer<'a> {
-    folder: &'a Folder,
+pub struct Writer {
+    folder: Arc<Folder>,
     /// The last record that it contains.
     number: u64,
     path: PathBuf,
@@ -31,12 +32,12 @@ pub struct Writer<'a> {
     frame: Vec<u8>,
 }
 
-impl<'a> Writer<'a> {
+impl Writer {
     /// Begins a snapshot that contains all records up to `number`, and maybe some of the later ones.
     ///
     /// # Errors
     /// What the file system says.
-    pub fn begin(folder: &'a Folder, number: u64) -> Result<Self, Error> {
+    pub fn begin(folder: Arc<Folder>, number: u64) -> Result<Self, Error> {
         let path = folder.path().join(UNFINISHED);
         let file = BufWriter::with_capacity(1 << 20, File::create(&path).map_err(failed(&path))?);
         Ok(Self { folder, number, path, file, entries: 0, frame: Vec::new() })

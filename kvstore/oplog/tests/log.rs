@@ -315,19 +315,19 @@ proptest! {
 #[test]
 fn the_newest_whole_snapshot_counts() {
     let folder = TempDir::new().unwrap();
-    let taken = Folder::take(folder.path()).unwrap();
+    let taken = Arc::new(Folder::take(folder.path()).unwrap());
     let entries = |path: &PathBuf| {
         let mut all = Vec::new();
         snapshot::read(path, |entry| all.push(entry.to_vec())).map(|()| all)
     };
     for number in [10, 20, 30] {
-        let mut writer = snapshot::Writer::begin(&taken, number).unwrap();
+        let mut writer = snapshot::Writer::begin(Arc::clone(&taken), number).unwrap();
         (0..3).for_each(|at| writer.write(&record(number as usize + at)).unwrap());
         let needed = writer.finish().unwrap();
         assert_eq!(needed, number.max(20) - 10 + 1);
     }
     // One that was not finished does not count.
-    snapshot::Writer::begin(&taken, 40).unwrap().write(b"x").unwrap();
+    snapshot::Writer::begin(Arc::clone(&taken), 40).unwrap().write(b"x").unwrap();
     let all = snapshot::list(&taken).unwrap();
     assert_eq!(all.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [30, 20]);
     assert_eq!(entries(&all[0].1).unwrap(), (30..33).map(record).collect::<Vec<_>>());

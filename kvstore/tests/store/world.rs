@@ -135,12 +135,23 @@ pub(crate) async fn program(release: &str, name: &str) -> Command {
 
 /// What `scenario.py` notes: how the calls of a release's client end.
 pub(crate) async fn scenario(release: &str, rpc: &str, admin: &str) -> Vec<String> {
-    let mut command = program(release, "scenario.py").await;
-    let ran = command.args([rpc, admin]).kill_on_drop(true).output();
-    let ran = tokio::time::timeout(4 * LIMIT, ran).await.expect("scenario.py ends in time").unwrap();
+    noted(release, "scenario.py", &[rpc, admin]).await
+}
+
+/// What `disks.py` notes: how the calls of a client with a disk end.
+pub(crate) async fn disks(release: &str, rpc: &str, admin: &str, disk: &Path) -> Vec<String> {
+    noted(release, "disks.py", &[rpc, admin, disk.to_str().expect("a plain path")]).await
+}
+
+async fn noted(release: &str, name: &str, arguments: &[&str]) -> Vec<String> {
+    let mut command = program(release, name).await;
+    command.env("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1");
+    command.env("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", "file_per_key_storage_backend");
+    let ran = command.args(arguments).kill_on_drop(true).output();
+    let ran = tokio::time::timeout(4 * LIMIT, ran).await.expect("it ends in time").unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     let last: Vec<&str> = said.lines().rev().take(5).collect();
-    assert!(ran.status.success(), "{release} at {rpc}: scenario.py has failed: {last:?}");
+    assert!(ran.status.success(), "{release}: {name} has failed: {last:?}");
     let lines = String::from_utf8_lossy(&ran.stdout);
     lines.lines().filter_map(|line| line.strip_prefix("> ")).map(str::to_owned).collect()
 }

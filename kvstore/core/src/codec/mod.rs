@@ -5,6 +5,7 @@
 //! after the other.
 
 mod read;
+mod tasks;
 mod write;
 
 use crate::fact::{RemoveCause, StoreCause, UnmountCause};
@@ -12,8 +13,8 @@ use crate::fact::{RemoveCause, StoreCause, UnmountCause};
 pub use read::decode;
 pub use write::encode;
 
-/// The form that is written; the only one that is read so far.
-const VERSION: u8 = 1;
+/// The form that is written; the only one that is read.
+const VERSION: u8 = 2;
 /// The most replicas of an object in a fact.
 const MAX_PLACES: u64 = 1024;
 
@@ -45,9 +46,25 @@ mod kind {
     pub(super) const HELD: u8 = 10;
     pub(super) const RELEASED: u8 = 11;
     pub(super) const QUOTA: u8 = 12;
+    pub(super) const DISK_MOUNTED: u8 = 13;
+    pub(super) const DISK_UNMOUNTED: u8 = 14;
+    pub(super) const TRANSFERRING: u8 = 32;
+    pub(super) const TRANSFER_OVER: u8 = 33;
+    pub(super) const TASK: u8 = 34;
+    pub(super) const DRAIN_JOB: u8 = 35;
+    pub(super) const DRAIN_MOVE: u8 = 36;
+    pub(super) const DRAIN_MOVED: u8 = 37;
 }
 
-const STORE_CAUSES: [StoreCause; 3] = [StoreCause::Written, StoreCause::Replicas, StoreCause::Snapshot];
+const STORE_CAUSES: [StoreCause; 7] = [
+    StoreCause::Written,
+    StoreCause::Replicas,
+    StoreCause::Snapshot,
+    StoreCause::Offloaded,
+    StoreCause::DiskLost,
+    StoreCause::OnlyOnDisk,
+    StoreCause::Promoted,
+];
 const REMOVE_CAUSES: [RemoveCause; 7] = [
     RemoveCause::Removed,
     RemoveCause::Cleared,
@@ -64,11 +81,12 @@ const UNMOUNT_CAUSES: [UnmountCause; 3] =
 mod tests {
     use std::borrow::Cow;
 
-    use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+    use mooncake_wire::admin::JobStatus;
+    use mooncake_wire::types::{Segment, SegmentStatus, TaskStatus, TaskType, Uuid};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fact::{Fact, GroupId, ObjectState, Place};
+    use crate::fact::{DrainState, Fact, Media, ObjectState, OnDisk, Place, TaskState, TransferState};
 
     fn id() -> impl Strategy<Value = Uuid> {
         any::<(u64, u64)>().prop_map(|(first, second)| Uuid { first, second })
@@ -81,14 +99,17 @@ mod tests {
     fn object() -> impl Strategy<Value = ObjectState<'static>> {
         let place = (any::<u64>(), id(), any::<u64>());
         let places = proptest::collection::vec(place, 0..4);
-        let pins = (any::<bool>(), any::<Option<u64>>(), any::<Option<u64>>());
-        (text(), text(), any::<[u64; 2]>(), id(), places, any::<Option<u64>>(), pins).prop_map(
+        let pins = (any::<bool>(), any::<Option<u64>>(), proptest::option::of(text()));
+        let on_disk = (any::<[u64; 2]>(), id(), text())
+            .prop_map(|([replica, size], client, endpoint)| OnDisk { replica, client, size, endpoint });
+        let copies = (places, proptest::option::of(on_disk));
+        (text(), text(), any::<[u64; 2]>(), id(), copies, any::<Option<u64>>(), pins).prop_map(
             |(
                 tenant,
                 key,
                 [size, since_ms],
                 client,
-                places,
+                (places, on_disk),
                 checksum,
                 (hard_pin, soft_pin_until_ms, group),
             )| {
@@ -99,14 +120,77 @@ mod tests {
                     size,
                     client,
                     places: places.into_iter().map(place).collect(),
+                    on_disk,
                     checksum,
                     hard_pin,
                     soft_pin_until_ms,
-                    group: group.map(GroupId),
+                    group,
                     since_ms,
                 }
             },
         )
+    }
+
+    fn work() -> impl Strategy<Value = Fact<'static>> {
+        let place = (any::<u64>(), id(), any::<u64>()).prop_map(|(replica, segment, offset)| Place {
+            replica,
+            segment,
+            offset,
+        });
+        let places = proptest::collection::vec(place, 0..4);
+        let plan = proptest::option::of((id(), any::<u64>()));
+        let names = || proptest::collection::vec(any::<String>(), 0..4);
+        prop_oneof![
+            ([text(), text()], id(), any::<([u64; 2], bool)>(), plan, places).prop_map(
+                |([tenant, key], client, ([source, since_ms], moves), plan, places)| {
+                    let places = Cow::Owned(places);
+                    let state = TransferState { tenant, key, client, source, moves, since_ms, plan, places };
+                    Fact::Transferring(state)
+                }
+            ),
+            [text(), text()].prop_map(|[tenant, key]| Fact::TransferOver { tenant, key }),
+            ([id(), id()], any::<[i32; 2]>(), [text(), text()], any::<[u64; 2]>()).prop_map(
+                |([id, client], [task_type, status], [payload, message], [created_at_ms, updated_at_ms])| {
+                    let (task_type, status) = (TaskType(task_type), TaskStatus(status));
+                    Fact::Task(TaskState {
+                        id,
+                        task_type,
+                        status,
+                        payload,
+                        client,
+                        created_at_ms,
+                        updated_at_ms,
+                        message,
+                    })
+                }
+            ),
+            (id(), [names(), names()], any::<i32>(), any::<[u64; 7]>(), text()).prop_map(
+                |(id, [segments, targets], status, numbers, message)| {
+                    let [concurrency, created_at_ms, updated_at_ms, succeeded, failed, blocked, moved_bytes] =
+                        numbers;
+                    Fact::DrainJob(DrainState {
+                        id,
+                        segments: segments.into(),
+                        targets: targets.into(),
+                        concurrency,
+                        status: JobStatus(status),
+                        created_at_ms,
+                        updated_at_ms,
+                        succeeded,
+                        failed,
+                        blocked,
+                        moved_bytes,
+                        message,
+                    })
+                }
+            ),
+            ([id(), id()], [text(), text()], any::<u64>()).prop_map(|([job, task], [tenant, key], size)| {
+                Fact::DrainMove { job, task, tenant, key, size }
+            }),
+            ([id(), id()], [text(), text()], any::<u32>()).prop_map(|([job, task], [tenant, key], tries)| {
+                Fact::DrainMoved { job, task, tenant, key, tries }
+            }),
+        ]
     }
 
     fn fact() -> impl Strategy<Value = Fact<'static>> {
@@ -126,14 +210,19 @@ mod tests {
             (id(), any::<u64>()).prop_map(|(client, at_ms)| Fact::ClientSilent { client, at_ms }),
             (id(), any::<u64>()).prop_map(|(client, at_ms)| Fact::ClientBack { client, at_ms }),
             id().prop_map(|client| Fact::ClientGone { client }),
+            id().prop_map(|client| Fact::DiskMounted { client }),
+            id().prop_map(|client| Fact::DiskUnmounted { client }),
             object().prop_map(Fact::Started),
             (object(), 0..STORE_CAUSES.len())
                 .prop_map(|(object, at)| Fact::Stored { object, cause: STORE_CAUSES[at] }),
-            (text(), text(), 0..REMOVE_CAUSES.len()).prop_map(|(tenant, key, at)| Fact::Removed {
-                tenant,
-                key,
-                cause: REMOVE_CAUSES[at]
-            }),
+            (text(), text(), proptest::option::of(text()), any::<[bool; 2]>(), 0..REMOVE_CAUSES.len())
+                .prop_map(|(tenant, key, group, [memory, disk], at)| Fact::Removed {
+                    tenant,
+                    key,
+                    group,
+                    was: Media { memory, disk },
+                    cause: REMOVE_CAUSES[at]
+                }),
             (id(), any::<[u64; 3]>()).prop_map(|(segment, [offset, size, until_ms])| Fact::Held {
                 segment,
                 offset,
@@ -143,6 +232,7 @@ mod tests {
             (id(), any::<u64>()).prop_map(|(segment, offset)| Fact::Released { segment, offset }),
             (text(), any::<Option<u64>>())
                 .prop_map(|(tenant, requested)| Fact::TenantQuota { tenant, requested }),
+            work(),
         ]
     }
 
@@ -159,7 +249,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_is_refused_or_read(mut bytes: Vec<u8>, kind in 0..16_u8) {
+        fn anything_is_refused_or_read(mut bytes: Vec<u8>, kind in 0..40_u8) {
             let _ = decode(&bytes);
             bytes.splice(0..0, [VERSION, kind]);
             let _ = decode(&bytes);
@@ -168,7 +258,7 @@ mod tests {
 
     #[test]
     fn other_versions_are_refused() {
-        assert_eq!(decode(&[2, 6]), Err(DecodeError::Version(2)));
-        assert_eq!(decode(&[1, 99]), Err(DecodeError::Value("kind")));
+        assert_eq!(decode(&[1, 6]), Err(DecodeError::Version(1)));
+        assert_eq!(decode(&[VERSION, 99]), Err(DecodeError::Value("kind")));
     }
 }

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
 
-use super::{DecodeError, MAX_PLACES, REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind};
-use crate::fact::{Fact, GroupId, ObjectState, Place};
+use super::{DecodeError, MAX_PLACES, REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind, tasks};
+use crate::fact::{Fact, Media, ObjectState, OnDisk, Place};
 
 /// Takes a fact off the beginning of some bytes; what follows it is returned too.
 ///
@@ -39,6 +39,8 @@ pub fn decode(bytes: &[u8]) -> Result<(Fact<'_>, &[u8]), DecodeError> {
         kind::REMOVED => Fact::Removed {
             tenant: reader.text()?,
             key: reader.text()?,
+            group: reader.optional_text()?,
+            was: Media { memory: reader.flag()?, disk: reader.flag()? },
             cause: reader.cause(&REMOVE_CAUSES)?,
         },
         kind::HELD => Fact::Held {
@@ -49,12 +51,14 @@ pub fn decode(bytes: &[u8]) -> Result<(Fact<'_>, &[u8]), DecodeError> {
         },
         kind::RELEASED => Fact::Released { segment: reader.id()?, offset: reader.number()? },
         kind::QUOTA => Fact::TenantQuota { tenant: reader.text()?, requested: reader.option()? },
-        _ => return Err(DecodeError::Value("kind")),
+        kind::DISK_MOUNTED => Fact::DiskMounted { client: reader.id()? },
+        kind::DISK_UNMOUNTED => Fact::DiskUnmounted { client: reader.id()? },
+        other => tasks::read(&mut reader, other)?,
     };
     Ok((fact, reader.0))
 }
 
-struct Reader<'a>(&'a [u8]);
+pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
@@ -69,7 +73,7 @@ impl<'a> Reader<'a> {
         Ok(*byte)
     }
 
-    fn number(&mut self) -> Result<u64, DecodeError> {
+    pub(super) fn number(&mut self) -> Result<u64, DecodeError> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -85,7 +89,7 @@ impl<'a> Reader<'a> {
         Err(DecodeError::Value("number"))
     }
 
-    fn flag(&mut self) -> Result<bool, DecodeError> {
+    pub(super) fn flag(&mut self) -> Result<bool, DecodeError> {
         match self.byte()? {
             0 => Ok(false),
             1 => Ok(true),
@@ -97,7 +101,7 @@ impl<'a> Reader<'a> {
         if self.flag()? { self.number().map(Some) } else { Ok(None) }
     }
 
-    fn id(&mut self) -> Result<Uuid, DecodeError> {
+    pub(super) fn id(&mut self) -> Result<Uuid, DecodeError> {
         let (halves, _) = self.take(16)?.as_chunks::<8>();
         match halves {
             [first, second] => {
@@ -107,15 +111,32 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn text(&mut self) -> Result<Cow<'a, str>, DecodeError> {
+    pub(super) fn text(&mut self) -> Result<Cow<'a, str>, DecodeError> {
         let length = usize::try_from(self.number()?).map_err(|_| DecodeError::Short)?;
         let bytes = self.take(length)?;
         std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| DecodeError::Value("text"))
     }
 
+    fn optional_text(&mut self) -> Result<Option<Cow<'a, str>>, DecodeError> {
+        if self.flag()? { self.text().map(Some) } else { Ok(None) }
+    }
+
+    fn on_disk(&mut self) -> Result<Option<OnDisk<'a>>, DecodeError> {
+        if !self.flag()? {
+            return Ok(None);
+        }
+        let (replica, client, size, endpoint) = (self.number()?, self.id()?, self.number()?, self.text()?);
+        Ok(Some(OnDisk { replica, client, size, endpoint }))
+    }
+
     fn cause<T: Copy>(&mut self, all: &[T]) -> Result<T, DecodeError> {
         let at = usize::try_from(self.number()?).unwrap_or(usize::MAX);
         all.get(at).copied().ok_or(DecodeError::Value("cause"))
+    }
+
+    pub(super) fn code(&mut self) -> Result<i32, DecodeError> {
+        let code = u32::try_from(self.number()?).map_err(|_| DecodeError::Value("code"))?;
+        Ok(code.cast_signed())
     }
 
     fn mounted(&mut self) -> Result<Fact<'a>, DecodeError> {
@@ -131,7 +152,7 @@ impl<'a> Reader<'a> {
         Ok(Fact::SegmentMounted { segment, client: self.id()?, at_ms: self.number()? })
     }
 
-    fn places(&mut self) -> Result<Vec<Place>, DecodeError> {
+    pub(super) fn places(&mut self) -> Result<Vec<Place>, DecodeError> {
         let count = self.number()?;
         if count > MAX_PLACES {
             return Err(DecodeError::Value("number of replicas"));
@@ -148,10 +169,11 @@ impl<'a> Reader<'a> {
             size: self.number()?,
             client: self.id()?,
             places: Cow::Owned(self.places()?),
+            on_disk: self.on_disk()?,
             checksum: self.option()?,
             hard_pin: self.flag()?,
             soft_pin_until_ms: self.option()?,
-            group: self.option()?.map(GroupId),
+            group: self.optional_text()?,
             since_ms: self.number()?,
         })
     }

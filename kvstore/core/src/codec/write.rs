@@ -2,8 +2,8 @@
 
 use mooncake_wire::types::Uuid;
 
-use super::{REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind};
-use crate::fact::{Fact, ObjectState};
+use super::{REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind, tasks};
+use crate::fact::{Fact, ObjectState, Place};
 
 /// Appends a fact.
 pub fn encode(fact: &Fact<'_>, out: &mut Vec<u8>) {
@@ -46,10 +46,21 @@ pub fn encode(fact: &Fact<'_>, out: &mut Vec<u8>) {
             writer.cause(&STORE_CAUSES, *cause);
             writer.object(object);
         }
-        Fact::Removed { tenant, key, cause } => {
+        Fact::DiskMounted { client } => {
+            writer.head(kind::DISK_MOUNTED);
+            writer.id(*client);
+        }
+        Fact::DiskUnmounted { client } => {
+            writer.head(kind::DISK_UNMOUNTED);
+            writer.id(*client);
+        }
+        Fact::Removed { tenant, key, group, was, cause } => {
             writer.head(kind::REMOVED);
             writer.text(tenant);
             writer.text(key);
+            writer.optional_text(group.as_deref());
+            writer.flag(was.memory);
+            writer.flag(was.disk);
             writer.cause(&REMOVE_CAUSES, *cause);
         }
         Fact::Held { segment, offset, size, until_ms } => {
@@ -67,17 +78,23 @@ pub fn encode(fact: &Fact<'_>, out: &mut Vec<u8>) {
             writer.text(tenant);
             writer.option(*requested);
         }
+        Fact::Transferring(_)
+        | Fact::TransferOver { .. }
+        | Fact::Task(_)
+        | Fact::DrainJob(_)
+        | Fact::DrainMove { .. }
+        | Fact::DrainMoved { .. } => tasks::write(&mut writer, fact),
     }
 }
 
-struct Writer<'a>(&'a mut Vec<u8>);
+pub(super) struct Writer<'a>(&'a mut Vec<u8>);
 
 impl Writer<'_> {
-    fn head(&mut self, kind: u8) {
+    pub(super) fn head(&mut self, kind: u8) {
         self.0.extend([VERSION, kind]);
     }
 
-    fn number(&mut self, mut number: u64) {
+    pub(super) fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
             number >>= 7;
@@ -85,25 +102,36 @@ impl Writer<'_> {
         self.0.push(number as u8);
     }
 
-    fn numbers<const N: usize>(&mut self, numbers: [u64; N]) {
+    pub(super) fn numbers<const N: usize>(&mut self, numbers: [u64; N]) {
         numbers.into_iter().for_each(|number| self.number(number));
     }
 
     fn option(&mut self, number: Option<u64>) {
-        self.0.push(u8::from(number.is_some()));
+        self.flag(number.is_some());
         if let Some(number) = number {
             self.number(number);
         }
     }
 
-    fn id(&mut self, id: Uuid) {
+    pub(super) fn id(&mut self, id: Uuid) {
         self.0.extend(id.first.to_le_bytes());
         self.0.extend(id.second.to_le_bytes());
     }
 
-    fn text(&mut self, text: &str) {
+    pub(super) fn text(&mut self, text: &str) {
         self.number(text.len() as u64);
         self.0.extend(text.as_bytes());
+    }
+
+    fn flag(&mut self, flag: bool) {
+        self.0.push(u8::from(flag));
+    }
+
+    fn optional_text(&mut self, text: Option<&str>) {
+        self.flag(text.is_some());
+        if let Some(text) = text {
+            self.text(text);
+        }
     }
 
     fn cause<T: PartialEq>(&mut self, all: &[T], cause: T) {
@@ -117,21 +145,36 @@ impl Writer<'_> {
         self.number(at_ms);
     }
 
+    pub(super) fn code(&mut self, code: i32) {
+        self.number(u64::from(code.cast_unsigned()));
+    }
+
+    pub(super) fn places(&mut self, places: &[Place]) {
+        self.number(places.len() as u64);
+        for place in places {
+            self.number(place.replica);
+            self.id(place.segment);
+            self.number(place.offset);
+        }
+    }
+
     fn object(&mut self, object: &ObjectState<'_>) {
         self.text(&object.tenant);
         self.text(&object.key);
         self.number(object.size);
         self.id(object.client);
-        self.number(object.places.len() as u64);
-        for place in object.places.iter() {
-            self.number(place.replica);
-            self.id(place.segment);
-            self.number(place.offset);
+        self.places(&object.places);
+        self.flag(object.on_disk.is_some());
+        if let Some(it) = &object.on_disk {
+            self.number(it.replica);
+            self.id(it.client);
+            self.number(it.size);
+            self.text(&it.endpoint);
         }
         self.option(object.checksum);
-        self.0.push(u8::from(object.hard_pin));
+        self.flag(object.hard_pin);
         self.option(object.soft_pin_until_ms);
-        self.option(object.group.map(|group| group.0));
+        self.optional_text(object.group.as_deref());
         self.number(object.since_ms);
     }
 }

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod compared;
+mod disks;
 mod eviction;
 mod groups;
 mod model;
@@ -11,4 +12,5 @@ mod replay;
 mod tenants;
 mod threads;
 mod transfers;
+mod works;
 mod world;

@@ -92,17 +92,29 @@ fn a_segment_that_goes_in_the_middle_of_a_copy() {
 fn tasks_are_fetched_done_and_remembered() {
     let mut world = world();
     let World { master, now, .. } = &mut world;
-    let missing = master.create_copy_task(*now, TENANT, "l", &[SECOND]);
+    let missing = master.create_copy_task(*now, TENANT, "l", &[SECOND], &mut ());
     assert_eq!(missing, Err(ErrorCode::OBJECT_NOT_FOUND));
-    assert_eq!(master.create_copy_task(*now, TENANT, "k", &["no"]), Err(ErrorCode::INVALID_PARAMS));
-    assert_eq!(master.create_move_task(*now, TENANT, "l", FIRST, FIRST), Err(ErrorCode::OBJECT_NOT_FOUND));
-    assert_eq!(master.create_move_task(*now, TENANT, "k", FIRST, FIRST), Err(ErrorCode::INVALID_PARAMS));
-    assert_eq!(master.create_move_task(*now, TENANT, "k", FIRST, "no"), Err(ErrorCode::INVALID_PARAMS));
-    let copy = master.create_copy_task(*now, TENANT, "k", &[SECOND]).unwrap();
-    let moving = master.create_move_task(*now, TENANT, "k", FIRST, SECOND).unwrap();
-    assert_eq!(master.create_move_task(*now, TENANT, "k", SECOND, FIRST), Err(ErrorCode::INVALID_PARAMS));
-    assert_eq!(master.fetch_tasks(*now, id(102), 16), []);
-    let fetched = master.fetch_tasks(*now, id(101), 16);
+    assert_eq!(master.create_copy_task(*now, TENANT, "k", &["no"], &mut ()), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(
+        master.create_move_task(*now, TENANT, "l", FIRST, FIRST, &mut ()),
+        Err(ErrorCode::OBJECT_NOT_FOUND)
+    );
+    assert_eq!(
+        master.create_move_task(*now, TENANT, "k", FIRST, FIRST, &mut ()),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
+    assert_eq!(
+        master.create_move_task(*now, TENANT, "k", FIRST, "no", &mut ()),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
+    let copy = master.create_copy_task(*now, TENANT, "k", &[SECOND], &mut ()).unwrap();
+    let moving = master.create_move_task(*now, TENANT, "k", FIRST, SECOND, &mut ()).unwrap();
+    assert_eq!(
+        master.create_move_task(*now, TENANT, "k", SECOND, FIRST, &mut ()),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
+    assert_eq!(master.fetch_tasks(*now, id(102), 16, &mut ()), []);
+    let fetched = master.fetch_tasks(*now, id(101), 16, &mut ());
     assert_eq!(fetched.iter().map(|it| it.id).collect::<Vec<_>>(), [copy, moving]);
     assert_eq!(
         fetched[0].payload,
@@ -113,7 +125,7 @@ fn tasks_are_fetched_done_and_remembered() {
         r#"{"tenant_id":"default","key":"k","source":"10.0.0.1:12000","target":"10.0.0.2:12000"}"#
     );
     let done = |id, status| TaskCompletion { id, status, message: "ok" };
-    let complete = |client, completion| master.complete_task(*now, client, &completion);
+    let complete = |client, completion| master.complete_task(*now, client, &completion, &mut ());
     assert_eq!(complete(id(102), done(copy, TaskStatus::SUCCESS)), Err(ErrorCode::ILLEGAL_CLIENT));
     assert_eq!(complete(id(101), done(copy, TaskStatus::PENDING)), Err(ErrorCode::INVALID_PARAMS));
     assert_eq!(complete(id(101), done(id(1), TaskStatus::FAILED)), Err(ErrorCode::TASK_NOT_FOUND));
@@ -131,9 +143,9 @@ fn waiting_tasks_are_bounded() {
     let mut world = World::with_segments(settings, &[MIB, MIB]);
     world.put("k", 10, &on_first()).unwrap();
     for _ in 0..2 {
-        world.master.create_copy_task(world.now, TENANT, "k", &[SECOND]).unwrap();
+        world.master.create_copy_task(world.now, TENANT, "k", &[SECOND], &mut ()).unwrap();
     }
-    let refused = world.master.create_copy_task(world.now, TENANT, "k", &[SECOND]);
+    let refused = world.master.create_copy_task(world.now, TENANT, "k", &[SECOND], &mut ());
     assert_eq!(refused, Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED));
 }
 
@@ -141,7 +153,7 @@ fn waiting_tasks_are_bounded() {
 fn work_off(world: &mut World, works: bool) {
     for node in [1, 2] {
         let client = id(100 + node);
-        for task in world.master.fetch_tasks(world.now, client, 16) {
+        for task in world.master.fetch_tasks(world.now, client, 16, &mut ()) {
             let field = |name: &str| {
                 let after = task.payload.split_once(&format!("\"{name}\":\"")).unwrap().1;
                 after.split_once('"').unwrap().0.to_owned()
@@ -155,7 +167,7 @@ fn work_off(world: &mut World, works: bool) {
             }
             let status = if works { TaskStatus::SUCCESS } else { TaskStatus::FAILED };
             let completion = TaskCompletion { id: task.id, status, message: "" };
-            master.complete_task(*now, client, &completion).unwrap();
+            master.complete_task(*now, client, &completion, facts).unwrap();
         }
     }
 }
@@ -211,9 +223,55 @@ fn drain_jobs_can_be_called_off() {
     master.cancel_drain_job(*now, job, facts).unwrap();
     assert_eq!(master.drain_job(job).unwrap().status, JobStatus::CANCELED);
     assert_eq!(master.segment_status(FIRST), Ok(SegmentStatus::OK));
-    assert_eq!(master.fetch_tasks(*now, id(101), 16), []);
+    assert_eq!(master.fetch_tasks(*now, id(101), 16, &mut ()), []);
     assert!(master.create_drain_job(*now, &request(FIRST), facts).is_ok());
     assert_eq!(master.drain_job(id(1)), Err(ErrorCode::JOB_NOT_FOUND));
+}
+
+#[test]
+fn an_object_is_hot_from_as_many_reads_on_as_is_set() {
+    for (mode, planned) in [(DynamicReplication::Observe, 0), (DynamicReplication::Enforce, 1)] {
+        let settings = Settings {
+            dynamic_replication: mode,
+            hot_reads_per_second: 1.5,
+            heat_window_ms: 2000,
+            max_hot_replicas: 3,
+            ..Settings::default()
+        };
+        let mut world = World::with_segments(settings, &[MIB, MIB, MIB, MIB]);
+        world.put("a", 100, &Config { replica_num: 2, ..Config::default() }).unwrap();
+        let holders = world.places("a");
+        // Too slow: there are two in each window.
+        for _ in 0..20 {
+            world.now += 1000;
+            world.master.replicas(world.now, TENANT, "a").unwrap();
+        }
+        assert_eq!(world.master.counts().hot_keys, 0);
+        world.now += 2000;
+        for _ in 0..3 {
+            world.now += 600;
+            world.master.replicas(world.now, TENANT, "a").unwrap();
+        }
+        assert_eq!(world.master.counts().hot_keys, 1);
+        let tasks = |world: &mut World| -> Vec<String> {
+            let nodes = 101..=104;
+            nodes
+                .flat_map(|node| world.master.fetch_tasks(world.now, id(node), 9, &mut world.facts))
+                .map(|it| it.payload)
+                .collect()
+        };
+        let tasks = tasks(&mut world);
+        assert_eq!(tasks.len(), planned);
+        // Not to where it is already.
+        let target = |task: &String| task.split("targets").nth(1).unwrap().to_owned();
+        assert!(tasks.iter().all(|task| holders.iter().all(|it| !target(task).contains(&**it))), "{tasks:?}");
+        // Once it has all the replicas that it may have, it is not looked at any more.
+        world.put("b", 100, &Config { replica_num: 3, ..Config::default() }).unwrap();
+        for _ in 0..9 {
+            world.master.replicas(world.now, TENANT, "b").unwrap();
+        }
+        assert_eq!(world.master.counts().hot_keys, 1);
+    }
 }
 
 #[test]
@@ -225,7 +283,7 @@ fn hot_objects_are_copied() {
         world.master.replicas(world.now, TENANT, "k").unwrap();
     }
     assert_eq!(world.master.counts().hot_keys, 1);
-    let tasks = world.master.fetch_tasks(world.now, id(101), 16);
+    let tasks = world.master.fetch_tasks(world.now, id(101), 16, &mut ());
     assert_eq!(tasks.len(), 1);
     let number = |name: &str| {
         let after = tasks[0].payload.split_once(&format!("\"{name}\":")).unwrap().1;

@@ -42,6 +42,8 @@ pub(crate) struct Known {
     objects: BTreeMap<String, ObjectState<'static>>,
     used: Vec<(String, u64, String)>,
     quotas: Vec<(String, u64, u64)>,
+    /// Copies, moves, tasks and drain jobs, as they are told.
+    work: Vec<String>,
 }
 
 pub(crate) struct World {
@@ -155,7 +157,19 @@ pub(crate) fn snapshot(master: &Master, limit: u32) -> Vec<Fact<'static>> {
 /// What a master knows. Leases are not facts, so times of objects that can be read are left out.
 pub(crate) fn known(master: &Master) -> Known {
     let mut objects = BTreeMap::new();
+    let mut work = Vec::new();
     for fact in snapshot(master, 100) {
+        if matches!(
+            fact,
+            Fact::Transferring(_)
+                | Fact::Task(_)
+                | Fact::DrainJob(_)
+                | Fact::DrainMove { .. }
+                | Fact::DrainMoved { .. }
+        ) {
+            work.push(format!("{fact:?}"));
+            continue;
+        }
         let (is_stored, object) = match fact {
             Fact::Stored { object, cause: StoreCause::Snapshot } => (true, object),
             Fact::Started(object) => (false, object),
@@ -171,7 +185,12 @@ pub(crate) fn known(master: &Master) -> Known {
     let quota =
         |it: mooncake_wire::admin::TenantQuota| (it.tenant_id, it.effective_quota_bytes, it.charged_bytes);
     let quotas = master.quotas().unwrap_or_default().into_iter().map(quota).collect();
-    Known { objects, used, quotas }
+    // Those of a shard are told in the order of its table.
+    let (mut transfers, ordered): (Vec<_>, Vec<_>) =
+        work.into_iter().partition(|it: &String| it.starts_with("Transferring"));
+    transfers.sort();
+    let work = [transfers, ordered].concat();
+    Known { objects, used, quotas, work }
 }
 
 /// Another master that knows only what facts say.

@@ -10,6 +10,7 @@ pub(super) fn of(request: &Request<&str>) -> Option<Uuid> {
         Request::ReMountSegment(it) => Some(it.client_id),
         Request::Ping(it) => Some(it.client_id),
         Request::FetchTasks(it) => Some(it.client_id),
+        Request::MountLocalDiskSegment(it) | Request::OffloadObjectHeartbeat(it) => Some(it.client_id),
         Request::PutStart(it) | Request::UpsertStart(it) => Some(it.client_id),
         Request::PutEnd(it) | Request::UpsertEnd(it) => Some(it.client_id),
         Request::PutRevoke(it) | Request::UpsertRevoke(it) => Some(it.client_id),

@@ -1,15 +1,14 @@
-//! What needs disks, NVMe over fabrics or a distributed file system. There are none behind this master, and it answers
-//! as Mooncake's own does where there are none.
+//! Disks of nodes; and what needs NVMe over fabrics or a shared file system, of which there are none behind this master:
+//! that is answered as Mooncake's own does where there are none.
 
 use mooncake_wire::ErrorCode;
-use moongate_kvcore::Master;
+use mooncake_wire::types::Uuid;
+use moongate_kvcore::Work;
 
 use super::serve;
 
-/// Removes nothing from an object that is only in memory.
-fn no_disk_replica(core: &Master, tenant: &str, key: &str) -> Result<(), ErrorCode> {
-    let found = core.peek(tenant, &[key]).pop();
-    if found == Some(Err(ErrorCode::OBJECT_NOT_FOUND)) { Err(ErrorCode::OBJECT_NOT_FOUND) } else { Ok(()) }
+fn work<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> Work<'a> {
+    Work { client, tenant, key }
 }
 
 serve! {
@@ -18,21 +17,36 @@ serve! {
     UnmountNoFSegment(_, _) => Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE),
     GetAllNoFSegments(_, _) => Ok(Vec::new()),
     GetNoFSegmentsByName(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
-    MountLocalDiskSegment(_, _) => Err(ErrorCode::UNABLE_OFFLOAD),
-    UnmountLocalDiskSegment(_, _) => Err(ErrorCode::UNABLE_OFFLOAD),
-    OffloadObjectHeartbeat(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
-    ReportSsdCapacity(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
-    // There is nothing that could have been asked for.
-    NotifyOffloadSuccess(_, it) => {
-        if it.tasks.is_empty() { Ok(()) } else { Err(ErrorCode::UNABLE_OFFLOAD) }
+    MountLocalDiskSegment(call, it) => {
+        call.core.mount_disk(call.now_ms, it.client_id, it.enable_offloading, call.fx)
     },
-    PromotionObjectHeartbeat(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
-    PromotionAllocStart(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
-    NotifyPromotionSuccess(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
-    NotifyPromotionFailure(_, _) => Err(ErrorCode::OBJECT_NOT_FOUND),
-    EvictDiskReplica(call, it) => no_disk_replica(call.core, it.tenant, it.key),
+    UnmountLocalDiskSegment(call, it) => call.core.unmount_disk(call.now_ms, it.client_id, call.fx),
+    OffloadObjectHeartbeat[String](call, it) => {
+        call.core.fetch_offloads(call.now_ms, it.client_id, it.enable_offloading, call.fx)
+    },
+    ReportSsdCapacity(call, it) => call.core.set_disk_capacity(it.client_id, it.total_bytes),
+    NotifyOffloadSuccess(call, it) => {
+        call.core.offloaded(call.now_ms, it.client_id, &it.tasks, &it.stored, call.fx)
+    },
+    PromotionObjectHeartbeat[String](call, it) => call.core.fetch_promotions(it.client_id),
+    PromotionAllocStart(call, it) => {
+        let work = work(it.client_id, it.tenant, it.key);
+        call.core.promotion_start(call.now_ms, work, it.size, &it.preferred_segments, call.fx)
+    },
+    NotifyPromotionSuccess(call, it) => {
+        call.core.promotion_end(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx)
+    },
+    NotifyPromotionFailure(call, it) => {
+        call.core.promotion_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx)
+    },
+    EvictDiskReplica(call, it) => {
+        call.core.evict_disk_copy(call.now_ms, it.client_id, it.tenant, it.key, it.replica_type, call.fx)
+    },
     BatchEvictDiskReplica(call, it) => {
-        it.keys.iter().map(|key| no_disk_replica(call.core, it.tenant, key)).collect()
+        let mut evict = |key: &&str| {
+            call.core.evict_disk_copy(call.now_ms, it.client_id, it.tenant, key, it.replica_type, call.fx)
+        };
+        it.keys.iter().map(&mut evict).collect()
     },
-    PollRemoveAll(_, _) => Err(ErrorCode::SEGMENT_NOT_FOUND),
+    PollRemoveAll(call, it) => call.core.all_removed(it.client_id),
 }

@@ -36,11 +36,11 @@ serve! {
     },
     MoveEnd(call, it) => call.core.move_end(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx),
     MoveRevoke(call, it) => call.core.move_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx),
-    CreateCopyTask(call, it) => call.core.create_copy_task(call.now_ms, it.tenant, it.key, &it.targets),
+    CreateCopyTask(call, it) => call.core.create_copy_task(call.now_ms, it.tenant, it.key, &it.targets, call.fx),
     CreateMoveTask(call, it) => {
-        call.core.create_move_task(call.now_ms, it.tenant, it.key, it.source, it.target)
+        call.core.create_move_task(call.now_ms, it.tenant, it.key, it.source, it.target, call.fx)
     },
     QueryTask[String](call, it) => call.core.query_task(it.task_id),
-    FetchTasks[String](call, it) => Ok(call.core.fetch_tasks(call.now_ms, it.client_id, it.limit)),
-    MarkTaskToComplete(call, it) => call.core.complete_task(call.now_ms, it.client_id, &it.completion),
+    FetchTasks[String](call, it) => Ok(call.core.fetch_tasks(call.now_ms, it.client_id, it.limit, call.fx)),
+    MarkTaskToComplete(call, it) => call.core.complete_task(call.now_ms, it.client_id, &it.completion, call.fx),
 }

@@ -1,15 +1,14 @@
 //! Flushing the log and writing snapshots, on a thread of its own.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use moongate_kvcore::{Effects, Fact, Master, SnapshotCursor, encode};
 use moongate_oplog::{Error, snapshot};
 
 use super::Durable;
-
-/// Places of the table that are looked at under one lock: well below a millisecond.
-const PLACES_AT_ONCE: u32 = 1024;
+use crate::state::{Beside, PLACES_AT_ONCE};
 
 /// How often what is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,20 +36,18 @@ impl Default for Pace {
 pub struct Keeper<'a> {
     durable: &'a Durable,
     master: &'a Master,
+    beside: &'a Beside,
     pace: Pace,
 }
 
 impl<'a> Keeper<'a> {
     /// A keeper of this master's files.
-    pub fn new(durable: &'a Durable, master: &'a Master, pace: Pace) -> Self {
-        Self { durable, master, pace }
+    pub fn new(durable: &'a Durable, master: &'a Master, beside: &'a Beside, pace: Pace) -> Self {
+        Self { durable, master, beside, pace }
     }
 
-    /// Works until the other end of `stop` is dropped; then writes all that is left, so that nothing is doubted at the next start.
-    ///
-    /// # Errors
-    /// When the log cannot be closed.
-    pub fn run(&self, stop: &Receiver<()>) -> Result<(), Error> {
+    /// Works until the other end of `stop` is dropped. A snapshot that is being written then is given up.
+    pub fn run(&self, stop: &Receiver<()>) {
         let (mut last, mut last_number) = (Instant::now(), self.durable.log.oldest());
         let mut failing = false;
         while stop.recv_timeout(self.pace.flush_every) == Err(RecvTimeoutError::Timeout) {
@@ -59,7 +56,7 @@ impl<'a> Keeper<'a> {
             let due =
                 records >= self.pace.records || (records > 0 && last.elapsed() >= self.pace.snapshot_every);
             let done = self.durable.log.commit(number).and_then(|()| self.durable.log.flush());
-            let done = done.and_then(|()| if due { self.snapshot().map(drop) } else { Ok(()) });
+            let done = done.and_then(|()| if due { self.snapshot_until(stop).map(drop) } else { Ok(()) });
             if due {
                 (last, last_number) = (Instant::now(), number);
             }
@@ -72,7 +69,6 @@ impl<'a> Keeper<'a> {
                 _ => {}
             }
         }
-        self.durable.log.close()
     }
 
     /// Writes a snapshot, and removes what is not needed any more. Returns how many facts it has.
@@ -80,18 +76,23 @@ impl<'a> Keeper<'a> {
     /// # Errors
     /// What the file system says. The snapshot before stays the newest.
     pub fn snapshot(&self) -> Result<u64, Error> {
+        let (_running, stop) = std::sync::mpsc::channel();
+        self.snapshot_until(&stop)
+    }
+
+    fn snapshot_until(&self, stop: &Receiver<()>) -> Result<u64, Error> {
         let Durable { log, folder } = self.durable;
         // All facts up to this one are true already: each is appended while what it is about is locked.
-        let mut writer = snapshot::Writer::begin(folder, log.next() - 1)?;
+        let mut writer = snapshot::Writer::begin(Arc::clone(folder), log.next() - 1)?;
         let (mut cursor, mut facts) = (Some(SnapshotCursor::default()), 0);
         let mut piece = Piece::default();
+        piece.tell_beside(self.beside);
         while let Some(from) = cursor {
-            cursor = self.master.snapshot(from, PLACES_AT_ONCE, &mut piece);
-            for range in piece.ends.windows(2) {
-                writer.write(&piece.bytes[range[0]..range[1]])?;
-                facts += 1;
+            if stop.try_recv() == Err(TryRecvError::Disconnected) {
+                return Ok(facts);
             }
-            piece.clear();
+            cursor = self.master.snapshot(from, PLACES_AT_ONCE, &mut piece);
+            facts += piece.write(&mut writer)?;
         }
         // Its pieces are of different moments: what came in between must not be missing.
         log.commit(log.next() - 1)?;
@@ -101,8 +102,8 @@ impl<'a> Keeper<'a> {
     }
 }
 
-/// Encoded facts. They are written when nothing is locked.
-struct Piece {
+/// A part of a snapshot: records. They are written when nothing is locked.
+pub(crate) struct Piece {
     bytes: Vec<u8>,
     ends: Vec<usize>,
 }
@@ -114,9 +115,24 @@ impl Default for Piece {
 }
 
 impl Piece {
-    fn clear(&mut self) {
+    /// Puts in what there is beside the state machine.
+    pub(crate) fn tell_beside(&mut self, beside: &Beside) {
+        beside.tell(|record| {
+            self.bytes.extend_from_slice(record);
+            self.ends.push(self.bytes.len());
+        });
+    }
+
+    /// Writes what it has, and is empty then. Returns how many records that was.
+    pub(crate) fn write(&mut self, writer: &mut snapshot::Writer) -> Result<u64, Error> {
+        let mut written = 0;
+        for range in self.ends.windows(2) {
+            writer.write(self.bytes.get(range[0]..range[1]).unwrap_or_default())?;
+            written += 1;
+        }
         self.bytes.clear();
         self.ends.truncate(1);
+        Ok(written)
     }
 }
 

@@ -12,13 +12,15 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use moongate_kvcore::{Master, Settings};
-use moongate_oplog::{Error, Folder, Log, Options};
+use moongate_kvcore::Settings;
+use moongate_oplog::{Error, Folder, Log, Options, snapshot};
 
 use crate::journal::Journal;
+use crate::state::State;
 
+pub(crate) use keeper::Piece;
 pub use keeper::{Keeper, Pace};
-pub use restore::Restored;
+pub use restore::{Loaded, Restored};
 
 /// Bytes of facts that may wait for a full disk before nobody is answered any more.
 const MOST_WAITING: usize = 64 << 20;
@@ -41,19 +43,55 @@ impl Durable {
         options: Options,
         settings: &Settings,
         now_ms: u64,
-    ) -> Result<(Self, Master, Restored), Error> {
-        let folder = Arc::new(Folder::take(path)?);
-        let (log, opened) = match Log::open(Arc::clone(&folder), options.clone()) {
-            Ok((log, opened)) => (log, Some(opened)),
-            Err(error @ Error::Damaged { .. }) => {
-                tracing::error!(%error, "the log of changes cannot be read");
-                (Log::begin_at(Arc::clone(&folder), options, 1)?, None)
+    ) -> Result<(Self, State, Restored), Error> {
+        let (durable, state, restored) = match Self::load(path, options.clone(), settings)? {
+            Loaded::Trusted(loaded) => *loaded,
+            Loaded::Doubted(why) => {
+                let restored = Restored { began_empty: Some(why), ..Restored::default() };
+                (Self::begin(path, options, 1)?, State::empty(settings), restored)
             }
-            Err(error) => return Err(error),
         };
-        let durable = Self { log, folder };
-        let (master, restored) = durable.restore(opened, settings, now_ms)?;
-        Ok((durable, master, restored))
+        state.master.finish_replay(now_ms);
+        Ok((durable, state, restored))
+    }
+
+    /// Opens a folder and builds a state that can be gone on with: facts may follow until
+    /// [`Master::finish_replay`](moongate_kvcore::Master::finish_replay).
+    ///
+    /// # Errors
+    /// When the folder cannot be used. Damaged files are no error.
+    pub fn load(path: &Path, options: Options, settings: &Settings) -> Result<Loaded, Error> {
+        let folder = Arc::new(Folder::take(path)?);
+        match Log::may_lack_records(&folder, &options) {
+            Ok(false) => {}
+            Ok(true) => return Ok(Loaded::Doubted(restore::MACHINE_DIED)),
+            Err(error) => return Loaded::damaged(error),
+        }
+        match Log::open(Arc::clone(&folder), options) {
+            Ok((log, _)) => Self { log, folder }.restore(settings),
+            Err(error) => Loaded::damaged(error),
+        }
+    }
+
+    /// Takes a folder for a log that begins with the record `first`. What it has is forgotten.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn begin(path: &Path, options: Options, first: u64) -> Result<Self, Error> {
+        let folder = Arc::new(Folder::take(path)?);
+        snapshot::remove_all(&folder)?;
+        let log = Log::begin_at(Arc::clone(&folder), options, first)?;
+        Ok(Self { log, folder })
+    }
+
+    /// The log.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Where the files are.
+    pub fn folder(&self) -> &Arc<Folder> {
+        &self.folder
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use moongate_kvcore::{Fact, Master, Settings, decode};
-use moongate_oplog::{Error, Opened, snapshot};
+use moongate_kvcore::Settings;
+use moongate_oplog::{Error, snapshot};
 
 use super::Durable;
+use crate::state::State;
 
 /// What became of a master's state when it was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,84 +23,74 @@ pub struct Restored {
     pub began_empty: Option<&'static str>,
 }
 
+/// What became of a folder's state.
+#[derive(Debug)]
+pub enum Loaded {
+    /// It has all that was answered for.
+    Trusted(Box<(Durable, State, Restored)>),
+    /// It may lack something, because of this. The files are as they were.
+    Doubted(&'static str),
+}
+
 const LOG_DAMAGED: &str = "the log of changes is damaged";
-const MACHINE_DIED: &str = "the machine has died since, and the last changes may not have reached its disk: an object's memory may hold another by now";
+pub(super) const MACHINE_DIED: &str = "the machine has died since, and the last changes may not have reached its disk: an object's memory may hold another by now";
+const LOG_SHORT: &str = "the log of changes ends before the newest snapshot";
 const SNAPSHOTS_DAMAGED: &str = "the snapshots are damaged, and the log does not go back to the beginning";
 
-impl Durable {
-    pub(super) fn restore(
-        &self,
-        opened: Option<Opened>,
-        settings: &Settings,
-        now_ms: u64,
-    ) -> Result<(Master, Restored), Error> {
-        let refused = match opened {
-            None => Some(LOG_DAMAGED),
-            Some(opened) if opened.may_lack_records => Some(MACHINE_DIED),
-            Some(_) => None,
-        };
-        if let Some(why) = refused {
-            return self.begin_empty(settings, now_ms, why);
+impl Loaded {
+    pub(super) fn damaged(error: Error) -> Result<Self, Error> {
+        if matches!(error, Error::Damaged { .. }) {
+            tracing::error!(%error, "the log of changes cannot be read");
+            Ok(Self::Doubted(LOG_DAMAGED))
+        } else {
+            Err(error)
         }
+    }
+}
+
+impl Durable {
+    pub(super) fn restore(self, settings: &Settings) -> Result<Loaded, Error> {
         for (number, path) in snapshot::list(&self.folder)? {
-            let (master, mut restored) =
-                (Master::new(settings.clone()), Restored { snapshot: Some(number), ..Restored::default() });
-            let read = snapshot::read(&path, |entry| restored.take(&master, entry));
-            match read.and_then(|()| self.replay(&master, number + 1, &mut restored)) {
-                Ok(()) => return Ok(finished(master, restored, now_ms)),
+            let mut state = State { last: number, ..State::empty(settings) };
+            let mut restored = Restored { snapshot: Some(number), ..Restored::default() };
+            let read = snapshot::read(&path, |entry| restored.took(state.apply(entry)));
+            match read.and_then(|()| self.replay(&mut state, &mut restored)) {
+                Ok(()) => return Ok(self.trusted(state, restored)),
                 Err(error @ (Error::Damaged { .. } | Error::Pruned { .. })) => {
                     tracing::error!(%error, snapshot = %path.display(), "a snapshot cannot be used");
                 }
                 Err(error) => return Err(error),
             }
         }
-        let (master, mut restored) = (Master::new(settings.clone()), Restored::default());
-        match self.replay(&master, 1, &mut restored) {
-            Ok(()) => Ok(finished(master, restored, now_ms)),
-            Err(Error::Pruned { .. }) => self.begin_empty(settings, now_ms, SNAPSHOTS_DAMAGED),
-            Err(error @ Error::Damaged { .. }) => {
-                tracing::error!(%error, "the log of changes cannot be read");
-                self.begin_empty(settings, now_ms, LOG_DAMAGED)
-            }
-            Err(error) => Err(error),
+        let (mut state, mut restored) = (State::empty(settings), Restored::default());
+        match self.replay(&mut state, &mut restored) {
+            Ok(()) => Ok(self.trusted(state, restored)),
+            Err(Error::Pruned { .. }) => Ok(Loaded::Doubted(SNAPSHOTS_DAMAGED)),
+            Err(error) => Loaded::damaged(error),
         }
     }
 
-    fn replay(&self, master: &Master, first: u64, restored: &mut Restored) -> Result<(), Error> {
-        let mut reader = self.log.reader(first)?;
+    fn trusted(self, state: State, restored: Restored) -> Loaded {
+        if self.log.next() != state.last + 1 {
+            return Loaded::Doubted(LOG_SHORT);
+        }
+        let keys = state.master.key_count();
+        Loaded::Trusted(Box::new((self, state, Restored { keys, ..restored })))
+    }
+
+    fn replay(&self, state: &mut State, restored: &mut Restored) -> Result<(), Error> {
+        let mut reader = self.log.reader(state.last + 1)?;
         while let Some((_, record)) = reader.next()? {
-            restored.take(master, record);
+            restored.took(state.next(record));
             restored.facts += 1;
         }
         Ok(())
     }
-
-    /// The files' facts are of no use: a snapshot of nothing takes their place.
-    fn begin_empty(
-        &self,
-        settings: &Settings,
-        now_ms: u64,
-        why: &'static str,
-    ) -> Result<(Master, Restored), Error> {
-        snapshot::remove_all(&self.folder)?;
-        let last = self.log.next() - 1;
-        let needed = snapshot::Writer::begin(&self.folder, last)?.finish()?;
-        self.log.prune(needed)?;
-        let restored = Restored { began_empty: Some(why), ..Restored::default() };
-        Ok(finished(Master::new(settings.clone()), restored, now_ms))
-    }
-}
-
-fn finished(master: Master, restored: Restored, now_ms: u64) -> (Master, Restored) {
-    master.finish_replay(now_ms);
-    let keys = master.key_count();
-    (master, Restored { keys, ..restored })
 }
 
 impl Restored {
-    fn take(&mut self, master: &Master, encoded: &[u8]) {
-        let applied = decode(encoded).is_ok_and(|(fact, _): (Fact<'_>, _)| master.apply(&fact).is_ok());
-        self.left_out += u64::from(!applied);
+    fn took(&mut self, fits: bool) {
+        self.left_out += u64::from(!fits);
     }
 }
 

@@ -5,13 +5,16 @@
 //! who missed messages can have them again: a ROUTER socket takes a number (8 bytes, big-endian), sends what is kept from there on as
 //! (empty part, topic, number, batch), and ends with the number 2^64 - 1 and an empty batch. Engines replay in the same way.
 //!
-//! A number that is left out says that events before it were lost, because nobody published them in time.
+//! A number that is left out says that events before it were lost, because nobody published them in time, or because the master was
+//! started anew. No number is given out twice ([`Numbers`]).
 
 mod kept;
+mod numbers;
 mod publish;
 mod queue;
 #[cfg(test)]
 mod tests;
 
+pub use numbers::Numbers;
 pub use publish::{Events, EventsError, EventsOptions};
 pub use queue::Queue;

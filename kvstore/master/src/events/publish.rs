@@ -7,13 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use mooncake_wire::admin::KvEventsStatus;
-use mooncake_wire::events::Medium;
 use mooncake_wire::events::mooncake::{Change, DEFAULT_TENANT, Event, Object, encode_batch};
 use moongate_runtime::Supervisor;
 use moongate_zmtp::{Endpoint, Options, Publisher, PublisherServer, PublisherStats, Responder};
 
 use super::kept::{Kept, message};
-use super::queue::{News, Queue, Taken};
+use super::numbers::Numbers;
+use super::queue::{Name, News, Queue, Taken};
 
 /// Events in one message at most, as in Mooncake's master.
 const BATCH: usize = 64;
@@ -50,6 +50,7 @@ pub struct Events {
     backend: String,
     publisher: Publisher,
     kept: Kept,
+    numbers: Numbers,
     /// The number of the last message.
     sequence: AtomicU64,
     events: AtomicU64,
@@ -65,6 +66,7 @@ impl Events {
     pub async fn start(
         queue: Arc<Queue>,
         options: EventsOptions,
+        numbers: Numbers,
         supervisor: &Supervisor,
     ) -> Result<Arc<Self>, EventsError> {
         let EventsOptions { bind, replay, backend, kept_bytes } = options;
@@ -85,7 +87,8 @@ impl Events {
             backend,
             publisher,
             kept: Kept::new(if replay.is_some() { kept_bytes } else { 0 }),
-            sequence: AtomicU64::new(0),
+            sequence: AtomicU64::new(numbers.begun_after()),
+            numbers,
             events: AtomicU64::new(0),
             no_hashes: AtomicU64::new(0),
             addresses: (server.local_addr(), responder.as_ref().map(Responder::local_addr)),
@@ -110,6 +113,7 @@ impl Events {
     async fn publish(&self) {
         loop {
             let taken = self.queue.take(BATCH).await;
+            self.numbers.reserve(taken.first + taken.news.len() as u64).await;
             self.publish_batch(&taken);
             // A burst must not keep the sockets waiting.
             tokio::task::yield_now().await;
@@ -135,10 +139,12 @@ impl Events {
     }
 
     fn event<'a>(&'a self, id: u64, timestamp_ms: u64, news: &'a News) -> Event<'a> {
-        let object = |key| Object { key, group: None, medium: Medium::StoreMemory };
+        fn object(name: &Name) -> Object<'_> {
+            Object { key: &name.key, group: name.group.as_deref(), medium: name.medium }
+        }
         let (tenant, change) = match news {
-            News::Stored(name) => (name.tenant(), Change::Stored(object(&name.key))),
-            News::Removed(name) => (name.tenant(), Change::Removed(object(&name.key))),
+            News::Stored(name) => (name.tenant(), Change::Stored(object(name))),
+            News::Removed(name) => (name.tenant(), Change::Removed(object(name))),
             News::Segment(name, change) => (DEFAULT_TENANT, Change::Segment { name, change: *change }),
         };
         Event { id, timestamp_ms, tenant, backend: &self.backend, change }
@@ -161,9 +167,10 @@ impl Events {
         self.sequence.load(Relaxed)
     }
 
-    /// The number of the last event that has happened, published or not yet.
+    /// The number of the last event that has happened, published or not yet. Smaller if that number could be given out again by
+    /// another master.
     pub fn last_event(&self) -> u64 {
-        self.queue.last()
+        self.queue.last().min(self.numbers.reserved())
     }
 
     /// How the socket does.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use mooncake_wire::events::Medium;
 use mooncake_wire::events::mooncake::{DEFAULT_TENANT, SegmentChange};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -10,25 +11,28 @@ use tokio::sync::Notify;
 /// Something that has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// An object can be read.
+    /// An object can be read from a medium.
     Stored(Name),
-    /// An object is gone.
+    /// An object has left a medium.
     Removed(Name),
     /// A segment is there, or not.
     Segment(Arc<str>, SegmentChange),
 }
 
-/// A key and whose it is.
+/// A key, whose it is, its group, and on which medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     /// None for the default tenant.
     tenant: Option<Box<str>>,
     pub(super) key: Box<str>,
+    pub(super) group: Option<Box<str>>,
+    pub(super) medium: Medium<'static>,
 }
 
 impl Name {
-    fn new(tenant: &str, key: &str) -> Self {
-        Self { tenant: (tenant != DEFAULT_TENANT).then(|| tenant.into()), key: key.into() }
+    fn new(tenant: &str, key: &str, group: Option<&str>, medium: Medium<'static>) -> Self {
+        let tenant = (tenant != DEFAULT_TENANT).then(|| tenant.into());
+        Self { tenant, key: key.into(), group: group.map(Into::into), medium }
     }
 
     pub(super) fn tenant(&self) -> &str {
@@ -71,12 +75,20 @@ impl Queue {
         Self { state: Mutex::new(state), more: Notify::new(), capacity: capacity.max(1) }
     }
 
-    pub(crate) fn stored(&self, tenant: &str, key: &str) {
-        self.add(News::Stored(Name::new(tenant, key)));
+    /// The first event has the number after this one. Only while there is none.
+    pub(crate) fn begin_after(&self, number: u64) {
+        let mut state = self.state.lock();
+        if state.waiting.is_empty() {
+            state.last = state.last.max(number);
+        }
     }
 
-    pub(crate) fn removed(&self, tenant: &str, key: &str) {
-        self.add(News::Removed(Name::new(tenant, key)));
+    pub(crate) fn stored(&self, tenant: &str, key: &str, group: Option<&str>, medium: Medium<'static>) {
+        self.add(News::Stored(Name::new(tenant, key, group, medium)));
+    }
+
+    pub(crate) fn removed(&self, tenant: &str, key: &str, group: Option<&str>, medium: Medium<'static>) {
+        self.add(News::Removed(Name::new(tenant, key, group, medium)));
     }
 
     pub(crate) fn segment(&self, name: Arc<str>, change: SegmentChange) {

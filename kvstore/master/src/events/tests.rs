@@ -3,14 +3,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mooncake_wire::events::Frames;
 use mooncake_wire::events::mooncake::{Batch, Change, SegmentChange};
+use mooncake_wire::events::{Frames, Medium};
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 use moongate_kvcore::{Fact, Master, Settings};
 use moongate_runtime::Supervisor;
 use moongate_zmtp::{Endpoint, Event as Heard, Message, Options, Subscriber, request};
 
-use super::{Events, EventsOptions, Queue};
+use super::{Events, EventsOptions, Numbers, Queue};
 use crate::journal::{MemoryJournal, Recorder};
 use crate::observe::{Observed, Observer};
 
@@ -83,7 +83,7 @@ async fn start(world: &World, supervisor: &Supervisor) -> Arc<Events> {
         backend: "pool-a".to_owned(),
         kept_bytes: 64 << 20,
     };
-    Events::start(Arc::clone(&world.queue), options, supervisor).await.unwrap()
+    Events::start(Arc::clone(&world.queue), options, Numbers::default(), supervisor).await.unwrap()
 }
 
 async fn subscribe(events: &Events) -> Subscriber {
@@ -226,14 +226,18 @@ async fn the_bytes_are_those_that_were_recorded() {
     let (queue, supervisor) = (Arc::new(Queue::new(100)), Supervisor::default());
     let options =
         EventsOptions { bind: anywhere(), replay: None, backend: "pool-a".to_owned(), kept_bytes: 0 };
-    let events = Events::start(Arc::clone(&queue), options, &supervisor).await.unwrap();
+    let events = Events::start(Arc::clone(&queue), options, Numbers::default(), &supervisor).await.unwrap();
     let mut subscriber = subscribe(&events).await;
-    // The second and third are of a disk and a group, which this master has not.
-    for (at, publish) in [(0, "12345678901234567890"), (3, "e3b0c442_0_k"), (4, "e3b0c442_0_k")] {
-        if at == 4 {
-            queue.removed("default", publish);
-        } else {
-            queue.stored("default", publish);
+    for (at, payload) in payloads.iter().enumerate() {
+        let batch = Batch::decode(payload).unwrap();
+        let event = batch.events().next().unwrap().unwrap();
+        let known = |medium: Medium<'_>| {
+            if medium == Medium::StoreDisk { Medium::StoreDisk } else { Medium::StoreMemory }
+        };
+        match event.change {
+            Change::Stored(it) => queue.stored(event.tenant, it.key, it.group, known(it.medium)),
+            Change::Removed(it) => queue.removed(event.tenant, it.key, it.group, known(it.medium)),
+            other => panic!("{other:?}"),
         }
         let message = next(&mut subscriber).await;
         let frames = Frames::parse(message.parts()).unwrap();
@@ -299,13 +303,13 @@ async fn missed_messages_can_be_had_again() {
 async fn what_is_dropped_leaves_a_gap() {
     let (world, supervisor) = (World::new(10), Supervisor::default());
     for number in 0..25 {
-        world.queue.stored("default", &number.to_string());
+        world.queue.stored("default", &number.to_string(), None, Medium::StoreMemory);
     }
     let events = start(&world, &supervisor).await;
     while events.status().published_events < 10 {
         tokio::task::yield_now().await;
     }
-    world.queue.stored("default", "another");
+    world.queue.stored("default", "another", None, Medium::StoreMemory);
     while events.status().published_events < 11 {
         tokio::task::yield_now().await;
     }

@@ -3,6 +3,7 @@
 //! A value comes from the command line (also through `--flagfile` and `--fromenv`), else from the environment
 //! (`MOONGATE_` and the flag's name in capitals), else from the file that `--config_path` names, else it is the default.
 
+mod disks;
 mod flag;
 mod help;
 mod options;

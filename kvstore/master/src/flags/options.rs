@@ -9,6 +9,7 @@ use mooncake_wire::types::StorageConfig;
 use moongate_kvcore::{DynamicReplication, Placement, Settings};
 use moongate_telemetry::{LogFormat, LogOptions};
 
+use super::disks::disks;
 use super::flag::{self, Flag, Use};
 use super::{FlagError, Values, table};
 use crate::clock;
@@ -115,11 +116,11 @@ pub struct MasterOptions {
 
 impl Values {
     /// A number that [`flag::Flag::check`] has seen.
-    fn number(&self, name: &str) -> u64 {
+    pub(super) fn number(&self, name: &str) -> u64 {
         self.text(name).parse().unwrap_or_default()
     }
 
-    fn size(&self, name: &str) -> usize {
+    pub(super) fn size(&self, name: &str) -> usize {
         usize::try_from(self.number(name)).unwrap_or(usize::MAX)
     }
 
@@ -231,9 +232,6 @@ fn among_others(values: &Values) -> Result<HaFlags, FlagError> {
     if values.text("ha_backend_type") != "etcd" {
         return Err(values.wrong("ha_backend_type", "etcd: nothing else is there to settle who leads"));
     }
-    if values.optional("data_dir").is_some() {
-        return Err(values.wrong("data_dir", "empty with --enable_ha: the other masters keep the state"));
-    }
     let endpoints = values.optional("ha_backend_connstring").or_else(|| values.optional("etcd_endpoints"));
     let endpoints = endpoints
         .ok_or_else(|| values.wrong("ha_backend_connstring", "HOST:PORT of etcd, with --enable_ha"))?;
@@ -337,6 +335,10 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
         "cxl" => return Err(values.wrong("allocation_strategy", "another one: there is no CXL memory here")),
         _ => Placement::Random,
     };
+    let hot_reads_per_second = match values.float("dynamic_replication_admission_qps_threshold") {
+        reads if reads > 0.0 => reads,
+        _ => return Err(values.wrong("dynamic_replication_admission_qps_threshold", "more than 0")),
+    };
     let tasks = ["max_total_pending_tasks", "max_total_processing_tasks", "max_total_finished_tasks"];
     let timeouts = ["pending_task_timeout_sec", "processing_task_timeout_sec"];
     Ok(Settings {
@@ -359,6 +361,13 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
             "enforce" => DynamicReplication::Enforce,
             _ => DynamicReplication::Off,
         },
+        hot_reads_per_second,
+        heat_window_ms: values.seconds_ms("dynamic_replication_heat_window_seconds").max(1000),
+        max_hot_replicas: values.size("dynamic_replication_max_memory_replicas").max(1),
+        disks: values
+            .is_on("enable_offload")
+            .then(|| disks(values, ratio("offload_cap_ratio")))
+            .transpose()?,
         max_tasks: tasks.into_iter().map(|name| values.size(name)).max().unwrap_or_default(),
         task_timeout_ms: timeouts.into_iter().map(|name| values.limit_ms(name)).max().unwrap_or(NEVER_MS),
         task_retries: u32::try_from(values.number("max_retry_attempts")).unwrap_or(u32::MAX),
@@ -367,11 +376,11 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::flags::{Asked, read};
 
-    fn options(line: &str) -> Result<MasterOptions, FlagError> {
+    pub(in crate::flags) fn options(line: &str) -> Result<MasterOptions, FlagError> {
         let words = line.split(' ').filter(|word| !word.is_empty()).map(Into::into);
         match read(words, |_| None)? {
             Asked::Serve(options) => Ok(*options),
@@ -434,12 +443,13 @@ mod tests {
             ("--enable_ha", "--ha_backend_connstring cannot be"),
             ("--enable_ha --etcd_endpoints=a:1", "--ha_address cannot be"),
             ("--enable_ha --ha_backend_type=redis", "it is etcd"),
-            ("--enable_ha --etcd_endpoints=a:1 --data_dir=/x", "--data_dir cannot be"),
             ("--eviction_ratio=2", "--eviction_ratio cannot be `2`; it is a number from 0 to 1"),
             ("--rpc_address=nowhere", "--rpc_address cannot be `nowhere`; it is an IP address"),
             ("--default_dialect=0.2", "one of 0.3.9, 0.3.10"),
             ("--allocation_strategy=cxl", "there is no CXL memory"),
             ("--rpc_interface=eth0", "--rpc_address"),
+            ("--dynamic_replication_admission_qps_threshold=0", "more than 0"),
+            ("--enable_offload --offload_cap_ratio=2", "a number from 0 to 1"),
         ] {
             let error = options(line).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -9,13 +9,22 @@ use super::frame::{Frame, Records, Start};
 /// Until the new state is whole the one before stays: a follower may be listed as in sync for it.
 pub trait Copy {
     /// A whole state follows, with all records up to this one and maybe some of the later ones.
-    fn begin(&mut self, number: u64);
+    ///
+    /// # Errors
+    /// When it cannot be kept. So for the others.
+    fn begin(&mut self, number: u64) -> io::Result<()>;
 
     /// A part of it.
-    fn part(&mut self, record: &[u8]);
+    ///
+    /// # Errors
+    /// As above.
+    fn part(&mut self, record: &[u8]) -> io::Result<()>;
 
-    /// The new state takes the place of the one before, once [`Self::record`] was called for all records up to this one.
-    fn whole(&mut self, term: i64);
+    /// The new state takes the place of the one before: [`Self::record`] was called for all records that it needs.
+    ///
+    /// # Errors
+    /// As above. Then the state before stays.
+    fn whole(&mut self) -> io::Result<()>;
 
     /// A record, in order.
     fn record(&mut self, number: u64, record: &[u8]);
@@ -23,7 +32,7 @@ pub trait Copy {
     /// What was recorded survives whatever the copy promises to survive.
     ///
     /// # Errors
-    /// When that cannot be had.
+    /// As above.
     fn commit(&mut self) -> io::Result<()>;
 }
 
@@ -68,9 +77,9 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// A follower of the leader with this term, with what its greeting says: the term and the last record of what it has.
-    pub fn new(term: i64, has: Option<(i64, u64)>) -> Self {
-        let has = has.filter(|(before, _)| *before == term).map(|(_, number)| number);
+    /// A follower of the leader with this term, with what its greeting says: the epoch and the number of its last record.
+    pub fn new(term: i64, has: Option<(u64, u64)>) -> Self {
+        let has = has.map(|(_, number)| number);
         Self { term, phase: Phase::Greeting, last: 0, has }
     }
 
@@ -85,14 +94,14 @@ impl Follower {
             }
             (Frame::Welcome { start: Start::Snapshot(number), .. }, Phase::Greeting) => {
                 (self.phase, self.last) = (Phase::Loading, number);
-                copy.begin(number);
+                copy.begin(number)?;
             }
             (Frame::Welcome { start: Start::Resume(number), .. }, Phase::Greeting)
                 if self.has == Some(number) =>
             {
                 (self.phase, self.last) = (Phase::Following, number);
             }
-            (Frame::State(records), Phase::Loading) => records.for_each(|it| copy.part(it)),
+            (Frame::State(mut records), Phase::Loading) => records.try_for_each(|it| copy.part(it))?,
             (Frame::Whole(number), Phase::Loading) => self.phase = Phase::Closing(number),
             (Frame::Facts(first, records), Phase::Loading | Phase::Closing(_) | Phase::Following) => {
                 self.records(first, records, copy)?;
@@ -106,7 +115,7 @@ impl Follower {
         if let Phase::Closing(number) = self.phase
             && self.last >= number
         {
-            copy.whole(self.term);
+            copy.whole()?;
             self.phase = Phase::Following;
         }
         if self.phase != Phase::Following {

@@ -6,7 +6,7 @@
 use super::member::{MAX_ADDRESS, Member};
 
 /// The protocol's version.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes before a frame's kind.
 pub const HEADER: usize = 8;
 /// The longest frame in bytes, without its header: a batch of records, and one record of the greatest length.
@@ -45,14 +45,14 @@ pub enum Start {
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// A follower begins: who it is, the term of the leader that it expects, and the term and the last record of what it has.
+    /// A follower begins: who it is, the term of the leader that it expects, and what it has.
     Hello {
         /// The follower.
         member: Member,
         /// The leader's term, as the store told it.
         term: i64,
-        /// What it followed before, and up to which record.
-        has: Option<(i64, u64)>,
+        /// The epoch and the number of the last record that it has; see [`Epochs`](crate::Epochs).
+        has: Option<(u64, u64)>,
     },
     /// The leader's answer.
     Welcome {
@@ -125,8 +125,8 @@ pub fn write(frame: &Frame<'_>, out: &mut Vec<u8>) {
             push_record(member.address.as_bytes(), out);
             out.extend_from_slice(&term.to_le_bytes());
             out.push(u8::from(has.is_some()));
-            let (term, number) = has.unwrap_or_default();
-            out.extend_from_slice(&term.to_le_bytes());
+            let (epoch, number) = has.unwrap_or_default();
+            out.extend_from_slice(&epoch.to_le_bytes());
             out.extend_from_slice(&number.to_le_bytes());
         }
         Frame::Welcome { term, start } => {
@@ -199,8 +199,8 @@ pub fn read(body: &[u8], checksum: u32) -> Result<Frame<'_>, FrameError> {
             let member = Member { address: address.to_owned(), incarnation };
             let term = i64::from_le_bytes(rest.array()?);
             let has = rest.byte()? == 1;
-            let before = (i64::from_le_bytes(rest.array()?), rest.number()?);
-            Frame::Hello { member, term, has: has.then_some(before) }
+            let position = (rest.number()?, rest.number()?);
+            Frame::Hello { member, term, has: has.then_some(position) }
         }
         kind::WELCOME => {
             rest.version()?;
@@ -268,7 +268,7 @@ mod tests {
             |(kind, address, (number, term, other), flag)| match kind {
                 0 => {
                     let member = Member { address, incarnation: number };
-                    Frame::Hello { member, term, has: flag.then_some((term, other)) }
+                    Frame::Hello { member, term, has: flag.then_some((number ^ 1, other)) }
                 }
                 1 => Frame::Welcome { term, start: Start::Snapshot(number) },
                 2 => Frame::Welcome { term, start: Start::Resume(number) },

@@ -38,6 +38,9 @@ pub(super) enum LinkError {
     /// A follower said something else than its part.
     #[error("a follower said what it must not say")]
     Unexpected,
+    /// Older records cannot be read.
+    #[error(transparent)]
+    Log(#[from] moongate_oplog::Error),
     /// Records that the follower needs are not kept any more.
     #[error("it is too slow: changes that it needs are gone; see --journal_memory_bytes")]
     TooSlow,

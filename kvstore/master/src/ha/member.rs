@@ -21,7 +21,12 @@ pub struct Member {
 impl Member {
     /// A member whose state begins now.
     pub fn new(address: impl Into<String>) -> Self {
-        Self { address: address.into(), incarnation: fastrand::u64(..) }
+        Self::known(address, fastrand::u64(..))
+    }
+
+    /// A member whose state is there again.
+    pub fn known(address: impl Into<String>, incarnation: u64) -> Self {
+        Self { address: address.into(), incarnation }
     }
 }
 

@@ -10,9 +10,13 @@
 //! - A leader stops answering two thirds of its lease after it sent the last renewal that was answered ([`Fence`]), so that it has
 //!   stopped when the store lets another begin.
 //!
+//! With a [`Disk`], acknowledged means written there, and a master that was started anew is the same member. A log is gone on with if the
+//! leader has its last record ([`crate::Epochs`]); else the leader's whole state takes its place.
+//!
 //! [`Elector`], [`Quorum`] and [`Follower`] decide without waiting, so that a simulation runs the same code.
 
 mod coordinator;
+mod disk;
 mod elector;
 mod etcd;
 mod fence;
@@ -26,16 +30,19 @@ mod replicated;
 mod run;
 mod session;
 mod start;
+mod tending;
 mod tenure;
 
 pub use coordinator::{Bid, CoordinationError, Coordinator, Leader, Listing, Tenure, View};
+pub(crate) use disk::MEMBER;
+pub use disk::{Disk, DiskError, DiskOptions};
 pub use elector::{Answer, Ask, Due, Elector, Times};
 pub use etcd::Etcd;
 pub use fence::{Fence, now};
 pub use follower::Follower;
 pub use member::{InSync, MAX_ADDRESS, MAX_MEMBERS, Member, read_in_sync, write_in_sync};
 pub use quorum::Quorum;
-pub use replica::{Replica, State};
+pub use replica::Replica;
 pub use replicated::Replicated;
 pub use run::{HaOptions, Participant, Shown};
 pub use start::{HaMaster, HaStartError, start};

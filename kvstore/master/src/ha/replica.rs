@@ -3,86 +3,70 @@
 use std::io;
 use std::sync::Arc;
 
-use moongate_kvcore::{Effects, Fact, Master, Settings, SnapshotCursor, decode};
+use moongate_kvcore::Settings;
 
+use super::disk::{Copying, Disk};
 use super::follower::Copy;
-use crate::server::Server;
-
-/// Places of the table that are looked at under one lock.
-const PLACES_AT_ONCE: u32 = 1024;
-
-/// A state, and the last record that it has.
-#[derive(Debug)]
-pub struct State {
-    /// The state.
-    pub master: Box<Master>,
-    /// The record's number.
-    pub last: u64,
-}
-
-impl State {
-    fn empty(settings: &Settings) -> Self {
-        Self { master: Box::new(Master::new(settings.clone())), last: 0 }
-    }
-
-    /// The state of a server that serves nobody any more.
-    pub fn of(server: Arc<Server>, last: u64) -> Self {
-        let master = Arc::try_unwrap(server).map(Server::into_master);
-        let master = master.unwrap_or_else(|still_used| {
-            let copy = Applied(Master::new(still_used.master.settings().clone()));
-            let (mut cursor, mut copy) = (Some(SnapshotCursor::default()), copy);
-            while let Some(from) = cursor {
-                cursor = still_used.master.snapshot(from, PLACES_AT_ONCE, &mut copy);
-            }
-            copy.0
-        });
-        Self { master: Box::new(master), last }
-    }
-}
-
-/// Makes facts true at once. What does not fit is left out.
-struct Applied(Master);
-
-impl Effects for Applied {
-    fn fact(&mut self, fact: Fact<'_>) {
-        let _ = self.0.apply(&fact);
-    }
-}
+use crate::durable::Durable;
+use crate::journal::Journal as _;
+use crate::state::State;
 
 /// A follower's copy of the leader's state.
 #[derive(Debug)]
 pub struct Replica {
     settings: Settings,
     state: State,
+    /// Whether `state` has been changed by records alone. One that was led from takes no records any more.
+    follows: bool,
     /// The state that shall take its place, when it is whole.
-    loading: Option<State>,
-    /// The term of the leader whose records `state` has.
-    term: Option<i64>,
+    loading: Option<Loading>,
+    /// Where the state is kept, if it is.
+    disk: Option<Disk>,
     /// Records that did not fit: they are about what is gone by now.
     left_out: u64,
 }
 
+#[derive(Debug)]
+struct Loading {
+    state: State,
+    files: Option<Copying>,
+}
+
 impl Replica {
-    /// An empty state.
+    /// An empty state, in memory only.
     pub fn new(settings: Settings) -> Self {
         let state = State::empty(&settings);
-        Self { settings, state, loading: None, term: None, left_out: 0 }
+        Self { settings, state, follows: true, loading: None, disk: None, left_out: 0 }
     }
 
-    /// The term and the last record of what it has, if that can be gone on with.
-    pub fn has(&self) -> Option<(i64, u64)> {
-        self.term.map(|term| (term, self.state.last))
+    /// The state that was on a disk, and goes on there.
+    pub fn on_disk(settings: Settings, disk: Disk, state: State) -> Self {
+        Self { state, disk: Some(disk), ..Self::new(settings) }
     }
 
-    /// Takes the state to lead from it; an empty one stays.
-    pub fn take(&mut self) -> State {
-        (self.loading, self.term) = (None, None);
-        std::mem::replace(&mut self.state, State::empty(&self.settings))
+    /// The epoch and the number of the last record that it has, if records can follow on it.
+    pub fn has(&self) -> Option<(u64, u64)> {
+        self.state.position().filter(|_| self.follows)
+    }
+
+    /// Takes the state to lead from it, and its log; an empty one stays.
+    pub fn take(&mut self) -> (State, Option<Arc<Durable>>) {
+        (self.loading, self.follows) = (None, false);
+        if let Some(disk) = &mut self.disk {
+            disk.rest();
+        }
+        let state = std::mem::replace(&mut self.state, State::empty(&self.settings));
+        (state, self.disk.as_ref().map(|disk| Arc::clone(disk.durable())))
     }
 
     /// Puts back what was led.
     pub fn put(&mut self, state: State) {
-        (self.state, self.term) = (state, None);
+        self.state = state;
+    }
+
+    /// Where the state is kept.
+    pub fn disk(&self) -> Option<&Disk> {
+        self.disk.as_ref()
     }
 
     /// Forgets a state that was not received to its end.
@@ -90,40 +74,70 @@ impl Replica {
         self.loading = None;
     }
 
-    fn apply(&mut self, record: &[u8]) {
-        let master = &self.loading.as_ref().unwrap_or(&self.state).master;
-        let applied = decode(record).is_ok_and(|(fact, rest): (Fact<'_>, _)| {
-            // A record is one fact.
-            rest.is_empty() && master.apply(&fact).is_ok()
-        });
-        self.left_out += u64::from(!applied);
+    /// Nothing follows any more. What is kept on a disk is whole after this.
+    pub fn close(&mut self) {
+        self.loading = None;
+        if let Some(Err(error)) = self.disk.as_mut().map(Disk::close) {
+            tracing::error!(%error, "the last changes may not be saved");
+        }
+    }
+
+    fn loading(&mut self) -> io::Result<&mut Loading> {
+        self.loading.as_mut().ok_or_else(|| io::Error::other("no state has begun"))
     }
 }
 
 impl Copy for Replica {
-    fn begin(&mut self, number: u64) {
+    fn begin(&mut self, number: u64) -> io::Result<()> {
         self.left_out = 0;
-        self.loading = Some(State { last: number, ..State::empty(&self.settings) });
+        // Files that were begun before have to be gone first.
+        self.loading = None;
+        let files = self.disk.as_ref().map(|disk| disk.begin_copy(number)).transpose()?;
+        let state = State { last: number, ..State::empty(&self.settings) };
+        self.loading = Some(Loading { state, files });
+        Ok(())
     }
 
-    fn part(&mut self, record: &[u8]) {
-        self.apply(record);
-    }
-
-    fn whole(&mut self, term: i64) {
-        if let Some(state) = self.loading.take() {
-            let (keys, last) = (state.master.key_count(), state.last);
-            tracing::info!(keys, last, left_out = self.left_out, "has the leader's state");
-            (self.state, self.term) = (state, Some(term));
+    fn part(&mut self, record: &[u8]) -> io::Result<()> {
+        let loading = self.loading()?;
+        let fits = loading.state.apply(record);
+        if let Some(files) = &mut loading.files {
+            files.part(record)?;
         }
+        self.left_out += u64::from(!fits);
+        Ok(())
     }
 
-    fn record(&mut self, number: u64, record: &[u8]) {
-        self.apply(record);
-        self.loading.as_mut().unwrap_or(&mut self.state).last = number;
+    fn whole(&mut self) -> io::Result<()> {
+        let Some(Loading { state, files }) = self.loading.take() else { return Ok(()) };
+        if let (Some(disk), Some(files)) = (&mut self.disk, files) {
+            disk.finish_copy(files)?;
+        }
+        let (keys, last) = (state.master.key_count(), state.last);
+        tracing::info!(keys, last, left_out = self.left_out, "has the leader's state");
+        (self.state, self.follows) = (state, true);
+        Ok(())
+    }
+
+    fn record(&mut self, _: u64, record: &[u8]) {
+        let fits = if let Some(loading) = &mut self.loading {
+            if let Some(files) = &loading.files {
+                files.record(record);
+            }
+            loading.state.next(record)
+        } else {
+            if let Some(disk) = &self.disk {
+                disk.durable().append(record);
+            }
+            self.state.next(record)
+        };
+        self.left_out += u64::from(!fits);
     }
 
     fn commit(&mut self) -> io::Result<()> {
+        let Some(disk) = &mut self.disk else { return Ok(()) };
+        disk.durable().commit(self.state.last)?;
+        disk.tend(&self.state);
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::coordinator::{Coordinator, Tenure};
+use super::disk::Disk;
 use super::elector::{Answer, Ask, Due, Elector, Times};
 use super::fence::{Fence, now};
 use super::link;
@@ -21,6 +22,7 @@ use super::tenure::{Leading, Lists, NotLed, TenureOptions};
 use crate::faces::{Faces, FacesOptions};
 use crate::journal::MemoryJournal;
 use crate::server::{HaState, Role, Server, Standing};
+use crate::state::State;
 
 /// Pause before a leader that could not be followed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -91,18 +93,27 @@ struct Following {
 }
 
 impl Participant {
-    /// A master with an empty state. Its tasks belong to `supervisor`; its ticks run on `main`, where they may wait for followers.
+    /// A master with an empty state, or with one from a disk. Its tasks belong to `supervisor`; its ticks run on `main`, where they may
+    /// wait for followers.
     pub fn new(
         options: HaOptions,
+        disk: Option<(Disk, State)>,
         coordinator: Arc<dyn Coordinator>,
         shown: Arc<Shown>,
         supervisor: Supervisor,
         main: Handle,
     ) -> Self {
-        let me = Member::new(options.address.clone());
+        let settings = options.tenure.server.core.clone();
+        let (me, replica) = match disk {
+            Some((disk, state)) => {
+                let me = Member::known(options.address.clone(), disk.incarnation());
+                (me, Replica::on_disk(settings, disk, state))
+            }
+            None => (Member::new(options.address.clone()), Replica::new(settings)),
+        };
         let elector =
             Elector::new(me.clone(), options.replication_address.clone(), options.times, options.force);
-        let replica = Arc::new(Mutex::new(Replica::new(options.tenure.server.core.clone())));
+        let replica = Arc::new(Mutex::new(replica));
         Self {
             coordinator,
             elector,
@@ -128,6 +139,7 @@ impl Participant {
             self.lead(tenure).await;
         }
         self.unfollow().await;
+        self.replica.lock().close();
         self.show(HaState::Stopping);
         self.close_standby().await;
     }
@@ -161,8 +173,8 @@ impl Participant {
     async fn lead(&mut self, tenure: Tenure) {
         let begun = now();
         self.close_standby().await;
-        let state = self.replica.lock().take();
-        let led = self.options.tenure.prepare(state, &self.fence);
+        let (state, durable) = self.replica.lock().take();
+        let led = self.options.tenure.prepare(state, durable, &self.fence);
         let store =
             Lists { coordinator: Arc::clone(&self.coordinator), patience: self.options.times.patience() };
         let begin = Leading::begin(&self.options.tenure, led, &self.me, (tenure, store), &self.main);
@@ -177,16 +189,18 @@ impl Participant {
                 tracing::warn!(term = tenure.term, "leads no more");
                 self.show(HaState::Standby);
                 *self.shown.server.lock() = None;
+                // Nobody is answered any more, so another may begin while this tenure is ended.
+                self.give_back().await;
                 leading.end().await
             }
             Err(NotLed { why, state }) => {
                 tracing::error!(why, "cannot lead");
                 sleep(self.options.times.lease).await;
+                self.give_back().await;
                 state
             }
         };
         self.replica.lock().put(state);
-        self.give_back().await;
     }
 
     /// Serves the administration of a master that stands by: it has an empty state and answers nothing about data.
@@ -195,7 +209,7 @@ impl Participant {
             return;
         }
         let options = &self.options.tenure;
-        let faces = FacesOptions { metadata: None, events: None, ..options.faces.clone() };
+        let faces = FacesOptions { metadata: None, events: None, quotas: None, ..options.faces.clone() };
         let journal = Arc::new(MemoryJournal::new(0));
         let (server, supervisor) = (Server::new(options.server.clone(), journal), Supervisor::new());
         let server = Arc::new(server);

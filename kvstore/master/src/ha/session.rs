@@ -78,11 +78,9 @@ impl Sessions {
             // It has old news, or news that this master does not have yet.
             return Ok(());
         }
-        let last = self.journal.facts().next() - 1;
-        let kept = |number: u64| number <= last && self.journal.facts().read(number + 1, |_, _| {}).is_some();
         let start = match has {
-            Some((before, number)) if before == term && kept(number) => Start::Resume(number),
-            _ => Start::Snapshot(last),
+            Some(position) if self.journal.leads_on_from(position) => Start::Resume(position.1),
+            _ => Start::Snapshot(self.journal.facts().next() - 1),
         };
         tracing::info!(%member, ?start, "has a follower");
         let mut feed =
@@ -138,6 +136,7 @@ impl Sessions {
     /// Changes are sent between its pieces, so that none is forgotten before it is sent.
     async fn send_state(&self, feed: &mut Feed) -> Result<(), LinkError> {
         let (mut cursor, mut piece) = (Some(SnapshotCursor::default()), Piece::default());
+        self.journal.beside().tell(|record| piece.push(record));
         while let Some(from) = cursor {
             cursor = self.server.master.snapshot(from, PLACES_AT_ONCE, &mut piece);
             if piece.records.len() >= BATCH || cursor.is_none() {
@@ -186,15 +185,52 @@ impl Feed {
             self.records.clear();
             let (first, records) = (self.next, &mut self.records);
             let after = journal.facts().read(first, |_, record| push_record(record, records));
-            let after = after.ok_or(LinkError::TooSlow)?;
+            let Some(after) = after else {
+                self.send_logged(journal).await?;
+                any = true;
+                continue;
+            };
             if after == first {
                 return Ok(any);
             }
-            let records = Records::new(&self.records).ok_or(LinkError::Unexpected)?;
-            self.out.clear();
-            frame::write(&Frame::Facts(first, records), &mut self.out);
-            (self.next, any) = (after, true);
-            self.flush().await?;
+            self.send_records(after).await?;
+            any = true;
+        }
+    }
+
+    /// Sends what is in `records`, which ends before the record `after`.
+    async fn send_records(&mut self, after: u64) -> Result<(), LinkError> {
+        let records = Records::new(&self.records).ok_or(LinkError::Unexpected)?;
+        self.out.clear();
+        frame::write(&Frame::Facts(self.next, records), &mut self.out);
+        self.next = after;
+        self.flush().await
+    }
+
+    /// Sends what is on the disk only.
+    async fn send_logged(&mut self, journal: &Replicated) -> Result<(), LinkError> {
+        let log = journal.durable().ok_or(LinkError::TooSlow)?.log();
+        let mut reader = log.reader(self.next).map_err(|_| LinkError::TooSlow)?;
+        let mut next = self.next;
+        loop {
+            self.records.clear();
+            while self.records.len() < BATCH {
+                let record = reader.next().map_err(|error| match error {
+                    moongate_oplog::Error::Pruned { .. } => LinkError::TooSlow,
+                    other => LinkError::Log(other),
+                })?;
+                let Some((number, record)) = record else { break };
+                push_record(record, &mut self.records);
+                next = number + 1;
+            }
+            if next == self.next {
+                // What is not written yet is in memory.
+                return Err(LinkError::TooSlow);
+            }
+            self.send_records(next).await?;
+            if journal.facts().read(self.next, |_, _| {}).is_some() {
+                return Ok(());
+            }
         }
     }
 }
@@ -219,6 +255,13 @@ impl Piece {
             .filter(|part| !part.is_empty())
     }
 
+    fn push(&mut self, record: &[u8]) {
+        push_record(record, &mut self.records);
+        if self.records.len() - self.ends.last().copied().unwrap_or(0) >= BATCH {
+            self.ends.push(self.records.len());
+        }
+    }
+
     fn clear(&mut self) {
         self.records.clear();
         self.ends.clear();
@@ -227,11 +270,10 @@ impl Piece {
 
 impl Effects for Piece {
     fn fact(&mut self, fact: Fact<'_>) {
-        self.encoded.clear();
-        encode(&fact, &mut self.encoded);
-        push_record(&self.encoded, &mut self.records);
-        if self.records.len() - self.ends.last().copied().unwrap_or(0) >= BATCH {
-            self.ends.push(self.records.len());
-        }
+        let mut encoded = std::mem::take(&mut self.encoded);
+        encoded.clear();
+        encode(&fact, &mut encoded);
+        self.push(&encoded);
+        self.encoded = encoded;
     }
 }

@@ -1,17 +1,27 @@
 //! Starting a master among others.
 
 use std::sync::Arc;
+use std::time::Instant;
 use std::{io, thread};
 
+use moongate_kvcore::Settings;
+use moongate_oplog::Options;
 use moongate_runtime::Supervisor;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+use super::disk::{Disk, DiskError, DiskOptions};
 use super::elector::Times;
 use super::etcd::Etcd;
 use super::run::{HaOptions, Participant, Shown};
 use super::tenure::TenureOptions;
-use crate::flags::{HaFlags, MasterOptions};
+use crate::durable::Pace;
+use crate::faces::MetadataPlace;
+use crate::flags::{DataOptions, HaFlags, MasterOptions};
+use crate::state::State;
+
+/// Bytes of a file of the log: one is read at a time to send followers what they missed.
+const LOG_FILE: u64 = 16 << 20;
 
 /// A master among others, which runs.
 #[derive(Debug)]
@@ -25,6 +35,9 @@ pub enum HaStartError {
     /// etcd's endpoints cannot be used.
     #[error("--ha_backend_connstring: {0}")]
     Endpoints(#[from] super::CoordinationError),
+    /// Its state cannot be kept.
+    #[error("the state cannot be kept; --data_dir wants a folder that can be written to")]
+    Data(#[from] DiskError),
     /// There is no thread for it.
     #[error("no thread for taking part in elections: {0}")]
     Thread(#[from] io::Error),
@@ -60,6 +73,7 @@ pub fn start(
         unused,
         missing,
         quotas,
+        data,
         ..
     } = options;
     if !unused.is_empty() {
@@ -68,24 +82,31 @@ pub fn start(
     if !missing.is_empty() {
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
-    if quotas.is_some() {
-        tracing::warn!(
-            "--tenant_quota_connector_uri is not read with --enable_ha: masters share the quotas they are told"
-        );
+    let mut faces = crate::command::faces(metrics, metadata, events);
+    faces.quotas = quotas.filter(|_| server.core.multi_tenant).map(Into::into);
+    if let Some(metadata) = &mut faces.metadata {
+        metadata.place = MetadataPlace::State;
     }
-    let faces = crate::command::faces(metrics, metadata, events);
     let HaFlags { endpoints, cluster, address, replication_address, replication, lease, patience, force } =
         flags;
     let times = Times { lease };
     let coordinator = Arc::new(Etcd::new(&endpoints, &cluster, times.patience() / 2)?);
-    let tenure = TenureOptions { server, rpc, replication, faces, journal_bytes, patience, report };
+    let disk = data.as_ref().map(|data| open(data, &server.core)).transpose()?;
+    let pace = data.as_ref().map(pace).unwrap_or_default();
+    let tenure = TenureOptions { server, rpc, replication, faces, pace, journal_bytes, patience, report };
     tracing::info!(address, replication_address, endpoints, cluster, "one of several masters");
     let options = HaOptions { address, replication_address, times, force, tenure };
     let shown = Arc::new(Shown::new());
     let (ended, has_ended) = oneshot::channel::<()>();
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    let participant =
-        Participant::new(options, coordinator, Arc::clone(&shown), supervisor.clone(), Handle::current());
+    let participant = Participant::new(
+        options,
+        disk,
+        coordinator,
+        Arc::clone(&shown),
+        supervisor.clone(),
+        Handle::current(),
+    );
     thread::Builder::new().name("ha".to_owned()).spawn(move || {
         runtime.block_on(participant.run());
         drop(runtime);
@@ -96,4 +117,18 @@ pub fn start(
         let _ = has_ended.await;
     });
     Ok(HaMaster { shown })
+}
+
+fn pace(data: &DataOptions) -> Pace {
+    Pace { snapshot_every: data.snapshot_every, ..Pace::default() }
+}
+
+/// The state that was kept.
+fn open(data: &DataOptions, settings: &Settings) -> Result<(Disk, State), DiskError> {
+    let log = Options { flush_always: data.flush_always, file_bytes: LOG_FILE, ..Options::default() };
+    let (begun, pace) = (Instant::now(), pace(data));
+    let (disk, state, restored) =
+        Disk::open(DiskOptions { folder: data.folder.clone(), log, pace }, settings)?;
+    tracing::info!(folder = %data.folder.display(), last = state.last, took = ?begun.elapsed(), "the state: {restored}");
+    Ok((disk, state))
 }

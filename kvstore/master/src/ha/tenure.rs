@@ -2,29 +2,34 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use moongate_runtime::{Supervisor, bind};
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::coordinator::{Coordinator, Listing, Tenure};
 use super::fence::Fence;
 use super::member::Member;
-use super::replica::State;
 use super::replicated::Replicated;
 use super::session::Sessions;
 use crate::clock::Clock;
+use crate::durable::{Durable, Keeper, Pace};
 use crate::faces::{Faces, FacesOptions};
 use crate::rpc::{self, Rpc};
 use crate::server::{Server, ServerOptions};
+use crate::state::State;
 use crate::{summary, ticker};
 
 /// How often it is looked for followers that are silent.
 const LOOK: Duration = Duration::from_millis(50);
 /// Time for calls in progress when a tenure ends. Nobody is answered by then.
 const END: Duration = Duration::from_secs(2);
+/// After which time it is told that a tenure does not end.
+const TOO_LONG: Duration = Duration::from_secs(10);
 
 /// What a master leads with.
 #[derive(Clone, Debug)]
@@ -37,6 +42,8 @@ pub struct TenureOptions {
     pub replication: SocketAddr,
     /// What is served beside RPCs. A master that stands by serves its administration only.
     pub faces: FacesOptions,
+    /// How often snapshots are written, if the state is on a disk.
+    pub pace: Pace,
     /// Bytes of facts that are kept for followers.
     pub journal_bytes: usize,
     /// After which silence a follower is given up.
@@ -54,11 +61,16 @@ pub(super) struct Led {
 
 impl TenureOptions {
     /// Makes a state ready to be led from.
-    pub(super) fn prepare(&self, State { master, last }: State, fence: &Arc<Fence>) -> Led {
-        let faces = Faces::new(self.faces.clone());
-        let journal =
-            Arc::new(Replicated::new(last.saturating_add(1), self.journal_bytes, Arc::clone(fence)));
-        let observed = faces.observe(journal.clone());
+    pub(super) fn prepare(
+        &self,
+        State { master, beside, last }: State,
+        durable: Option<Arc<Durable>>,
+        fence: &Arc<Fence>,
+    ) -> Led {
+        let mut faces = Faces::new(self.faces.clone());
+        let (next, fence) = (last.saturating_add(1), Arc::clone(fence));
+        let journal = Arc::new(Replicated::new(next, self.journal_bytes, fence, beside, durable));
+        let observed = faces.observe(journal.clone(), journal.beside());
         let server = Server::with_state(self.server.clone(), *master, Clock::start(), observed);
         server.master.finish_replay(server.clock.now_ms());
         Led { server: Arc::new(server), journal, faces }
@@ -72,6 +84,41 @@ pub(super) struct Leading {
     pub(super) deposed: CancellationToken,
     journal: Arc<Replicated>,
     supervisor: Supervisor,
+    keeper: Option<Keeping>,
+}
+
+/// The thread that looks after the files of a leader's state.
+struct Keeping {
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Keeping {
+    /// Nothing if the state is in memory only, or if there is no thread: then the log only grows.
+    fn start(server: &Arc<Server>, journal: &Arc<Replicated>, pace: Pace) -> Option<Self> {
+        journal.durable()?;
+        let (stop, stopped) = std::sync::mpsc::channel();
+        let (server, journal) = (Arc::clone(server), Arc::clone(journal));
+        let run = move || {
+            if let Some(durable) = journal.durable() {
+                Keeper::new(durable, &server.master, journal.beside(), pace).run(&stopped);
+            }
+        };
+        match std::thread::Builder::new().name("data".to_owned()).spawn(run) {
+            Ok(thread) => Some(Self { stop, thread }),
+            Err(error) => {
+                tracing::error!(%error, "no snapshots are written: there is no thread for them");
+                None
+            }
+        }
+    }
+
+    fn end(self) {
+        drop(self.stop);
+        if self.thread.join().is_err() {
+            tracing::error!("the thread that writes snapshots has failed");
+        }
+    }
 }
 
 /// Why a tenure ended as it began. What it was to be led from is left.
@@ -100,8 +147,7 @@ impl Leading {
             Ok(rpc) => rpc,
             Err(why) => {
                 let _ = supervisor.shutdown(END).await;
-                let last = journal.facts().next() - 1;
-                return Err(NotLed { why, state: State::of(server, last) });
+                return Err(NotLed { why, state: state_of(server, &journal).await });
             }
         };
         let list = list(Arc::clone(&journal), tenure, store, options.patience, deposed.clone());
@@ -119,7 +165,8 @@ impl Leading {
             let _on = main.enter();
             ticker::start(&server, &supervisor);
         }
-        Ok(Self { server, rpc, deposed, journal, supervisor })
+        let keeper = Keeping::start(&server, &journal, options.pace);
+        Ok(Self { server, rpc, deposed, journal, supervisor, keeper })
     }
 
     /// Ends everything. Callers that wait are refused.
@@ -129,9 +176,25 @@ impl Leading {
         if let Err(still) = self.supervisor.shutdown(END).await {
             tracing::warn!("{still}");
         }
-        let last = self.journal.facts().next() - 1;
-        State::of(self.server, last)
+        if let Some(keeper) = self.keeper {
+            keeper.end();
+        }
+        state_of(self.server, &self.journal).await
     }
+}
+
+/// The state when nobody uses it any more. A change that came later would be missing in the log.
+async fn state_of(server: Arc<Server>, journal: &Replicated) -> State {
+    let begun = Instant::now();
+    let mut told = false;
+    while journal.durable().is_some() && Arc::strong_count(&server) > 1 {
+        if begun.elapsed() > TOO_LONG && !std::mem::replace(&mut told, true) {
+            tracing::error!("something still uses the state of a tenure that has ended; waiting for it");
+        }
+        sleep(LOOK).await;
+    }
+    let last = journal.seal();
+    State::of(server, Arc::clone(journal.beside()), last)
 }
 
 /// Opens the ports.

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use axum::extract::State;
 use axum::response::Response;
-use mooncake_wire::admin::Buffer;
+use mooncake_wire::admin::{Buffer, LocalDisk};
 use mooncake_wire::events::mooncake::DEFAULT_TENANT;
 use serde::Serialize;
 
-use super::objects::in_memory;
+use super::objects::{in_memory, on_disks};
 use super::{Admin, Query, Shared, answer};
 
 #[derive(Serialize)]
@@ -17,6 +17,9 @@ struct Peeked<'a> {
     ok: bool,
     error: Option<&'static str>,
     replicas: Vec<Buffer<'a>>,
+    /// Only there if it is on a disk.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    disks: Vec<LocalDisk>,
 }
 
 #[derive(Serialize)]
@@ -47,8 +50,11 @@ fn look(admin: &Admin, query: &Query, keys: &[&str]) -> Response {
     let mut data = BTreeMap::new();
     for (key, found) in keys.iter().zip(&found) {
         let peeked = match found {
-            Ok(replicas) => Peeked { ok: true, error: None, replicas: in_memory(replicas) },
-            Err(code) => Peeked { ok: false, error: code.name(), replicas: Vec::new() },
+            Ok(replicas) => {
+                let (disks, replicas) = (on_disks(replicas), in_memory(replicas));
+                Peeked { ok: true, error: None, replicas, disks }
+            }
+            Err(code) => Peeked { ok: false, error: code.name(), replicas: Vec::new(), disks: Vec::new() },
         };
         data.insert(*key, peeked);
     }

@@ -9,10 +9,10 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::admin::{BatchQueryKeys, Buffer, KeyReplicas, RemovedAll};
+use mooncake_wire::admin::{BatchQueryKeys, Buffer, KeyReplicas, LocalDisk, RemovedAll};
 use mooncake_wire::events::mooncake::DEFAULT_TENANT;
 use mooncake_wire::rpc::Method;
-use mooncake_wire::types::ReplicaMedium;
+use mooncake_wire::types::{LocalDiskReplica, ReplicaMedium};
 use moongate_kvcore::{Cursor, WireReplica};
 
 use super::stream::{Pieces, body};
@@ -36,6 +36,19 @@ pub(super) fn in_memory(replicas: &[WireReplica]) -> Vec<Buffer<'_>> {
             endpoint: Cow::Borrowed(&*it.endpoint),
         })
         .collect()
+}
+
+pub(super) fn on_disks(replicas: &[WireReplica]) -> Vec<LocalDisk> {
+    let disks = replicas.iter().filter_map(|replica| match &replica.medium {
+        ReplicaMedium::LocalDisk(it) => Some(it),
+        _ => None,
+    });
+    let told = |it: &LocalDiskReplica<Arc<str>>| LocalDisk {
+        client_id: it.client_id,
+        object_size: it.object_size,
+        transport_endpoint: it.transport_endpoint.to_string(),
+    };
+    disks.map(told).collect()
 }
 
 /// Counts what is asked over HTTP with the calls of the same kind.
@@ -70,7 +83,9 @@ pub(super) async fn batch_query_keys(State(admin): Shared, query: Query) -> Resp
     for (key, found) in keys.iter().zip(&found) {
         let told = match found {
             Ok(replicas) => {
-                KeyReplicas { ok: true, values: Some(in_memory(replicas)), ..KeyReplicas::default() }
+                let local_disk_values = Some(on_disks(replicas)).filter(|it| !it.is_empty());
+                let values = Some(in_memory(replicas));
+                KeyReplicas { ok: true, values, local_disk_values, ..KeyReplicas::default() }
             }
             Err(code) => KeyReplicas { error: code.name().map(str::to_owned), ..KeyReplicas::default() },
         };

@@ -25,7 +25,17 @@ enum Line<'a> {
     /// A segment, before the first object that it has.
     Segment { segment_id: Uuid, segment_name: &'a str, client_id: Uuid, live: bool },
     /// An object that has been written.
-    Object { tenant: &'a str, key: &'a str, size: u64, segments: Vec<&'a str> },
+    Object {
+        tenant: &'a str,
+        key: &'a str,
+        size: u64,
+        segments: Vec<&'a str>,
+        /// The client that has it on its disk.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        disk: Option<Uuid>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        group: Option<&'a str>,
+    },
     /// The last one: nothing is missing.
     End { objects: u64 },
 }
@@ -79,7 +89,8 @@ impl Pieces for Snapshot {
             self.objects += 1;
             let segments = segments.map(String::as_str).collect();
             let (tenant, key) = (&*object.tenant, &*object.key);
-            line(&Line::Object { tenant, key, size: object.size, segments }, out);
+            let (disk, group) = (object.on_disk.as_ref().map(|it| it.client), object.group.as_deref());
+            line(&Line::Object { tenant, key, size: object.size, segments, disk, group }, out);
         }
         true
     }

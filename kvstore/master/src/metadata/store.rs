@@ -1,6 +1,7 @@
 //! Entries, in memory and in a folder.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,6 +11,8 @@ use moongate_oplog::{Folder, Log, Options, snapshot};
 use parking_lot::Mutex;
 
 use super::record::Record;
+use crate::journal::Journal;
+use crate::record;
 
 /// Longest key, in bytes.
 const MAX_KEY: usize = 4096;
@@ -61,8 +64,9 @@ struct Entry {
     restored: bool,
 }
 
+/// Entries by key.
 #[derive(Debug, Default)]
-struct Entries {
+pub(crate) struct Entries {
     by_key: HashMap<String, Entry>,
     bytes: usize,
 }
@@ -80,7 +84,15 @@ impl Entries {
         true
     }
 
-    fn apply(&mut self, record: &[u8]) {
+    /// Tells each as a change.
+    pub(crate) fn tell(&self, mut each: impl FnMut(&[u8])) {
+        for (key, entry) in &self.by_key {
+            each(&Record::Put { key, value: &entry.value }.encode());
+        }
+    }
+
+    /// Makes a change true.
+    pub(crate) fn apply(&mut self, record: &[u8]) {
         match Record::decode(record) {
             Some(Record::Put { key, value }) => {
                 self.insert(key, Entry { value: Bytes::copy_from_slice(value), restored: true });
@@ -102,17 +114,35 @@ struct Kept {
     tidying: Mutex<()>,
 }
 
+/// Where changes go.
+#[derive(Default)]
+enum Keeping {
+    /// Nowhere.
+    #[default]
+    Memory,
+    /// Into a log of their own.
+    Folder(Box<Kept>),
+    /// Into the journal of the master's state; the last that went there.
+    Journal(Arc<dyn Journal>, AtomicU64),
+}
+
 /// Entries by key. The order of locks is: entries, then the log.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Metadata {
-    entries: Mutex<Entries>,
-    kept: Option<Kept>,
+    entries: Arc<Mutex<Entries>>,
+    keeping: Keeping,
 }
 
 impl Metadata {
     /// Without entries; they end with the process.
     pub fn in_memory() -> Self {
         Self::default()
+    }
+
+    /// With entries that belong to the master's state, in whose journal changes go.
+    pub(crate) fn in_journal(entries: Arc<Mutex<Entries>>, journal: Arc<dyn Journal>) -> Self {
+        entries.lock().by_key.values_mut().for_each(|it| it.restored = true);
+        Self { entries, keeping: Keeping::Journal(journal, AtomicU64::new(0)) }
     }
 
     /// With the entries that are kept in a folder, which is made if it is not there.
@@ -140,7 +170,7 @@ impl Metadata {
             entries.apply(record);
         }
         let kept = Kept { folder, log, grown: AtomicU64::new(grown), tidying: Mutex::new(()) };
-        Ok(Self { entries: Mutex::new(entries), kept: Some(kept) })
+        Ok(Self { entries: Arc::new(Mutex::new(entries)), keeping: Keeping::Folder(Box::new(kept)) })
     }
 
     /// An entry's value.
@@ -194,20 +224,33 @@ impl Metadata {
         keys.iter().filter(|key| self.delete(key)).count()
     }
 
-    fn append(&self, record: Record<'_>) {
-        if let Some(kept) = &self.kept {
-            let record = record.encode();
-            kept.log.append(&record);
-            kept.grown.fetch_add(record.len() as u64, Relaxed);
+    fn append(&self, change: Record<'_>) {
+        match &self.keeping {
+            Keeping::Memory => {}
+            Keeping::Folder(kept) => {
+                let change = change.encode();
+                kept.log.append(&change);
+                kept.grown.fetch_add(change.len() as u64, Relaxed);
+            }
+            Keeping::Journal(journal, last) => {
+                last.fetch_max(journal.append(&record::metadata(&change.encode())), Relaxed);
+            }
         }
     }
 
     /// Waits until all changes are kept. Blocks.
     ///
     /// # Errors
-    /// What the file system says. The changes are tried again with the next ones.
-    pub fn commit(&self) -> Result<(), moongate_oplog::Error> {
-        let Some(kept) = &self.kept else { return Ok(()) };
+    /// When they cannot be kept. The changes are tried again with the next ones.
+    pub fn commit(&self) -> io::Result<()> {
+        match &self.keeping {
+            Keeping::Memory => Ok(()),
+            Keeping::Folder(kept) => self.commit_to(kept).map_err(io::Error::other),
+            Keeping::Journal(journal, last) => journal.commit(last.load(Relaxed)),
+        }
+    }
+
+    fn commit_to(&self, kept: &Kept) -> Result<(), moongate_oplog::Error> {
         kept.log.commit(kept.log.next() - 1)?;
         if kept.grown.load(Relaxed) > TIDY_BYTES.max(self.entries.lock().bytes as u64)
             && let Some(_tidying) = kept.tidying.try_lock()
@@ -224,7 +267,7 @@ impl Metadata {
             (kept.log.next() - 1, entries.by_key.clone())
         };
         kept.grown.store(0, Relaxed);
-        let mut writer = snapshot::Writer::begin(&kept.folder, last)?;
+        let mut writer = snapshot::Writer::begin(Arc::clone(&kept.folder), last)?;
         for (key, entry) in &entries {
             writer.write(&Record::Put { key, value: &entry.value }.encode())?;
         }
@@ -239,9 +282,17 @@ impl Metadata {
     }
 }
 
+impl std::fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metadata").field("entries", &self.count()).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Metadata {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.kept.as_ref().map(|kept| kept.log.close()) {
+        if let Keeping::Folder(kept) = &self.keeping
+            && let Err(error) = kept.log.close()
+        {
             tracing::error!(%error, "the metadata's log cannot be closed");
         }
     }

@@ -25,11 +25,12 @@ pub(super) fn state(text: &mut Text, admin: &Admin) {
     for (name, help) in [
         ("master_nof_allocated_bytes", "Bytes in use on disks behind NVMe over fabrics."),
         ("master_total_nof_capacity_bytes", "Bytes of disks behind NVMe over fabrics."),
-        ("master_allocated_file_size_bytes", "Bytes in use in a shared file system."),
-        ("master_total_file_capacity_bytes", "Bytes of a shared file system."),
     ] {
         text.gauge(name, help, 0);
     }
+    let disks = master.disk_fill();
+    text.gauge("master_allocated_file_size_bytes", "Bytes of objects on nodes' disks.", disks.used);
+    text.gauge("master_total_file_capacity_bytes", "Bytes of nodes' disks.", disks.capacity);
     text.gauge("master_key_count", "Objects, including those that are being written.", master.key_count());
     let soft = master.soft_pinned_count();
     text.gauge("master_soft_pin_key_count", "Objects that are pinned softly.", soft);
@@ -47,19 +48,26 @@ fn value_sizes(text: &mut Text, admin: &Admin) {
     );
 }
 
-/// What readers found. Whatever is found is in memory.
+/// What readers found.
 pub(super) fn reads(text: &mut Text, admin: &Admin) {
     let single = admin.server.counters.of(Method::GetReplicaList);
     let batch = admin.server.counters.of(Method::BatchGetReplicaList);
     let total = single.requests + batch.items;
     let found = total.saturating_sub(single.failures + batch.failed_items);
-    text.counter("mem_cache_hit_nums_", "Objects that a reader found in memory.", found);
-    let bytes = admin.server.master.counts().read_bytes;
+    let counts = admin.server.master.counts();
+    let in_memory = found.saturating_sub(counts.disk_reads);
+    text.counter("mem_cache_hit_nums_", "Objects that a reader found in memory.", in_memory);
+    let bytes = counts.read_bytes;
     text.counter("mem_cache_hit_bytes_total", "Bytes of objects that a reader found in memory.", bytes);
-    text.counter("file_cache_hit_nums_", "Objects that a reader found on a disk.", 0);
-    text.counter("file_cache_hit_bytes_total", "Bytes of objects that a reader found on a disk.", 0);
-    text.gauge("mem_cache_nums_", "Objects in memory.", admin.server.master.key_count());
-    text.gauge("file_cache_nums_", "Objects on disks.", 0);
+    text.counter("file_cache_hit_nums_", "Objects that a reader found on a disk only.", counts.disk_reads);
+    let bytes = counts.disk_read_bytes;
+    text.counter("file_cache_hit_bytes_total", "Bytes of objects that a reader found on a disk only.", bytes);
+    text.gauge(
+        "mem_cache_nums_",
+        "Objects, including those that are only on disks.",
+        admin.server.master.key_count(),
+    );
+    text.gauge("file_cache_nums_", "Objects on disks.", admin.server.master.disk_fill().copies);
     text.counter("valid_get_nums_", "Objects that a reader found.", found);
     text.counter("total_get_nums_", "Objects that a reader looked for.", total);
 }
@@ -126,20 +134,32 @@ pub(super) fn tenants(text: &mut Text, admin: &Admin) {
     }
 }
 
+/// Objects on their way from disks to memory.
+pub(super) fn promotions(text: &mut Text, admin: &Admin) {
+    let (master, counts) = (&admin.server.master, admin.server.master.counts());
+    let promoting = master.disk_fill().promoting;
+    text.gauge("master_promotion_in_flight", "Objects on their way from a disk to memory.", promoting);
+    let ended = counts.promoted_keys + counts.promotions_failed + counts.promotions_expired;
+    let cancelled = counts.promotions.saturating_sub(ended + promoting);
+    for (what, help, value) in [
+        ("admitted_total", "Objects that were asked for.", counts.promotions),
+        ("completed_total", "Objects that are in memory again.", counts.promoted_keys),
+        ("completed_bytes_total", "Bytes of those.", counts.promoted_bytes),
+        ("expired_total", "Objects that did not come in time.", counts.promotions_expired),
+        ("failed_total", "Objects that could not be brought.", counts.promotions_failed),
+        ("cancelled_total", "Objects that went before they came.", cancelled),
+        ("rejected_frequency_total", "Reads of objects that are read too rarely.", counts.promotions_rare),
+        ("rejected_watermark_total", "Reads while memory was nearly full.", counts.promotions_no_room),
+        ("rejected_cap_total", "Reads while too many were on their way.", counts.promotions_too_many),
+    ] {
+        text.counter(&format!("master_promotion_{what}"), help, value);
+    }
+}
+
 /// What this master does not do, and what it does not count.
 pub(super) fn unused(text: &mut Text) {
     text.gauge("master_put_start_discarded_staging_size", "Not counted by this master.", 0);
-    text.gauge("master_promotion_in_flight", "Objects on their way from a disk to memory.", 0);
     for what in [
-        "admitted_total",
-        "completed_total",
-        "completed_bytes_total",
-        "expired_total",
-        "failed_total",
-        "cancelled_total",
-        "rejected_frequency_total",
-        "rejected_watermark_total",
-        "rejected_cap_total",
         "candidate_recorded_total",
         "candidate_admitted_total",
         "candidate_admission_rejected_total",
@@ -147,7 +167,11 @@ pub(super) fn unused(text: &mut Text) {
         "candidate_expired_unevaluated_total",
         "candidate_dropped_limit_total",
     ] {
-        text.counter(&format!("master_promotion_{what}"), "Nothing is promoted from disks.", 0);
+        text.counter(
+            &format!("master_promotion_{what}"),
+            "What was refused is tried with the next read, not by itself.",
+            0,
+        );
     }
     for what in [
         "oplog_last_sequence_id",

@@ -1,7 +1,7 @@
 //! `/metrics`, in the text format of Prometheus.
 //!
 //! Families without `moongate_` in their names are those of Mooncake's master, with its types and labels, so that its dashboards work.
-//! Those about what this master does not do (disks, NVMe over fabrics, promotion) are there and zero.
+//! Those about what this master does not do (NVMe over fabrics) are there and zero.
 
 mod calls;
 mod families;
@@ -19,6 +19,7 @@ pub(crate) fn text(admin: &Admin) -> String {
     families::reads(&mut text, admin);
     families::evictions(&mut text, admin);
     families::tenants(&mut text, admin);
+    families::promotions(&mut text, admin);
     families::unused(&mut text);
     ours::all(&mut text, admin);
     text.finish()

@@ -64,8 +64,8 @@ pub(crate) async fn ours_with(metadata: Option<MetadataFace>, core: Settings) ->
     let nowhere: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
     let events =
         EventsFace { bind: "tcp://127.0.0.1:*".to_owned(), replay: None, backend: String::new(), queue: 100 };
-    let faces = Faces::new(FacesOptions { admin: nowhere, metadata, events: Some(events), quotas: None });
-    let journal = faces.observe(Arc::new(MemoryJournal::new(1 << 20)));
+    let mut faces = Faces::new(FacesOptions { admin: nowhere, metadata, events: Some(events), quotas: None });
+    let journal = faces.observe(Arc::new(MemoryJournal::new(1 << 20)), &Arc::default());
     let server =
         Arc::new(Server::new(ServerOptions { core, threads: 2, ..ServerOptions::default() }, journal));
     let supervisor = Supervisor::new();

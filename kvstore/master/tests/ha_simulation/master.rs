@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 
+use moongate_master::Epochs;
 use moongate_master::ha::follower::{Copy, Follower};
 use moongate_master::ha::{Elector, InSync, Member, Quorum, Tenure, Times};
 
@@ -11,10 +12,84 @@ pub(crate) const TIMES: Times = Times { lease: Duration::from_secs(3) };
 /// How long a leader waits for a silent follower, and a follower for a silent leader.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(800);
 
+/// A record, or a part of a state.
+#[derive(Clone, Copy)]
+pub(crate) enum Record {
+    Value(u64),
+    /// An epoch begins.
+    Epoch(u64),
+    /// In a state: an epoch, and where it began.
+    Began(u64, u64),
+}
+
+impl Record {
+    pub(crate) fn write(self) -> Vec<u8> {
+        let (kind, one, other) = match self {
+            Self::Value(value) => (0, value, 0),
+            Self::Epoch(id) => (1, id, 0),
+            Self::Began(id, first) => (2, id, first),
+        };
+        [&[kind][..], &u64::to_le_bytes(one), &u64::to_le_bytes(other)].concat()
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        let number = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+        match bytes[0] {
+            0 => Self::Value(number(1)),
+            1 => Self::Epoch(number(1)),
+            _ => Self::Began(number(1), number(9)),
+        }
+    }
+}
+
+/// What the records amount to.
 #[derive(Clone, Default)]
 pub(crate) struct State {
-    pub(crate) values: BTreeSet<u64>,
-    pub(crate) last: u64,
+    /// What a whole copy had.
+    base: BTreeSet<u64>,
+    /// The record before the first of `records`.
+    before: u64,
+    records: Vec<Record>,
+    pub(crate) epochs: Epochs,
+}
+
+impl State {
+    pub(crate) fn last(&self) -> u64 {
+        self.before + self.records.len() as u64
+    }
+
+    pub(crate) fn values(&self) -> BTreeSet<u64> {
+        let value = |it: &Record| if let Record::Value(value) = it { Some(*value) } else { None };
+        self.base.iter().copied().chain(self.records.iter().filter_map(value)).collect()
+    }
+
+    /// The whole of it.
+    pub(crate) fn parts(&self) -> Vec<Record> {
+        let epochs = self.epochs.iter().map(|(id, first)| Record::Began(id, first));
+        self.values().into_iter().map(Record::Value).chain(epochs).collect()
+    }
+
+    /// The records from this one on, if there are.
+    pub(crate) fn from(&self, first: u64) -> Option<&[Record]> {
+        self.records.get(first.checked_sub(self.before + 1)? as usize..)
+    }
+
+    pub(crate) fn position(&self) -> Option<(u64, u64)> {
+        self.epochs.current().map(|id| (id, self.last()))
+    }
+
+    pub(crate) fn append(&mut self, record: Record) {
+        self.records.push(record);
+        if let Record::Epoch(id) = record {
+            self.epochs.begin(id, self.last());
+        }
+    }
+
+    /// Later records never reached the disk.
+    fn cut(&mut self, last: u64) {
+        self.records.truncate((last - self.before) as usize);
+        self.epochs.cut(last);
+    }
 }
 
 /// A state and the one that shall take its place.
@@ -22,33 +97,46 @@ pub(crate) struct State {
 pub(crate) struct Kept {
     pub(crate) current: State,
     pub(crate) loading: Option<State>,
-    /// The term of the leader that `current` follows, without a change of its own since.
-    pub(crate) term: Option<i64>,
+    /// Whether records can follow on `current`.
+    pub(crate) follows: bool,
+    /// Up to which record the disk has `current` for certain.
+    pub(crate) written: u64,
+    /// It acknowledges what its disk does not have.
+    pub(crate) hasty: bool,
 }
 
 impl Copy for Kept {
-    fn begin(&mut self, number: u64) {
-        self.loading = Some(State { values: BTreeSet::new(), last: number });
+    fn begin(&mut self, number: u64) -> io::Result<()> {
+        self.loading = Some(State { before: number, ..State::default() });
+        Ok(())
     }
 
-    fn part(&mut self, record: &[u8]) {
-        let value = u64::from_le_bytes(record.try_into().unwrap());
-        self.loading.as_mut().unwrap().values.insert(value);
+    fn part(&mut self, record: &[u8]) -> io::Result<()> {
+        let state = self.loading.as_mut().unwrap();
+        match Record::read(record) {
+            Record::Value(value) => _ = state.base.insert(value),
+            Record::Began(id, first) => state.epochs.begin(id, first),
+            Record::Epoch(_) => panic!("a record among the parts of a state"),
+        }
+        Ok(())
     }
 
-    fn whole(&mut self, term: i64) {
+    fn whole(&mut self) -> io::Result<()> {
         self.current = self.loading.take().unwrap();
-        self.term = Some(term);
+        (self.follows, self.written) = (true, self.current.last());
+        Ok(())
     }
 
     fn record(&mut self, number: u64, record: &[u8]) {
         let state = self.loading.as_mut().unwrap_or(&mut self.current);
-        assert_eq!(number, state.last + 1);
-        state.last = number;
-        state.values.insert(u64::from_le_bytes(record.try_into().unwrap()));
+        state.append(Record::read(record));
+        assert_eq!(number, state.last());
     }
 
     fn commit(&mut self) -> io::Result<()> {
+        if !self.hasty {
+            self.written = self.current.last();
+        }
         Ok(())
     }
 }
@@ -58,7 +146,7 @@ pub(crate) struct Session {
     pub(crate) member: Member,
     pub(crate) peer: usize,
     /// The values of the state that are still to be sent, and what comes after them.
-    pub(crate) state: Option<Vec<u64>>,
+    pub(crate) state: Option<Vec<Record>>,
     /// The next record to send.
     pub(crate) next: u64,
     /// It was asked to join.
@@ -70,9 +158,6 @@ pub(crate) struct Session {
 pub(crate) struct Lead {
     pub(crate) tenure: Tenure,
     pub(crate) quorum: Quorum,
-    /// Records of this tenure, from number `first` on.
-    pub(crate) first: u64,
-    pub(crate) records: Vec<u64>,
     pub(crate) sessions: BTreeMap<u64, Session>,
     /// Callers that wait: record, value.
     pub(crate) waiting: Vec<(u64, u64)>,
@@ -120,7 +205,7 @@ impl Master {
             offset,
             rate,
             asking: None,
-            kept: Kept::default(),
+            kept: Kept { follows: true, ..Kept::default() },
             lead: None,
             link: None,
         }
@@ -136,33 +221,38 @@ impl Master {
         self.alive && self.lead.is_some() && self.elector.leading(self.clock(now)).is_some()
     }
 
-    pub(crate) fn crash(&mut self) {
+    /// Its process is gone, and with it what was not written: `torn` records at most are on the disk of those that may be.
+    pub(crate) fn crash(&mut self, torn: u64) {
         self.alive = false;
         self.life += 1;
         (self.asking, self.lead, self.link) = (None, None, None);
         self.kept.loading = None;
+        let last = self.kept.current.last().min(self.kept.written + torn);
+        self.kept.current.cut(last);
+        self.kept.written = last;
     }
 
-    /// A new process, with its state or without.
-    pub(crate) fn restart(&mut self, incarnation: Option<u64>) {
-        if let Some(incarnation) = incarnation {
-            self.me.incarnation = incarnation;
-            self.kept = Kept::default();
-        }
-        self.kept.term = None;
+    /// Its disk is gone, or it has none: it will be another member.
+    pub(crate) fn forget(&mut self, incarnation: u64) {
+        self.me.incarnation = incarnation;
+        self.kept = Kept { hasty: self.kept.hasty, ..Kept::default() };
+    }
+
+    /// A new process.
+    pub(crate) fn restart(&mut self) {
+        self.kept.follows = true;
         self.alive = true;
         self.elector = Elector::new(self.me.clone(), self.me.address.clone(), TIMES, false);
     }
 
     /// Begins to lead with what it has.
-    pub(crate) fn begin_to_lead(&mut self, tenure: Tenure) {
+    pub(crate) fn begin_to_lead(&mut self, tenure: Tenure, epoch: u64) {
         assert!(self.link.is_none());
-        (self.kept.loading, self.kept.term) = (None, None);
+        (self.kept.loading, self.kept.follows) = (None, false);
+        self.kept.current.append(Record::Epoch(epoch));
         self.lead = Some(Lead {
             tenure,
             quorum: Quorum::new(self.me.clone()),
-            first: self.kept.current.last + 1,
-            records: Vec::new(),
             sessions: BTreeMap::new(),
             waiting: Vec::new(),
             revision: Some(tenure.term),

@@ -13,7 +13,7 @@ impl World {
     pub(crate) fn feed(&mut self, at: usize, clock: Duration) {
         let master = &mut self.masters[at];
         let Some(lead) = &mut master.lead else { return };
-        let (mut out, last) = (Vec::new(), master.kept.current.last);
+        let (mut out, last) = (Vec::new(), master.kept.current.last());
         for (connection, session) in &mut lead.sessions {
             let idle = clock >= session.sent_at + PATIENCE / 4;
             let mut send = |frame: &Frame<'_>| {
@@ -24,8 +24,8 @@ impl World {
             };
             if let Some(state) = &mut session.state {
                 let mut records = Vec::new();
-                for value in state.split_off(state.len().saturating_sub(200)) {
-                    frame::push_record(&value.to_le_bytes(), &mut records);
+                for part in state.split_off(state.len().saturating_sub(200)) {
+                    frame::push_record(&part.write(), &mut records);
                 }
                 send(&Frame::State(Records::new(&records).unwrap()));
                 if state.is_empty() {
@@ -35,8 +35,8 @@ impl World {
             }
             if session.next <= last {
                 let mut records = Vec::new();
-                for value in &lead.records[(session.next - lead.first) as usize..] {
-                    frame::push_record(&value.to_le_bytes(), &mut records);
+                for record in master.kept.current.from(session.next).unwrap() {
+                    frame::push_record(&record.write(), &mut records);
                 }
                 send(&Frame::Facts(session.next, Records::new(&records).unwrap()));
                 session.next = last + 1;
@@ -85,21 +85,26 @@ impl World {
         match frame {
             Frame::Hello { member, term, has } if term == lead.tenure.term => {
                 let state = &master.kept.current;
-                let resumes = has.filter(|(before, number)| {
-                    *before == term && (lead.first - 1..=state.last).contains(number)
+                let resumes = has.filter(|position| {
+                    let is_its_own = self.trouble.trusting || state.epochs.have(state.last(), *position);
+                    is_its_own && state.from(position.1 + 1).is_some()
                 });
                 let start = match resumes {
                     Some((_, number)) => Start::Resume(number),
-                    None => Start::Snapshot(state.last),
+                    None => Start::Snapshot(state.last()),
                 };
                 let next = match start {
                     Start::Resume(number) | Start::Snapshot(number) => number + 1,
                 };
                 let peer = member.address.parse().unwrap();
                 lead.sessions.retain(|_, it| it.peer != peer);
-                let state = resumes.is_none().then(|| state.values.iter().copied().collect());
+                let state = resumes.is_none().then(|| state.parts());
                 let session = Session { member, peer, state, next, joined: false, sent_at: clock };
                 lead.sessions.insert(connection, session);
+                match resumes {
+                    Some(_) => self.resumed += 1,
+                    None => self.copied += 1,
+                }
                 let mut bytes = Vec::new();
                 frame::write(&Frame::Welcome { term, start }, &mut bytes);
                 self.send(connection, at, peer, false, bytes);
@@ -113,7 +118,7 @@ impl World {
                         lead.sessions.remove(&connection);
                     }
                 } else {
-                    let last = master.kept.current.last;
+                    let last = master.kept.current.last();
                     lead.quorum.join(&session.member, number, last, clock);
                 }
                 self.step(at);
@@ -133,7 +138,7 @@ impl World {
             return;
         }
         let (to, term) = (leader.replication.as_ref().unwrap().parse().unwrap(), leader.term);
-        let has = master.kept.term.map(|term| (term, master.kept.current.last));
+        let has = master.kept.current.position().filter(|_| master.kept.follows);
         let follower = Follower::new(term, has);
         master.kept.loading = None;
         master.link = Some(Link { id: number, leader: to, term, follower, heard: clock });

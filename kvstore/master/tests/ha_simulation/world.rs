@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use moongate_master::ha::{Answer, Ask, Due, InSync, Listing, Tenure};
 
-use crate::master::{Master, PATIENCE, TIMES};
+use crate::master::{Master, PATIENCE, Record, TIMES};
 use crate::store::Store;
 
 const MASTERS: usize = 3;
@@ -26,16 +26,21 @@ pub(crate) struct Trouble {
     pub(crate) impatient: bool,
     /// Clocks of masters run so slowly that no margin suffices.
     pub(crate) overstays: bool,
+    /// Followers acknowledge what is not on their disks.
+    pub(crate) hasty: bool,
+    /// Leaders go on with followers that may have other records.
+    pub(crate) trusting: bool,
 }
 
 impl Default for Trouble {
     fn default() -> Self {
-        Self { happens: true, impatient: false, overstays: false }
+        Self { happens: true, ..Self::NONE }
     }
 }
 
 impl Trouble {
-    pub(crate) const NONE: Self = Self { happens: false, impatient: false, overstays: false };
+    pub(crate) const NONE: Self =
+        Self { happens: false, impatient: false, overstays: false, hasty: false, trusting: false };
 }
 
 pub(crate) enum Event {
@@ -74,6 +79,9 @@ pub(crate) struct World {
     pub(crate) elected: usize,
     pub(crate) crashes: usize,
     pub(crate) refused: usize,
+    /// Whole copies and logs that were gone on with.
+    pub(crate) copied: usize,
+    pub(crate) resumed: usize,
 }
 
 impl World {
@@ -81,7 +89,9 @@ impl World {
         let mut rng = Rng::with_seed(seed);
         let masters = (0..MASTERS).map(|number| {
             let rate = if trouble.overstays { 0.4 } else { 0.8 + 0.4 * rng.f64() };
-            Master::new(number, rng.u64(0..10_000_000), rate, rng.u64(..))
+            let mut master = Master::new(number, rng.u64(0..10_000_000), rate, rng.u64(..));
+            master.kept.hasty = trouble.hasty;
+            master
         });
         let masters = masters.collect();
         let mut world = Self {
@@ -101,6 +111,8 @@ impl World {
             elected: 0,
             crashes: 0,
             refused: 0,
+            copied: 0,
+            resumed: 0,
         };
         (0..MASTERS).for_each(|at| world.after(0, Event::Step(at, 0)));
         world.after(3_000_000, Event::Call);
@@ -145,6 +157,12 @@ impl World {
         assert_eq!(leaders.len(), 1, "seed {}: nobody leads although all is well", self.seed);
         assert_eq!(self.store.members().len(), MASTERS, "seed {}: not all are in sync", self.seed);
         self.check(leaders[0]);
+        let values = self.masters[leaders[0]].kept.current.values();
+        for other in &self.masters {
+            let others = other.kept.current.values();
+            let foreign = others.difference(&values).next();
+            assert_eq!(foreign, None, "seed {}: a master has what its leader never had", self.seed);
+        }
     }
 
     fn run_until(&mut self, end: u64) {
@@ -261,7 +279,7 @@ impl World {
         let has_won = matches!(answer, Answer::Won(Some(_)));
         master.elector.answered(sent, clock, answer);
         if has_won && let Some((tenure, _)) = master.elector.leading(clock) {
-            master.begin_to_lead(tenure);
+            master.begin_to_lead(tenure, self.rng.u64(..));
             self.elected += 1;
             let others = (0..MASTERS).filter(|other| *other != at && self.masters[*other].serves(now));
             assert_eq!(others.count(), 0, "seed {}: two masters lead at once", self.seed);
@@ -272,8 +290,8 @@ impl World {
 
     /// Whoever leads has everything that a caller was told of.
     fn check(&self, at: usize) {
-        let state = &self.masters[at].kept.current;
-        if let Some(missing) = self.acknowledged.difference(&state.values).next() {
+        let values = self.masters[at].kept.current.values();
+        if let Some(missing) = self.acknowledged.difference(&values).next() {
             panic!("seed {}: {missing} is missing at master {at}", self.seed);
         }
     }
@@ -343,11 +361,9 @@ impl World {
         };
         let master = &mut self.masters[at];
         let state = &mut master.kept.current;
-        state.last += 1;
-        state.values.insert(value);
+        state.append(Record::Value(value));
         if let Some(lead) = &mut master.lead {
-            lead.records.push(value);
-            lead.waiting.push((state.last, value));
+            lead.waiting.push((state.last(), value));
         }
         self.step(at);
     }
@@ -356,7 +372,9 @@ impl World {
         if !self.masters[at].serves(self.now) {
             return;
         }
-        let Some(lead) = &mut self.masters[at].lead else { return };
+        let Master { lead: Some(lead), kept, .. } = &mut self.masters[at] else { return };
+        // Its own disk has it first.
+        kept.written = kept.current.last();
         let all = self.trouble.impatient;
         let answered = lead.waiting.extract_if(.., |(number, _)| all || lead.quorum.has(*number));
         self.acknowledged.extend(answered.map(|(_, value)| value));
@@ -370,7 +388,8 @@ impl World {
         self.after(delay, Event::Mischief);
         let at = self.rng.usize(0..MASTERS);
         match self.rng.u32(0..10) {
-            0..3 => self.crash(at),
+            0..2 => self.crash(at),
+            2 => (0..MASTERS).for_each(|at| self.crash(at)),
             3..5 => {
                 let sleep = self.rng.u64(100_000..8_000_000);
                 self.masters[at].asleep_until = self.now + sleep;
@@ -390,10 +409,14 @@ impl World {
             return;
         }
         self.crashes += 1;
-        self.masters[at].crash();
+        let torn = self.rng.u64(0..4);
+        self.masters[at].crash(torn);
+        if !self.durable || self.rng.u32(0..20) == 0 {
+            let incarnation = self.rng.u64(..);
+            self.masters[at].forget(incarnation);
+        }
         let listed = self.store.members();
-        let has_all = |it: &Master| it.alive && listed.contains(&it.me);
-        if !self.durable && !self.masters.iter().any(has_all) {
+        if !self.masters.iter().any(|it| listed.contains(&it.me)) {
             // Nobody is left who has it.
             self.acknowledged.clear();
         }
@@ -402,8 +425,7 @@ impl World {
     }
 
     fn restart(&mut self, at: usize) {
-        let incarnation = (!self.durable).then(|| self.rng.u64(..));
-        self.masters[at].restart(incarnation);
+        self.masters[at].restart();
         let life = self.masters[at].life;
         self.after(0, Event::Step(at, life));
     }

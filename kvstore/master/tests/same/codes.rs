@@ -20,25 +20,25 @@ use crate::caller::{Connection, key};
 const NODE: Uuid = Uuid { first: 11, second: 12 };
 const OTHER: Uuid = Uuid { first: 21, second: 22 };
 
-fn code<T: std::fmt::Debug>(outcome: &Outcome<T>) -> String {
+pub(super) fn code<T: std::fmt::Debug>(outcome: &Outcome<T>) -> String {
     outcome.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned())
 }
 
-fn codes<T: std::fmt::Debug>(outcomes: &[Outcome<T>]) -> String {
+pub(super) fn codes<T: std::fmt::Debug>(outcomes: &[Outcome<T>]) -> String {
     outcomes.iter().map(code).collect::<Vec<_>>().join(" ")
 }
 
-fn segment(number: u64, size: u64) -> Segment<&'static str> {
+pub(super) fn segment(number: u64, size: u64) -> Segment<&'static str> {
     let name = if number == 1 { "127.0.0.1:12001" } else { "127.0.0.1:12002" };
     let (id, base) = (Uuid { first: 5, second: number }, number << 40);
     Segment { id, name, base, size, te_endpoint: name, protocol: "tcp", host_id: "" }
 }
 
-fn start(client_id: Uuid, key: &str, size: u64) -> PutStartArguments<&str> {
+pub(super) fn start(client_id: Uuid, key: &str, size: u64) -> PutStartArguments<&str> {
     PutStartArguments { client_id, key, size, config: ReplicateConfig::default(), tenant: DEFAULT_TENANT }
 }
 
-fn end(client_id: Uuid, key: &str) -> PutEndArguments<&str> {
+pub(super) fn end(client_id: Uuid, key: &str) -> PutEndArguments<&str> {
     let object = ObjectMeta { key, object_checksum: None };
     PutEndArguments { client_id, object, replica_type: ReplicaType::ALL, tenant: DEFAULT_TENANT }
 }
@@ -47,14 +47,14 @@ fn revoke(client_id: Uuid, key: &str) -> PutRevokeArguments<&str> {
     PutRevokeArguments { client_id, key, replica_type: ReplicaType::ALL, tenant: DEFAULT_TENANT }
 }
 
-fn remove(key: &str, force: bool) -> RemoveArguments<&str> {
+pub(super) fn remove(key: &str, force: bool) -> RemoveArguments<&str> {
     RemoveArguments { key, force, tenant: DEFAULT_TENANT }
 }
 
 /// Calls a master and notes how.
-struct Notes {
-    to: Connection,
-    notes: Vec<String>,
+pub(super) struct Notes {
+    pub(super) to: Connection,
+    pub(super) notes: Vec<String>,
 }
 
 /// `note!(notes, Method, arguments)` for single calls, `note!(notes, all Method, arguments)` for batches.
@@ -72,6 +72,8 @@ macro_rules! note {
         reply
     }};
 }
+
+pub(super) use note;
 
 /// How every call of a long history ends.
 pub(super) async fn notes(address: &str) -> Vec<String> {

@@ -1,6 +1,7 @@
 //! The same calls to Mooncake's master and to this one.
 
 mod codes;
+mod disks;
 
 use bytes::BytesMut;
 use mooncake_wire::Dialect;

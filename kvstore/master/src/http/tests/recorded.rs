@@ -192,7 +192,10 @@ async fn the_page_says_what_there_is() {
     let supervisor = moongate_runtime::Supervisor::new();
     let bind = "tcp://127.0.0.1:*".parse().unwrap();
     let options = crate::events::EventsOptions { bind, replay: None, backend: String::new(), kept_bytes: 0 };
-    let events = Events::start(Arc::new(Queue::new(1)), options, &supervisor).await.unwrap();
+    let events =
+        Events::start(Arc::new(Queue::new(1)), options, crate::events::Numbers::default(), &supervisor)
+            .await
+            .unwrap();
     let admin = Arc::into_inner(admin(settings())).unwrap();
     mount(&admin.server);
     put(&admin.server, "model_x", 70_000, 1);

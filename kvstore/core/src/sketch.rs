@@ -1,0 +1,60 @@
+//! Roughly how often keys have been read, in a fixed amount of memory.
+
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+
+use crate::placement::mix;
+
+const ROWS: usize = 4;
+const WIDTH: usize = 4096;
+
+/// A count-min sketch. It counts too much rather than too little, and forgets: when so many reads were counted as there
+/// are counters, all are halved.
+#[derive(Debug)]
+pub(crate) struct Sketch {
+    /// Row by row; none if nothing is to be counted.
+    counters: Box<[AtomicU8]>,
+    counted: AtomicUsize,
+}
+
+impl Sketch {
+    pub(crate) fn new(used: bool) -> Self {
+        let counters = if used { ROWS * WIDTH } else { 0 };
+        Self { counters: (0..counters).map(|_| AtomicU8::new(0)).collect(), counted: AtomicUsize::new(0) }
+    }
+
+    /// Counts a read of the key with this hash, and returns how many there have been.
+    pub(crate) fn count(&self, hash: u64) -> u8 {
+        let mut least = u8::MAX;
+        let mut random = hash;
+        for row in self.counters.chunks(WIDTH) {
+            random = mix(random);
+            let Some(counter) = row.get(random as usize % WIDTH) else { return 0 };
+            let add = |count: u8| count.checked_add(1);
+            let before = counter.fetch_update(Relaxed, Relaxed, add).unwrap_or(u8::MAX);
+            least = least.min(before.saturating_add(1));
+        }
+        if self.counted.fetch_add(1, Relaxed) + 1 == ROWS * WIDTH {
+            self.counted.store(0, Relaxed);
+            for counter in &self.counters {
+                let _ = counter.fetch_update(Relaxed, Relaxed, |count| Some(count / 2));
+            }
+        }
+        least
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_are_counted_and_forgotten() {
+        let sketch = Sketch::new(true);
+        assert_eq!([sketch.count(7), sketch.count(7), sketch.count(7), sketch.count(8)], [1, 2, 3, 1]);
+        (0..300).for_each(|_| _ = sketch.count(9));
+        assert_eq!(sketch.count(9), u8::MAX);
+        (305..ROWS * WIDTH).for_each(|_| _ = sketch.count(10));
+        assert_eq!(sketch.count(9), 128);
+        assert_eq!(sketch.count(7), 2);
+    }
+}

@@ -1,0 +1,372 @@
+//! The folder of a master among others: its state on disk while it stands by, and who it is.
+//!
+//! - `member`: the member's incarnation, and the number of the folder below that counts.
+//! - `state-N/`: a log and its snapshots. A whole copy of a leader's state gets a new folder, which counts once it is whole; then the one
+//!   before is removed.
+//!
+//! As long as the state is there, the master is the same [`Member`](super::Member) after each start. When the state cannot be trusted
+//! it begins empty, and as another one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
+
+use moongate_kvcore::Settings;
+use moongate_oplog::{Error, Folder, Options, snapshot};
+
+use super::tending::Tending;
+use crate::durable::{Durable, Loaded, Pace, Restored};
+use crate::state::State;
+
+/// The file that tells who the master is.
+pub(crate) const MEMBER: &str = "member";
+const PREFIX: &str = "state-";
+
+/// How a state is kept.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// The folder.
+    pub folder: PathBuf,
+    /// How its log is kept.
+    pub log: Options,
+    /// How often snapshots are written.
+    pub pace: Pace,
+}
+
+/// A folder that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// What the file system or the log says.
+    #[error(transparent)]
+    Log(#[from] Error),
+    /// It is a single master's.
+    #[error(
+        "{0} has the state of a master that was the only one; give it another folder, or start it without --enable_ha"
+    )]
+    Single(PathBuf),
+    /// It is not known who it belongs to.
+    #[error("{0} is not what was written; move the folder away to begin anew")]
+    Unknown(PathBuf),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    incarnation: u64,
+    /// The number of the folder that counts.
+    state: u64,
+}
+
+impl Identity {
+    fn write(self, folder: &Folder) -> io::Result<()> {
+        folder
+            .put(MEMBER, format!("incarnation {:016x}\nstate {}\n", self.incarnation, self.state).as_bytes())
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let incarnation = u64::from_str_radix(lines.next()?.strip_prefix("incarnation ")?, 16).ok()?;
+        Some(Self { incarnation, state: lines.next()?.strip_prefix("state ")?.parse().ok()? })
+    }
+}
+
+/// A member's folder.
+#[derive(Debug)]
+pub struct Disk {
+    options: DiskOptions,
+    folder: Folder,
+    identity: Identity,
+    durable: Arc<Durable>,
+    tending: Tending,
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |problem| Error::Io { path, problem }
+}
+
+fn broken(error: Error) -> io::Error {
+    match error {
+        Error::Io { problem, .. } => problem,
+        other => io::Error::other(other),
+    }
+}
+
+impl Disk {
+    /// Takes a folder, which is made if it is not there, and reads its state.
+    ///
+    /// # Errors
+    /// [`DiskError`]. Damaged files are no error: then the state is empty, and [`Restored`] tells why.
+    pub fn open(options: DiskOptions, settings: &Settings) -> Result<(Self, State, Restored), DiskError> {
+        let folder = Folder::take(&options.folder)?;
+        let path = options.folder.join(MEMBER);
+        let known = match fs::read_to_string(&path) {
+            Ok(text) => Some(Identity::read(&text).ok_or_else(|| DiskError::Unknown(path.clone()))?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(&path)(error).into()),
+        };
+        if known.is_none() && is_single(&options.folder).map_err(failed(&options.folder))? {
+            return Err(DiskError::Single(options.folder));
+        }
+        let (mut found, mut why) = (None, None);
+        if let Some(known) = known {
+            let path = state_at(&options.folder, known.state);
+            // A log that is not there would look like one without records.
+            let loaded = match path.is_dir() {
+                true => Durable::load(&path, options.log.clone(), settings)?,
+                false => Loaded::Doubted("its files are gone"),
+            };
+            match loaded {
+                Loaded::Trusted(loaded) => found = Some((known, *loaded)),
+                Loaded::Doubted(doubt) => why = Some(doubt),
+            }
+        }
+        let (identity, (durable, state, restored)) = match found {
+            Some(found) => found,
+            None => {
+                let number = known.map_or(1, |it| it.state.saturating_add(1));
+                let identity = Identity { incarnation: fastrand::u64(..), state: number };
+                let path = state_at(&options.folder, number);
+                let durable = Durable::begin(&path, options.log.clone(), 1)?;
+                identity.write(&folder).map_err(failed(&options.folder))?;
+                let restored = Restored { began_empty: why, ..Restored::default() };
+                (identity, (durable, State::empty(settings), restored))
+            }
+        };
+        let tending = Tending::new(durable.log().oldest());
+        let disk = Self { options, folder, identity, durable: Arc::new(durable), tending };
+        disk.remove_others();
+        Ok((disk, state, restored))
+    }
+
+    /// Tells this member's lives apart: another one when the state was lost.
+    pub fn incarnation(&self) -> u64 {
+        self.identity.incarnation
+    }
+
+    /// The log that counts.
+    pub fn durable(&self) -> &Arc<Durable> {
+        &self.durable
+    }
+
+    /// How it is kept.
+    pub fn options(&self) -> &DiskOptions {
+        &self.options
+    }
+
+    /// Begins a whole copy, which will have all records up to `number`.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn begin_copy(&self, number: u64) -> io::Result<Copying> {
+        let generation = self.identity.state.saturating_add(1);
+        let path = state_at(&self.options.folder, generation);
+        if path.exists() {
+            // A copy that was broken off.
+            fs::remove_dir_all(&path)?;
+        }
+        let durable = Durable::begin(&path, self.options.log.clone(), number.saturating_add(1));
+        let durable = durable.map_err(broken)?;
+        let writer = snapshot::Writer::begin(Arc::clone(durable.folder()), number).map_err(broken)?;
+        Ok(Copying { durable, writer, generation })
+    }
+
+    /// A whole copy is what counts from now on.
+    ///
+    /// # Errors
+    /// What the file system says. Then the state before still counts.
+    pub fn finish_copy(&mut self, copying: Copying) -> io::Result<()> {
+        let Copying { durable, writer, generation } = copying;
+        let last = durable.log().next() - 1;
+        durable.log().commit(last).and_then(|()| durable.log().flush()).map_err(broken)?;
+        writer.finish().map_err(broken)?;
+        let identity = Identity { state: generation, ..self.identity };
+        identity.write(&self.folder)?;
+        self.rest();
+        self.identity = identity;
+        self.durable = Arc::new(durable);
+        self.tending = Tending::new(last);
+        self.remove_others();
+        Ok(())
+    }
+
+    /// Looks after snapshots; a little is done each time.
+    pub fn tend(&mut self, state: &State) {
+        self.tending.tend(&self.durable, state, self.options.pace);
+    }
+
+    /// Gives up the snapshot that is being written. Another may write them afterwards.
+    pub fn rest(&mut self) {
+        self.tending.rest();
+    }
+
+    /// Writes all that is left, so that nothing is doubted at the next start.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn close(&mut self) -> Result<(), Error> {
+        self.rest();
+        self.durable.log().close()
+    }
+
+    /// Copies that were broken off, and what has been replaced.
+    fn remove_others(&self) {
+        let counts = state_at(&self.options.folder, self.identity.state);
+        let Ok(entries) = fs::read_dir(&self.options.folder) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let is_state =
+                path.file_name().and_then(|name| name.to_str()).is_some_and(|it| it.starts_with(PREFIX));
+            if is_state
+                && path != counts
+                && let Err(error) = fs::remove_dir_all(&path)
+            {
+                tracing::warn!(%error, path = %path.display(), "a state that is not needed any more stays");
+            }
+        }
+    }
+}
+
+/// A whole copy on its way to the disk.
+#[derive(Debug)]
+pub struct Copying {
+    durable: Durable,
+    writer: snapshot::Writer,
+    generation: u64,
+}
+
+impl Copying {
+    /// A part of the state.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn part(&mut self, record: &[u8]) -> io::Result<()> {
+        self.writer.write(record).map_err(broken)
+    }
+
+    /// A record after it.
+    pub fn record(&self, record: &[u8]) {
+        self.durable.log().append(record);
+    }
+}
+
+fn state_at(folder: &Path, number: u64) -> PathBuf {
+    folder.join(format!("{PREFIX}{number}"))
+}
+
+/// Whether a master without others has its log here.
+fn is_single(folder: &Path) -> io::Result<bool> {
+    for entry in fs::read_dir(folder)? {
+        if entry?.path().extension().is_some_and(|suffix| suffix == "log" || suffix == "snap") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record;
+    use tempfile::TempDir;
+
+    fn options(folder: &Path, boot: &str) -> DiskOptions {
+        let log = Options { boot_id: boot.to_owned(), ..Options::default() };
+        DiskOptions { folder: folder.to_owned(), log, pace: Pace { records: 100, ..Pace::default() } }
+    }
+
+    fn open(folder: &Path, boot: &str) -> (Disk, State, Restored) {
+        Disk::open(options(folder, boot), &Settings::default()).unwrap()
+    }
+
+    fn folders(path: &Path) -> usize {
+        let names = fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with(PREFIX)).count()
+    }
+
+    fn quota(bytes: u64) -> Vec<u8> {
+        let fact = moongate_kvcore::Fact::TenantQuota { tenant: "a".into(), requested: Some(bytes) };
+        let mut encoded = Vec::new();
+        moongate_kvcore::encode(&fact, &mut encoded);
+        encoded
+    }
+
+    #[test]
+    fn a_member_stays_itself_as_long_as_its_state_is_there() {
+        let folder = TempDir::new().unwrap();
+        let (disk, state, _) = open(folder.path(), "a");
+        let incarnation = disk.incarnation();
+        assert_eq!((state.position(), state.last), (None, 0));
+        disk.durable().log().append(&record::epoch(5));
+        disk.durable().log().append(&quota(1));
+        disk.durable().log().commit(2).unwrap();
+        disk.durable().log().append(&quota(2));
+        drop(disk);
+        let (disk, state, restored) = open(folder.path(), "a");
+        assert_eq!((disk.incarnation(), state.position()), (incarnation, Some((5, 2))), "{restored:?}");
+        drop(disk);
+        // The machine has died.
+        let (disk, state, restored) = open(folder.path(), "b");
+        assert!(disk.incarnation() != incarnation && state.position().is_none(), "{restored:?}");
+        let incarnation = disk.incarnation();
+        drop(disk);
+        fs::remove_dir_all(folder.path().join("state-2")).unwrap();
+        assert_ne!(open(folder.path(), "b").0.incarnation(), incarnation, "its state is gone");
+        fs::write(folder.path().join(MEMBER), "x").unwrap();
+        let refused = Disk::open(options(folder.path(), "b"), &Settings::default());
+        assert!(matches!(refused, Err(DiskError::Unknown(_))));
+    }
+
+    #[test]
+    fn a_copy_counts_when_it_is_whole() {
+        let folder = TempDir::new().unwrap();
+        let (disk, ..) = open(folder.path(), "a");
+        disk.durable().log().append(&record::epoch(5));
+        disk.durable().log().commit(1).unwrap();
+        let copy = |disk: &Disk| {
+            let mut copying = disk.begin_copy(700).unwrap();
+            let epochs = [(5, 1), (6, 90)].into_iter().collect();
+            copying.part(&record::epochs(&epochs)).unwrap();
+            copying.record(&quota(7));
+            copying
+        };
+        drop(copy(&disk));
+        drop(disk);
+        let (mut disk, state, _) = open(folder.path(), "a");
+        assert_eq!((state.position(), folders(folder.path())), (Some((5, 1)), 1));
+        let (incarnation, copying) = (disk.incarnation(), copy(&disk));
+        disk.finish_copy(copying).unwrap();
+        assert_eq!(disk.durable().log().append(&quota(8)), 702);
+        disk.close().unwrap();
+        drop(disk);
+        let (disk, state, _) = open(folder.path(), "b");
+        assert_eq!((disk.incarnation(), state.position()), (incarnation, Some((6, 702))));
+        assert_eq!(folders(folder.path()), 1);
+    }
+
+    #[test]
+    fn snapshots_keep_the_log_short() {
+        let folder = TempDir::new().unwrap();
+        let (mut disk, mut state, _) = open(folder.path(), "a");
+        let first = record::epoch(5);
+        for number in 1..=1000 {
+            let record = if number == 1 { first.clone() } else { quota(number) };
+            disk.durable().log().append(&record);
+            state.next(&record);
+            disk.durable().log().commit(number).unwrap();
+            disk.tend(&state);
+        }
+        disk.rest();
+        assert!(!snapshot::list(disk.durable().folder()).unwrap().is_empty());
+        drop(disk);
+        let (_, state, restored) = open(folder.path(), "a");
+        assert_eq!(state.position(), Some((5, 1000)));
+        assert!(restored.snapshot.is_some() && restored.facts < 1000, "{restored:?}");
+    }
+
+    #[test]
+    fn a_single_masters_folder_is_refused() {
+        let folder = TempDir::new().unwrap();
+        drop(Durable::load(folder.path(), Options::default(), &Settings::default()).unwrap());
+        let refused = Disk::open(options(folder.path(), "a"), &Settings::default());
+        assert!(matches!(refused, Err(DiskError::Single(_))));
+    }
+}

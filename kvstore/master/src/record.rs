@@ -1,0 +1,122 @@
+//! Records of a log that are no facts of the state machine. A fact begins with its version; these begin with a byte that is none.
+
+use moongate_kvcore::{Fact, decode};
+
+use crate::epochs::Epochs;
+
+/// First byte of a record that is no fact.
+const NO_FACT: u8 = 0xf0;
+
+const EPOCH: u8 = 1;
+const EPOCHS: u8 = 2;
+const EVENTS: u8 = 3;
+const METADATA: u8 = 4;
+
+/// What a record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Record<'a> {
+    /// A change of the state machine.
+    Fact(Fact<'a>),
+    /// An epoch begins with this record.
+    Epoch(u64),
+    /// The epochs so far. Only in a snapshot.
+    Epochs(Epochs),
+    /// KV events and messages may have numbers up to this one.
+    Events(u64),
+    /// A change of the transfer metadata, as the metadata server writes it.
+    Metadata(&'a [u8]),
+}
+
+fn head(kind: u8) -> Vec<u8> {
+    vec![NO_FACT, kind]
+}
+
+/// An epoch begins.
+pub(crate) fn epoch(id: u64) -> Vec<u8> {
+    let mut bytes = head(EPOCH);
+    bytes.extend(id.to_le_bytes());
+    bytes
+}
+
+/// The epochs so far.
+pub(crate) fn epochs(epochs: &Epochs) -> Vec<u8> {
+    let mut bytes = head(EPOCHS);
+    for (id, first) in epochs.iter() {
+        bytes.extend(id.to_le_bytes());
+        bytes.extend(first.to_le_bytes());
+    }
+    bytes
+}
+
+/// Numbers of KV events up to this one may be given out.
+pub(crate) fn events(bound: u64) -> Vec<u8> {
+    let mut bytes = head(EVENTS);
+    bytes.extend(bound.to_le_bytes());
+    bytes
+}
+
+/// A change of the transfer metadata.
+pub(crate) fn metadata(change: &[u8]) -> Vec<u8> {
+    let mut bytes = head(METADATA);
+    bytes.extend(change);
+    bytes
+}
+
+fn numbers(bytes: &[u8]) -> Option<Vec<u64>> {
+    let (numbers, rest) = bytes.as_chunks::<8>();
+    rest.is_empty().then(|| numbers.iter().map(|it| u64::from_le_bytes(*it)).collect())
+}
+
+fn number(bytes: &[u8]) -> Option<u64> {
+    match numbers(bytes)?[..] {
+        [number] => Some(number),
+        _ => None,
+    }
+}
+
+/// Reads a record. Nothing if it is none, or one of a later release.
+pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
+    let [NO_FACT, kind, rest @ ..] = bytes else {
+        let (fact, rest) = decode(bytes).ok()?;
+        return rest.is_empty().then_some(Record::Fact(fact));
+    };
+    match *kind {
+        EPOCH => Some(Record::Epoch(number(rest)?)),
+        EVENTS => Some(Record::Events(number(rest)?)),
+        METADATA => Some(Record::Metadata(rest)),
+        EPOCHS => {
+            let numbers = numbers(rest)?;
+            let (pairs, odd) = numbers.as_chunks::<2>();
+            odd.is_empty().then(|| Record::Epochs(pairs.iter().map(|[id, first]| (*id, *first)).collect()))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(id: u64, change: Vec<u8>, all in prop::collection::vec((any::<u64>(), 1..u64::MAX), 0..9)) {
+            let all: Epochs = all.into_iter().collect();
+            let written = [
+                (epoch(id), Record::Epoch(id)),
+                (epochs(&all), Record::Epochs(all)),
+                (events(id), Record::Events(id)),
+                (metadata(&change), Record::Metadata(&change)),
+            ];
+            for (bytes, record) in written {
+                prop_assert_eq!(read(&bytes), Some(record));
+            }
+        }
+
+        #[test]
+        fn anything_is_refused_or_read(bytes: Vec<u8>, kind in 0..8_u8) {
+            let _ = read(&bytes);
+            let _ = read(&[&[NO_FACT, kind], &bytes[..]].concat());
+        }
+    }
+}

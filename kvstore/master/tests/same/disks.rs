@@ -1,0 +1,384 @@
+//! Calls about nodes' disks, by how they end and what they answer.
+
+use std::time::Duration;
+
+use mooncake_wire::rpc::{
+    BatchEvictDiskArguments, BatchEvictDiskReplica, ClientArguments, ClientKeyArguments, CopyRevoke,
+    CopyStart, CopyStartArguments, EvictDiskArguments, EvictDiskReplica, ExistKey, GetReplicaList,
+    MountArguments, MountLocalDiskSegment, MountSegment, MoveRevoke, MoveStart, MoveStartArguments,
+    NotifyOffloadSuccess, NotifyPromotionFailure, NotifyPromotionSuccess, OffloadObjectHeartbeat,
+    OffloadedArguments, OffloadingArguments, Outcome, Ping, PollRemoveAll, PromotionAllocStart,
+    PromotionArguments, PromotionObjectHeartbeat, PutEnd, PutStart, ReMountSegment, RemountArguments, Remove,
+    RemoveAll, RemoveAllArguments, ReportSsdCapacity, SsdCapacityArguments, UnmountArguments,
+    UnmountLocalDiskSegment, UnmountSegment, UpsertEnd, UpsertStart,
+};
+use mooncake_wire::types::{
+    DEFAULT_TENANT, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StoredObject, Uuid,
+};
+use moongate_kvcore::{DiskTier, Settings};
+
+use super::codes::{Notes, code, codes, end, note, remove, segment, start};
+use crate::caller::{self, Connection, key, ours_with};
+use crate::world::{self, NEWEST, RealMaster};
+
+const NODE: Uuid = Uuid { first: 11, second: 12 };
+const OTHER: Uuid = Uuid { first: 21, second: 22 };
+const MIB: u64 = 1 << 20;
+const FIRST: &str = "127.0.0.1:12001";
+const SECOND: &str = "127.0.0.1:12002";
+
+fn task(key: &str, size: i64) -> OffloadTask<&str> {
+    OffloadTask { tenant_id: DEFAULT_TENANT, key, size }
+}
+
+fn offloaded<'a>(client_id: Uuid, objects: &[(&'a str, i64)]) -> OffloadedArguments<&'a str> {
+    let stored = |(key, size): &(&'a str, i64)| StoredObject {
+        bucket_id: 1,
+        offset: 0,
+        key_size: key.len() as i64,
+        data_size: *size,
+        transport_endpoint: "127.0.0.1:9",
+    };
+    let tasks = objects.iter().map(|(key, size)| task(key, *size)).collect();
+    OffloadedArguments { client_id, tasks, stored: objects.iter().map(stored).collect() }
+}
+
+fn named(client_id: Uuid, key: &str) -> ClientKeyArguments<&str> {
+    ClientKeyArguments { client_id, key, tenant: DEFAULT_TENANT }
+}
+
+fn promotion(client_id: Uuid, key: &str, size: u64) -> PromotionArguments<&str> {
+    PromotionArguments { client_id, key, tenant: DEFAULT_TENANT, size, preferred_segments: vec![] }
+}
+
+fn evict(client_id: Uuid, key: &str, replica_type: ReplicaType) -> EvictDiskArguments<&str> {
+    EvictDiskArguments { client_id, key, tenant: DEFAULT_TENANT, replica_type }
+}
+
+fn copy(key: &str) -> CopyStartArguments<&str> {
+    let (source, targets) = (FIRST, vec![SECOND]);
+    CopyStartArguments { client_id: NODE, key, tenant: DEFAULT_TENANT, source, targets }
+}
+
+fn keys_of(tasks: &Outcome<OffloadTasks<String>>) -> String {
+    let Ok(OffloadTasks(tasks)) = tasks else { return String::new() };
+    let mut keys: Vec<String> =
+        tasks.iter().map(|it| format!("{}/{}/{}", it.tenant_id, it.key, it.size)).collect();
+    keys.sort();
+    keys.join(" ")
+}
+
+impl Notes {
+    fn add(&mut self, text: String) {
+        self.notes.push(text);
+    }
+
+    async fn put(&mut self, key: &str, size: u64) -> bool {
+        let mut start = start(NODE, key, size);
+        start.config.preferred_segment = FIRST;
+        let started = self.to.call::<PutStart>(&start).await;
+        let ended = if started.is_ok() { self.to.call::<PutEnd>(&end(NODE, key)).await } else { Ok(()) };
+        started.is_ok() && ended.is_ok()
+    }
+
+    /// What kinds of replicas a reader is told of.
+    async fn kinds(&mut self, what: &str, name: &str) {
+        let found = self.to.call::<GetReplicaList>(&key(name)).await;
+        let kind = |it: &ReplicaMedium<String>| match it {
+            ReplicaMedium::Memory(it) => format!("memory {}", it.size),
+            ReplicaMedium::LocalDisk(it) => {
+                format!("disk of {} {} {}", it.client_id, it.object_size, it.transport_endpoint)
+            }
+            other => format!("{other:?}"),
+        };
+        let kinds = found.map(|list| {
+            let mut kinds: Vec<String> = list.replicas.iter().map(|it| kind(&it.medium)).collect();
+            // Ours tells of memory first, also if that came later.
+            kinds.sort();
+            kinds.join(", ")
+        });
+        self.add(format!("{what}: {name} is {kinds:?}"));
+    }
+
+    /// A heartbeat.
+    async fn live(&mut self) {
+        self.to.call::<Ping>(&ClientArguments { client_id: NODE }).await.unwrap();
+    }
+
+    async fn fetched(&mut self, what: &str) -> OffloadTasks<String> {
+        let arguments = OffloadingArguments { client_id: NODE, enable_offloading: true };
+        let tasks = self.to.call::<OffloadObjectHeartbeat>(&arguments).await;
+        self.add(format!("{what}: offload {} [{}]", code(&tasks), keys_of(&tasks)));
+        tasks.unwrap_or_default()
+    }
+
+    async fn promotions(&mut self, what: &str) {
+        let tasks = self.to.call::<PromotionObjectHeartbeat>(&ClientArguments { client_id: NODE }).await;
+        self.add(format!("{what}: promote {} [{}]", code(&tasks), keys_of(&tasks)));
+    }
+}
+
+async fn mounted(address: &str) -> Notes {
+    let mut notes = Notes { to: Connection::at(address).await, notes: Vec::new() };
+    let notes_ref = &mut notes;
+    for number in [1, 2] {
+        let segment = segment(number, 16 * MIB);
+        note!(notes_ref, MountSegment, MountArguments { segment, client_id: NODE }).ok();
+    }
+    let segments = vec![segment(1, 16 * MIB), segment(2, 16 * MIB)];
+    note!(notes_ref, ReMountSegment, RemountArguments { segments, client_id: NODE }).ok();
+    note!(notes_ref, Ping, ClientArguments { client_id: NODE }).ok();
+    notes
+}
+
+async fn mount_disk(notes: &mut Notes) {
+    let offloading = |client_id| OffloadingArguments { client_id, enable_offloading: true };
+    note!(notes, OffloadObjectHeartbeat, offloading(NODE)).ok();
+    note!(notes, PromotionObjectHeartbeat, ClientArguments { client_id: NODE }).ok();
+    note!(notes, PollRemoveAll, ClientArguments { client_id: NODE }).ok();
+    note!(notes, ReportSsdCapacity, SsdCapacityArguments { client_id: NODE, total_bytes: 5 }).ok();
+    note!(notes, NotifyOffloadSuccess, offloaded(NODE, &[])).ok();
+    note!(notes, NotifyOffloadSuccess, offloaded(NODE, &[("unknown", 5)])).ok();
+    notes.kinds("no disk", "unknown").await;
+    note!(notes, UnmountLocalDiskSegment, ClientArguments { client_id: NODE }).ok();
+    note!(notes, MountLocalDiskSegment, offloading(NODE)).ok();
+    note!(notes, MountLocalDiskSegment, offloading(NODE)).ok();
+    note!(notes, ReportSsdCapacity, SsdCapacityArguments { client_id: NODE, total_bytes: -1 }).ok();
+    note!(notes, ReportSsdCapacity, SsdCapacityArguments { client_id: NODE, total_bytes: 1 << 30 }).ok();
+    note!(notes, PollRemoveAll, ClientArguments { client_id: NODE }).ok();
+    let mut odd = offloaded(NODE, &[("a", 1)]);
+    odd.stored.clear();
+    note!(notes, NotifyOffloadSuccess, odd).ok();
+}
+
+/// With copies on disks as soon as objects are written.
+async fn at_once(address: &str) -> Vec<String> {
+    let mut notes = mounted(address).await;
+    let notes = &mut notes;
+    mount_disk(notes).await;
+    for name in ["a", "b", "c", "d", "e"] {
+        notes.put(name, 1000).await;
+    }
+    // While it waits to be fetched.
+    note!(notes, Remove, remove("e", false)).ok();
+    note!(notes, UpsertStart, start(NODE, "d", 1000)).ok();
+    note!(notes, UpsertEnd, end(NODE, "d")).ok();
+    notes.fetched("five less one").await;
+    notes.fetched("again").await;
+    // While it is fetched.
+    note!(notes, UpsertStart, start(NODE, "a", 1000)).ok();
+    note!(notes, CopyStart, copy("a")).ok();
+    note!(notes, CopyRevoke, named(NODE, "a")).ok();
+    notes.kinds("fetched", "a").await;
+    note!(notes, NotifyOffloadSuccess, offloaded(NODE, &[("a", 1000), ("b", -1), ("c", 1000)])).ok();
+    for name in ["a", "b", "c"] {
+        notes.kinds("offloaded", name).await;
+    }
+    note!(notes, NotifyOffloadSuccess, offloaded(OTHER, &[("a", 1000)])).ok();
+    note!(notes, MountLocalDiskSegment, OffloadingArguments { client_id: OTHER, enable_offloading: true })
+        .ok();
+    note!(notes, NotifyOffloadSuccess, offloaded(OTHER, &[("a", 1000)])).ok();
+    notes.kinds("told by another", "a").await;
+    // What a node finds on its disk when it starts.
+    note!(notes, NotifyOffloadSuccess, offloaded(NODE, &[("found", 77), ("found too", 78)])).ok();
+    notes.kinds("found", "found").await;
+    note!(notes, ExistKey, key("found too")).ok();
+    note!(notes, PutStart, start(OTHER, "found", 77)).ok();
+    note!(notes, EvictDiskReplica, evict(OTHER, "a", ReplicaType::LOCAL_DISK)).ok();
+    note!(notes, EvictDiskReplica, evict(NODE, "a", ReplicaType::MEMORY)).ok();
+    notes.kinds("not evicted", "a").await;
+    note!(notes, EvictDiskReplica, evict(NODE, "a", ReplicaType::LOCAL_DISK)).ok();
+    notes.kinds("evicted", "a").await;
+    note!(notes, EvictDiskReplica, evict(NODE, "found", ReplicaType::LOCAL_DISK)).ok();
+    notes.kinds("evicted", "found").await;
+    let keys = vec!["found too", "nothing"];
+    let (tenant, replica_type) = (DEFAULT_TENANT, ReplicaType::LOCAL_DISK);
+    let both = BatchEvictDiskArguments { client_id: NODE, keys, tenant, replica_type };
+    note!(notes, all BatchEvictDiskReplica, both);
+    // Memory goes, the disk stays.
+    for number in [1, 2] {
+        let segment_id = segment(number, 0).id;
+        note!(notes, UnmountSegment, UnmountArguments { segment_id, client_id: NODE }).ok();
+    }
+    for name in ["a", "c"] {
+        notes.kinds("without memory", name).await;
+    }
+    note!(notes, UnmountLocalDiskSegment, ClientArguments { client_id: NODE }).ok();
+    notes.kinds("without a disk", "c").await;
+    note!(notes, OffloadObjectHeartbeat, OffloadingArguments { client_id: NODE, enable_offloading: true })
+        .ok();
+    std::mem::take(&mut notes.notes)
+}
+
+/// With copies when there is no room any more, and back when they are read.
+async fn on_evict(address: &str) -> Vec<String> {
+    let mut notes = mounted(address).await;
+    let notes = &mut notes;
+    let offloading = OffloadingArguments { client_id: NODE, enable_offloading: true };
+    note!(notes, MountLocalDiskSegment, offloading).ok();
+    notes.fetched("nothing yet").await;
+    for number in 0..31 {
+        notes.put(&format!("k{number}"), MIB).await;
+    }
+    // The watermark is exceeded now: the oldest go to the disk.
+    let mut fetched = Vec::new();
+    let is_in_time = async {
+        while fetched.is_empty() {
+            notes.live().await;
+            let tasks = notes.to.call::<OffloadObjectHeartbeat>(&offloading).await.unwrap();
+            fetched = tasks.0;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(caller::LIMIT, is_in_time).await.unwrap();
+    let oldest = fetched.iter().any(|it| it.key == "k0");
+    notes.add(format!("the oldest is among them: {oldest}"));
+    notes.kinds("being offloaded", "k0").await;
+    let objects: Vec<(&str, i64)> = fetched.iter().map(|it| (it.key.as_str(), it.size)).collect();
+    note!(notes, NotifyOffloadSuccess, offloaded(NODE, &objects)).ok();
+    // It is leased by the look above, and goes from memory when that has ended.
+    let mut round = 0;
+    let left = async {
+        loop {
+            notes.live().await;
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            for number in 0..4 {
+                notes.put(&format!("more{round}-{number}"), MIB).await;
+            }
+            round += 1;
+            let list = notes.to.call::<GetReplicaList>(&key("k0")).await;
+            let only_disk = |list: &mooncake_wire::types::ReplicaList<String>| {
+                list.replicas.iter().all(|it| matches!(it.medium, ReplicaMedium::LocalDisk(_)))
+            };
+            if list.is_ok_and(|list| only_disk(&list)) {
+                return;
+            }
+            let tasks = notes.to.call::<OffloadObjectHeartbeat>(&offloading).await.unwrap().0;
+            let objects: Vec<(&str, i64)> = tasks.iter().map(|it| (it.key.as_str(), it.size)).collect();
+            notes.to.call::<NotifyOffloadSuccess>(&offloaded(NODE, &objects)).await.unwrap();
+        }
+    };
+    tokio::time::timeout(caller::LIMIT, left).await.unwrap();
+    notes.kinds("left memory", "k0").await;
+    note!(
+        notes,
+        MoveStart,
+        MoveStartArguments {
+            client_id: NODE,
+            key: "k0",
+            tenant: DEFAULT_TENANT,
+            source: FIRST,
+            target: SECOND,
+        }
+    )
+    .ok();
+    note!(notes, MoveRevoke, named(NODE, "k0")).ok();
+    note!(notes, PutStart, start(OTHER, "k0", MIB)).ok();
+    std::mem::take(&mut notes.notes)
+}
+
+async fn promoted(address: &str) -> Vec<String> {
+    let mut notes = mounted(address).await;
+    let notes = &mut notes;
+    let offloading = OffloadingArguments { client_id: NODE, enable_offloading: true };
+    note!(notes, MountLocalDiskSegment, offloading).ok();
+    note!(notes, NotifyOffloadSuccess, offloaded(NODE, &[("x", 500), ("y", 600), ("z", 700)])).ok();
+    notes.kinds("first read", "x").await;
+    notes.promotions("too rare").await;
+    note!(notes, PromotionAllocStart, promotion(NODE, "x", 500)).ok();
+    notes.kinds("second read", "x").await;
+    notes.kinds("third read", "x").await;
+    notes.promotions("asked for").await;
+    notes.promotions("told once").await;
+    note!(notes, Remove, remove("x", false)).ok();
+    note!(notes, UpsertStart, start(NODE, "x", 500)).ok();
+    note!(notes, NotifyPromotionSuccess, named(NODE, "x")).ok();
+    note!(notes, PromotionAllocStart, promotion(OTHER, "x", 500)).ok();
+    note!(notes, PromotionAllocStart, promotion(NODE, "x", 501)).ok();
+    note!(notes, PromotionAllocStart, promotion(NODE, "nothing", 501)).ok();
+    note!(notes, PromotionAllocStart, promotion(NODE, "x", 500)).ok();
+    note!(notes, PromotionAllocStart, promotion(NODE, "x", 500)).ok();
+    notes.kinds("being promoted", "x").await;
+    note!(notes, Remove, remove("x", true)).ok();
+    note!(notes, NotifyPromotionSuccess, named(OTHER, "x")).ok();
+    note!(notes, NotifyPromotionSuccess, named(NODE, "x")).ok();
+    note!(notes, NotifyPromotionSuccess, named(NODE, "x")).ok();
+    notes.kinds("promoted", "x").await;
+    // Two are asked for, one is told at a time; one of them fails.
+    for name in ["y", "y", "z", "z"] {
+        notes.kinds("read", name).await;
+    }
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        let tasks = notes.to.call::<PromotionObjectHeartbeat>(&ClientArguments { client_id: NODE }).await;
+        told.push(keys_of(&tasks));
+    }
+    told.sort();
+    notes.add(format!("one at a time: {told:?}"));
+    note!(notes, PromotionAllocStart, promotion(NODE, "y", 600)).ok();
+    note!(notes, NotifyPromotionFailure, named(OTHER, "y")).ok();
+    note!(notes, NotifyPromotionFailure, named(NODE, "y")).ok();
+    note!(notes, NotifyPromotionFailure, named(NODE, "y")).ok();
+    note!(notes, NotifyPromotionFailure, named(NODE, "nothing")).ok();
+    notes.kinds("not promoted", "y").await;
+    note!(notes, Remove, remove("z", true)).ok();
+    note!(notes, NotifyPromotionSuccess, named(NODE, "z")).ok();
+    let all = notes.to.call::<RemoveAll>(&RemoveAllArguments { force: true, tenant: DEFAULT_TENANT }).await;
+    notes.add(format!("removed {all}"));
+    for _ in 0..2 {
+        let polled = notes.to.call::<PollRemoveAll>(&ClientArguments { client_id: NODE }).await;
+        notes.add(format!("{polled:?}"));
+    }
+    std::mem::take(&mut notes.notes)
+}
+
+fn differences(expected: &[String], found: &[String]) -> Vec<String> {
+    assert_eq!(expected.len(), found.len());
+    let differ = expected.iter().zip(found).filter(|(expected, found)| expected != found);
+    differ.map(|(expected, found)| format!("{expected}   {found}")).collect()
+}
+
+/// `same!(calls, flags of Mooncake's master, the same for ours)`
+macro_rules! same {
+    ($calls:ident, $flags:expr, $tier:expr) => {{
+        let real = RealMaster::start_with(NEWEST, $flags).await;
+        let core = Settings { lease_ttl_ms: 500, ramp_ms: 0, disks: Some($tier), ..Settings::default() };
+        let ours = ours_with(None, core).await;
+        let expected = $calls(&real.rpc).await;
+        let found = $calls(&ours.rpc).await;
+        let differ = differences(&expected, &found);
+        assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));
+    }};
+}
+
+#[tokio::test]
+async fn objects_go_to_disks_at_once_alike() {
+    same!(at_once, &["--enable_offload", "--default_kv_lease_ttl=500"], DiskTier::default());
+}
+
+#[tokio::test]
+async fn objects_go_to_disks_when_evicted_alike() {
+    let tier = DiskTier { on_evict: true, ..DiskTier::default() };
+    same!(on_evict, &["--enable_offload", "--offload_on_evict", "--default_kv_lease_ttl=500"], tier);
+}
+
+#[tokio::test]
+async fn objects_come_back_when_read_alike() {
+    let tier = DiskTier { promote_on_hit: true, ..DiskTier::default() };
+    same!(promoted, &["--enable_offload", "--promotion_on_hit", "--default_kv_lease_ttl=500"], tier);
+}
+
+#[tokio::test]
+async fn a_client_with_a_disk_finds_the_same() {
+    const FLAGS: &[&str] =
+        &["--enable_offload", "--offload_on_evict", "--promotion_on_hit", "--default_kv_lease_ttl=500"];
+    let tier = DiskTier { on_evict: true, promote_on_hit: true, ..DiskTier::default() };
+    let core = Settings { lease_ttl_ms: 500, ramp_ms: 0, disks: Some(tier), ..Settings::default() };
+    let (real, ours) = (RealMaster::start_with(NEWEST, FLAGS).await, ours_with(None, core).await);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let expected = world::disks(NEWEST, &real.rpc, &real.admin, folders[0].path()).await;
+    let found = world::disks(NEWEST, &ours.rpc, &ours.faces.admin.to_string(), folders[1].path()).await;
+    assert!(expected.iter().any(|line| line == "it is brought back: True"), "{expected:?}");
+    let differ = differences(&expected, &found);
+    assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));
+}
