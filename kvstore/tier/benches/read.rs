@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 use moongate_tier::{Options, Tier};
 
 const OBJECT: usize = 4 << 20;
-const TOTAL: usize = 1 << 30;
+const TOTAL: usize = 512 << 20;
 /// Objects that are asked for at once.
 const BATCH: usize = 8;
-const TIME: Duration = Duration::from_secs(2);
-const ROUNDS: usize = 3;
+const TIME: Duration = Duration::from_secs(1);
+const ROUNDS: usize = 5;
 
 fn main() {
     println!(
-        "objects of 4 MiB, 1 GiB of them, one thread; GB/s, median of {ROUNDS} rounds of {} s",
+        "objects of 4 MiB, 512 MiB of them, one thread; GB/s, median of {ROUNDS} rounds of {} s",
         TIME.as_secs()
     );
     println!("block      put   get one   get 8   threads 8   fio 32 deep   get 8 / fio");
