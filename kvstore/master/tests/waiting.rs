@@ -60,11 +60,12 @@ async fn others_on_the_same_thread_are_answered_meanwhile() {
     writer.put(node, "k", 1000).await;
     gate.set(true);
     let mut put = std::pin::pin!(writer.put(node, "late", 1000));
+    let asked = key("k");
     for _ in 0..100 {
         tokio::select! {
             biased;
             () = &mut put => panic!("answered before it is committed"),
-            found = reader.call::<ExistKey>(&key("k")) => assert_eq!(found, Ok(true)),
+            found = reader.call::<ExistKey>(&asked) => assert_eq!(found, Ok(true)),
         }
     }
     gate.set(false);
