@@ -1,9 +1,11 @@
-//! The one binary: `moongate gateway | master | store-holder | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | master | store | store-holder | kv | up | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
 mod gateway;
+mod kv;
 mod master;
+mod store;
 mod store_holder;
 mod up;
 
@@ -34,6 +36,10 @@ enum Command {
     Gateway(Box<gateway::GatewayCommand>),
     /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
     Master(master::MasterCommand),
+    /// Lend memory to a Mooncake store, in the place of Mooncake's own store service.
+    Store(store::StoreCommand),
+    /// Put objects into a store, get them back, and measure it.
+    Kv(Box<kv::KvCommand>),
     /// Keep a store's memory while the store itself is restarted or replaced.
     StoreHolder(store_holder::HolderCommand),
     /// Start simulated engines and a gateway on this machine, to try things out.
@@ -70,6 +76,17 @@ fn main() -> ExitCode {
             }
             Err(code) => code,
         },
+        Command::Store(command) => match command.settings() {
+            Ok((flags, config)) => {
+                let logs = flags.logs.clone();
+                run(&logs, |supervisor| store::run(flags, config, supervisor))
+            }
+            Err(code) => code,
+        },
+        Command::Kv(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |supervisor| kv::run(*command, supervisor))
+        }
         Command::StoreHolder(command) => {
             let logs = command.logs.clone();
             run(&logs, |_| store_holder::run(command))

@@ -35,6 +35,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("operator/api", "rbg-api", &["moongate-testkit"]),
     ("operator/render", "moongate-render", &["rbg-api", "moongate-testkit"]),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
+    (
+        "kvstore/client",
+        "moongate-kvclient",
+        &["moongate-kvstore", "moongate-transfer", "mooncake-wire", "moongate-runtime"],
+    ),
     ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),
     (
         "kvstore/master",
@@ -51,8 +56,22 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/memory", "moongate-memory", &[]),
+    (
+        "kvstore/node",
+        "moongate-store",
+        &[
+            "moongate-kvclient",
+            "moongate-kvstore",
+            "moongate-memory",
+            "moongate-transfer",
+            "mooncake-wire",
+            "moongate-runtime",
+            "moongate-telemetry",
+        ],
+    ),
     ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
+    ("kvstore/transfer", "moongate-transfer", &["moongate-runtime"]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",

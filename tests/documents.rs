@@ -13,10 +13,12 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 8] = [
+const COMMANDS: [&str; 10] = [
     "moongate gateway",
+    "moongate store",
     "moongate store-holder",
     "moongate up",
+    "moongate kv",
     "moongate loadtest",
     "moongate loadtest run",
     "moongate loadtest engine",

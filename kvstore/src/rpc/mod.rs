@@ -7,12 +7,16 @@
 //! Nothing tells the master's release beforehand. A call is made in the dialect that fitted last, at first in the
 //! newest. A master that refuses the arguments is asked in older forms; one that answers in another form than
 //! expected has told its release by that.
+//!
+//! [`Objects`] has the calls about objects, [`Master::call`] makes any call.
 
 mod attempts;
 mod connection;
 mod error;
 mod master;
+mod objects;
 mod session;
 
 pub use error::RpcError;
 pub use master::{Master, Options};
+pub use objects::{Mode, Objects};

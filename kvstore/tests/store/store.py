@@ -3,11 +3,13 @@
 store.py MASTER METADATA MEBIBYTES
 put KEY SIZE | fill COPIES SIZE KEY... | get KEY | remove KEY | close
 exist KEY... | read KEY... | force KEY | clear EXPRESSION | empty
+Its buffer, which bounds what it can get, has BUFFER_MEBIBYTES mebibytes, or 16.
 fill puts many objects, one copy of each into its own memory while there is room. What is put repeats its key, and read counts
 the objects that come back so. clear and empty remove many objects, and answer with their number.
 Its answers begin with "> ", because the client writes to stdout too.
 """
 
+import os
 import sys
 
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
@@ -19,7 +21,8 @@ def say(text):
 
 master, metadata, mebibytes = sys.argv[1:]
 store = MooncakeDistributedStore()
-result = store.setup("127.0.0.1", metadata, int(mebibytes) << 20, 16 << 20, "tcp", "", master)
+buffer = int(os.environ.get("BUFFER_MEBIBYTES", "16")) << 20
+result = store.setup("127.0.0.1", metadata, int(mebibytes) << 20, buffer, "tcp", "", master)
 if result != 0:
     sys.exit(f"setup: {result}")
 

@@ -125,7 +125,7 @@ impl RealMaster {
 }
 
 /// A Python program of this folder, with a release of Mooncake.
-async fn program(release: &str, name: &str) -> Command {
+pub(crate) async fn program(release: &str, name: &str) -> Command {
     let mooncake = installed().await;
     let mut command = Command::new(mooncake.join("venv/bin/python"));
     command.arg(folder().join(name)).env("LD_LIBRARY_PATH", libraries(&mooncake.join(release)));

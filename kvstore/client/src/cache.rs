@@ -1,0 +1,114 @@
+//! Objects that are read often, kept here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use moka::Expiry;
+use moka::sync::Cache;
+
+/// What an entry weighs beside its key and its bytes.
+const OVERHEAD: usize = 128;
+
+/// Keeps objects for as long as the master has promised that they stay, within a number of bytes. Those that are
+/// asked for most often stay longest.
+#[derive(Debug)]
+pub(crate) struct HotCache(Option<Cache<Arc<str>, Kept>>);
+
+#[derive(Clone, Debug)]
+struct Kept {
+    bytes: Bytes,
+    until: Instant,
+}
+
+struct UntilLeaseEnds;
+
+impl Expiry<Arc<str>, Kept> for UntilLeaseEnds {
+    fn expire_after_create(&self, _: &Arc<str>, kept: &Kept, now: Instant) -> Option<Duration> {
+        Some(kept.until.saturating_duration_since(now))
+    }
+
+    fn expire_after_update(
+        &self,
+        _: &Arc<str>,
+        kept: &Kept,
+        now: Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        Some(kept.until.saturating_duration_since(now))
+    }
+}
+
+impl HotCache {
+    /// A cache of that many bytes; none if 0.
+    pub(crate) fn new(bytes: u64) -> Self {
+        let weight = |key: &Arc<str>, kept: &Kept| {
+            u32::try_from(OVERHEAD + key.len() + kept.bytes.len()).unwrap_or(u32::MAX)
+        };
+        let build =
+            || Cache::builder().max_capacity(bytes).weigher(weight).expire_after(UntilLeaseEnds).build();
+        Self((bytes > 0).then(build))
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<Bytes> {
+        let kept = self.0.as_ref()?.get(key)?;
+        // The cache's clock may lag.
+        (Instant::now() < kept.until).then_some(kept.bytes)
+    }
+
+    pub(crate) fn keep(&self, key: &str, bytes: &Bytes, until: Instant) {
+        if let Some(cache) = &self.0 {
+            cache.insert(key.into(), Kept { bytes: bytes.clone(), until });
+        }
+    }
+
+    /// Forgets an object that is being replaced or removed.
+    pub(crate) fn forget(&self, key: &str) {
+        if let Some(cache) = &self.0 {
+            cache.invalidate(key);
+        }
+    }
+
+    pub(crate) fn forget_all(&self) {
+        if let Some(cache) = &self.0 {
+            cache.invalidate_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_kept_until_their_lease_ends() {
+        let cache = HotCache::new(1 << 20);
+        let now = Instant::now();
+        cache.keep("short", &Bytes::from_static(b"s"), now);
+        cache.keep("long", &Bytes::from_static(b"l"), now + Duration::from_secs(3600));
+        assert_eq!(cache.get("short"), None);
+        assert_eq!(cache.get("long").as_deref(), Some(&b"l"[..]));
+        cache.forget("long");
+        assert_eq!(cache.get("long"), None);
+        let off = HotCache::new(0);
+        off.keep("long", &Bytes::from_static(b"l"), now + Duration::from_secs(3600));
+        assert!(!off.is_on() && off.get("long").is_none());
+    }
+
+    #[test]
+    fn no_more_is_kept_than_fits() {
+        let cache = HotCache::new(100_000);
+        let until = Instant::now() + Duration::from_secs(3600);
+        for n in 0..100 {
+            cache.keep(&format!("{n}"), &Bytes::from(vec![0; 10_000]), until);
+        }
+        let inner = cache.0.as_ref().unwrap();
+        inner.run_pending_tasks();
+        assert!(inner.weighted_size() <= 100_000, "{}", inner.weighted_size());
+        assert!(inner.entry_count() > 0);
+    }
+}

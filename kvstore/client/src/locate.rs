@@ -1,0 +1,166 @@
+//! Where an object is, and for how long that is certain.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mooncake_wire::types::{self, ReplicaList, ReplicaMedium, ReplicaStatus};
+use parking_lot::Mutex;
+
+use crate::client::Client;
+use crate::error::KvError;
+use crate::peer::Peer;
+
+/// What the master knows of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Bytes.
+    pub size: u64,
+    /// Its copies.
+    pub replicas: Vec<Replica>,
+    /// For how long it is leased now, because it was asked for.
+    pub lease: Duration,
+    /// The writer's checksum, if it gave one.
+    pub checksum: Option<u64>,
+}
+
+/// A copy of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Unique within a master.
+    pub id: u64,
+    /// `memory`, `nof`, `disk`, `local disk` or `dfs`.
+    pub medium: &'static str,
+    /// The node that has it, as `host:port`, or the path of its file.
+    pub place: String,
+    /// Where in that node's memory, or in that file.
+    pub address: u64,
+    /// Whether it can be read.
+    pub complete: bool,
+}
+
+impl Replica {
+    fn new(replica: &types::Replica<String>) -> (Self, u64) {
+        let (medium, place, address, size) = match &replica.medium {
+            ReplicaMedium::Memory(buffer) => ("memory", &buffer.endpoint, buffer.address, buffer.size),
+            ReplicaMedium::Nof(buffer) => ("nof", &buffer.endpoint, buffer.address, buffer.size),
+            ReplicaMedium::Disk(disk) => ("disk", &disk.file_path, 0, disk.object_size),
+            ReplicaMedium::LocalDisk(disk) => ("local disk", &disk.transport_endpoint, 0, disk.object_size),
+            ReplicaMedium::Dfs(file) => ("dfs", &file.file_path, file.offset, file.object_size),
+        };
+        let (place, complete) = (place.clone(), replica.status == ReplicaStatus::COMPLETE);
+        (Self { id: replica.id, medium, place, address, complete }, size)
+    }
+}
+
+impl From<&ReplicaList<String>> for Stat {
+    fn from(list: &ReplicaList<String>) -> Self {
+        let (replicas, sizes): (Vec<_>, Vec<_>) = list.replicas.iter().map(Replica::new).unzip();
+        Self {
+            size: sizes.first().copied().unwrap_or_default(),
+            replicas,
+            lease: Duration::from_millis(list.lease_ttl_ms),
+            checksum: list.object_checksum,
+        }
+    }
+}
+
+/// Where an object can be read.
+#[derive(Debug)]
+pub(crate) struct Located {
+    pub(crate) size: usize,
+    pub(crate) sources: Vec<Source>,
+    pub(crate) lease: Lease,
+    /// The writer's, if it gave one.
+    pub(crate) checksum: Option<u64>,
+}
+
+/// A replica in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) address: u64,
+}
+
+/// For how long an object neither goes away nor changes. It counts from before the master was asked.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) length: Duration,
+    end: Mutex<Instant>,
+}
+
+impl Lease {
+    pub(crate) fn new(asked: Instant, length: Duration) -> Self {
+        Self { length, end: Mutex::new(asked + length) }
+    }
+
+    pub(crate) fn end(&self) -> Instant {
+        *self.end.lock()
+    }
+
+    pub(crate) fn holds(&self) -> bool {
+        Instant::now() < self.end()
+    }
+
+    /// The master has leased the object again when it was asked then. Of no use if that was too late.
+    pub(crate) fn renewed(&self, asked: Instant, answered: Instant) {
+        let mut end = self.end.lock();
+        if answered < *end {
+            *end = asked + self.length;
+        }
+    }
+}
+
+impl Client {
+    /// Asks the master where an object is.
+    pub(crate) async fn locate(&self, key: &str) -> Result<Located, KvError> {
+        let asked = Instant::now();
+        let list = self.shared.objects.replicas(key).await;
+        let list = list.map_err(|source| KvError::master("find", key, source))?;
+        self.located(key, asked, &list)
+    }
+
+    /// Understands the master's answer to a question that was asked then.
+    pub(crate) fn located(
+        &self,
+        key: &str,
+        asked: Instant,
+        list: &ReplicaList<String>,
+    ) -> Result<Located, KvError> {
+        let mut size = None;
+        let mut sources = Vec::with_capacity(list.replicas.len());
+        for replica in &list.replicas {
+            let ReplicaMedium::Memory(buffer) = &replica.medium else { continue };
+            // Copies of another size cannot be of the same object.
+            if replica.status == ReplicaStatus::COMPLETE && *size.get_or_insert(buffer.size) == buffer.size {
+                sources
+                    .push(Source { peer: self.shared.peers.get(&buffer.endpoint), address: buffer.address });
+            }
+        }
+        let Some(size) = size else {
+            let found: Vec<_> = list.replicas.iter().map(|replica| Replica::new(replica).0.medium).collect();
+            let found = if found.is_empty() { "none at all".to_owned() } else { found.join(", ") };
+            return Err(KvError::NoReplica { key: key.to_owned(), found });
+        };
+        let limit = self.shared.options.largest_object;
+        let too_large = KvError::TooLarge { key: key.to_owned(), size, limit };
+        let size = usize::try_from(size).ok().filter(|_| size <= limit).ok_or(too_large)?;
+        let lease = Lease::new(asked, Duration::from_millis(list.lease_ttl_ms));
+        Ok(Located { size, sources, lease, checksum: list.object_checksum })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_renewed_only_while_it_lasts() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let lease = Lease::new(start, 10 * second);
+        assert!(lease.holds());
+        lease.renewed(start + 5 * second, start + 6 * second);
+        assert_eq!(lease.end(), start + 15 * second);
+        lease.renewed(start + 14 * second, start + 16 * second);
+        assert_eq!(lease.end(), start + 15 * second, "nobody knows what happened in between");
+    }
+}

@@ -1,0 +1,274 @@
+//! The nodes that objects are on: their lanes, and how busy they are.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use moongate_transfer::{Connection, Directory, DirectoryError, Protocol, TransferError};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::error::NodeError;
+use crate::options::Options;
+
+/// Nodes that are remembered at most. When there are more, the idle ones are forgotten.
+const MOST_PEERS: usize = 4096;
+/// What a step of distance weighs against bytes that are under way, so that a near node with a long queue is not
+/// preferred for ever.
+const STEP_BYTES: u64 = 4 << 20;
+/// How long a node that failed is the last choice.
+const SHUNNED: Duration = Duration::from_secs(1);
+
+/// All nodes that this client has met.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    options: Options,
+    directory: Directory,
+    peers: Mutex<HashMap<Arc<str>, Arc<Peer>>>,
+    /// Bytes of all transfers that succeeded.
+    moved: AtomicU64,
+}
+
+/// One node.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) endpoint: Arc<str>,
+    distance: u32,
+    /// Bytes of transfers that have begun or wait.
+    outstanding: AtomicU64,
+    lanes: Semaphore,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    idle: Vec<Lane>,
+    place: Option<Arc<Place>>,
+    failed: Option<Instant>,
+}
+
+/// A connection on which nothing is under way.
+#[derive(Debug)]
+struct Lane {
+    connection: Connection,
+    protocol: Protocol,
+}
+
+/// A node's data port.
+#[derive(Debug)]
+struct Place {
+    host: String,
+    port: u16,
+    protocol: Protocol,
+}
+
+/// What a transfer does.
+pub(crate) enum Move<'a> {
+    Read(&'a mut [u8]),
+    Write(&'a [u8]),
+}
+
+impl Move<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Read(into) => into.len(),
+            Self::Write(from) => from.len(),
+        }
+    }
+
+    async fn on(&mut self, lane: &mut Lane, address: u64) -> Result<(), TransferError> {
+        match self {
+            Self::Read(into) => lane.connection.read(address, into).await,
+            Self::Write(from) => lane.write(address, from).await,
+        }
+    }
+}
+
+impl Lane {
+    /// Writes, and returns when the node has applied it.
+    async fn write(&mut self, address: u64, from: &[u8]) -> Result<(), TransferError> {
+        self.connection.write(address, from).await?;
+        let (Protocol::V1, Some(last)) = (self.protocol, from.last()) else { return Ok(()) };
+        // Version 1 does not tell when it has applied a write. But it does one thing after the other, so reading
+        // the last byte tells.
+        let (mut end, size) = ([0], from.len() as u64);
+        self.connection.read(address.saturating_add(size - 1), &mut end).await?;
+        if end == [*last] {
+            return Ok(());
+        }
+        Err(TransferError::Checksum { address: self.connection.address().to_owned(), start: address, size })
+    }
+}
+
+/// Counts bytes as outstanding until it is dropped.
+struct Booked<'a>(&'a AtomicU64, u64);
+
+impl<'a> Booked<'a> {
+    fn new(counter: &'a AtomicU64, bytes: usize) -> Self {
+        counter.fetch_add(bytes as u64, Ordering::Relaxed);
+        Self(counter, bytes as u64)
+    }
+}
+
+impl Drop for Booked<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+impl Peers {
+    pub(crate) fn new(options: Options) -> Result<Self, DirectoryError> {
+        let directory = Directory::new(&options.metadata)?;
+        Ok(Self { options, directory, peers: Mutex::default(), moved: AtomicU64::new(0) })
+    }
+
+    /// The node at `endpoint`, a `host:port`.
+    pub(crate) fn get(&self, endpoint: &str) -> Arc<Peer> {
+        let mut peers = self.peers.lock();
+        if let Some(peer) = peers.get(endpoint) {
+            return Arc::clone(peer);
+        }
+        if peers.len() >= MOST_PEERS {
+            peers.retain(|_, peer| Arc::strong_count(peer) > 1);
+        }
+        let endpoint: Arc<str> = endpoint.into();
+        let peer = Arc::new(Peer {
+            endpoint: Arc::clone(&endpoint),
+            distance: self.options.locality.distance(&endpoint),
+            outstanding: AtomicU64::new(0),
+            lanes: Semaphore::new(self.options.lanes_per_node.max(1)),
+            state: Mutex::default(),
+        });
+        peers.insert(endpoint, Arc::clone(&peer));
+        peer
+    }
+
+    /// Bytes of all transfers that succeeded, until now.
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Moves bytes between a caller's buffer and a node's memory.
+    pub(crate) async fn transfer(
+        &self,
+        peer: &Peer,
+        address: u64,
+        mut what: Move<'_>,
+    ) -> Result<(), NodeError> {
+        let _booked = Booked::new(&peer.outstanding, what.len());
+        // The semaphore is never closed.
+        let _permit = peer.lanes.acquire().await;
+        let moved = self.transfer_on_some_lane(peer, address, &mut what).await;
+        match &moved {
+            Ok(()) => _ = self.moved.fetch_add(what.len() as u64, Ordering::Relaxed),
+            Err(_) => peer.failed(),
+        }
+        moved
+    }
+
+    async fn transfer_on_some_lane(
+        &self,
+        peer: &Peer,
+        address: u64,
+        what: &mut Move<'_>,
+    ) -> Result<(), NodeError> {
+        // A lane that lay idle may have died unnoticed. Then a new one shows whether the node lives.
+        if let Some(mut lane) = peer.idle_lane() {
+            match what.on(&mut lane, address).await {
+                Ok(()) => {
+                    peer.give_back(lane);
+                    return Ok(());
+                }
+                Err(TransferError::Broken { .. }) => peer.forget(),
+                Err(source) => return Err(peer.error(source)),
+            }
+        }
+        let mut lane = self.open(peer).await?;
+        what.on(&mut lane, address).await.map_err(|source| peer.error(source))?;
+        peer.give_back(lane);
+        Ok(())
+    }
+
+    async fn open(&self, peer: &Peer) -> Result<Lane, NodeError> {
+        let place = self.place(peer).await?;
+        let opened = Connection::open(&place.host, place.port, place.protocol, self.options.transfers).await;
+        let connection = opened.map_err(|source| {
+            // It may have been restarted with another port.
+            peer.forget();
+            peer.error(source)
+        })?;
+        Ok(Lane { connection, protocol: place.protocol })
+    }
+
+    /// Where the node's data port is. Asked once, until it turns out to be wrong.
+    async fn place(&self, peer: &Peer) -> Result<Arc<Place>, NodeError> {
+        if let Some(known) = peer.state.lock().place.clone() {
+            return Ok(known);
+        }
+        let lookup = |reason: String| NodeError::Lookup { endpoint: Arc::clone(&peer.endpoint), reason };
+        let descriptor =
+            self.directory.descriptor(&peer.endpoint).await.map_err(|e| lookup(e.to_string()))?;
+        let (host, port) = descriptor.data_address(&peer.endpoint).map_err(|e| lookup(e.to_string()))?;
+        let protocol = older(descriptor.protocol(), self.options.newest_protocol);
+        let place = Arc::new(Place { host, port, protocol });
+        peer.state.lock().place = Some(Arc::clone(&place));
+        Ok(place)
+    }
+}
+
+/// The older of two versions of the data plane.
+fn older(one: Protocol, other: Protocol) -> Protocol {
+    let ages = [Protocol::V1, Protocol::V2, Protocol::Checked];
+    ages.into_iter().find(|version| [one, other].contains(version)).unwrap_or(one)
+}
+
+impl Peer {
+    /// What it costs to read from it now: less is better.
+    pub(crate) fn cost(&self) -> u64 {
+        let failed = self.state.lock().failed.is_some_and(|at| at.elapsed() < SHUNNED);
+        let busy = self.outstanding.load(Ordering::Relaxed);
+        if failed {
+            u64::MAX
+        } else {
+            busy.saturating_add(u64::from(self.distance).saturating_mul(STEP_BYTES))
+        }
+    }
+
+    fn idle_lane(&self) -> Option<Lane> {
+        self.state.lock().idle.pop()
+    }
+
+    fn give_back(&self, lane: Lane) {
+        let mut state = self.state.lock();
+        state.idle.push(lane);
+        state.failed = None;
+    }
+
+    fn failed(&self) {
+        self.state.lock().failed = Some(Instant::now());
+    }
+
+    /// Forgets its lanes and where it is.
+    fn forget(&self) {
+        let mut state = self.state.lock();
+        state.idle.clear();
+        state.place = None;
+    }
+
+    fn error(&self, source: TransferError) -> NodeError {
+        NodeError::Transfer { endpoint: Arc::clone(&self.endpoint), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_must_know_a_version() {
+        assert_eq!(older(Protocol::V2, Protocol::Checked), Protocol::V2);
+        assert_eq!(older(Protocol::Checked, Protocol::V1), Protocol::V1);
+        assert_eq!(older(Protocol::Checked, Protocol::Checked), Protocol::Checked);
+    }
+}

@@ -1,0 +1,184 @@
+//! Getting objects.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+
+use crate::checksum::checksum;
+use crate::client::Client;
+use crate::error::{KvError, NodeError};
+use crate::locate::{Lease, Located, Source};
+use crate::peer::Move;
+use crate::slices::slice_length;
+
+/// Where the bytes of an object go.
+pub(crate) trait Room {
+    /// Room for an object of this size.
+    fn room(&mut self, key: &str, size: usize) -> Result<&mut [u8], KvError>;
+}
+
+impl Room for Vec<u8> {
+    fn room(&mut self, _: &str, size: usize) -> Result<&mut [u8], KvError> {
+        if self.len() != size {
+            // Fresh memory is zero already, which is cheaper than making it so.
+            *self = vec![0; size];
+        }
+        Ok(self)
+    }
+}
+
+impl Room for &mut [u8] {
+    fn room(&mut self, key: &str, size: usize) -> Result<&mut [u8], KvError> {
+        let room = self.len();
+        self.get_mut(..size).ok_or_else(|| KvError::TooSmall { key: key.to_owned(), size: size as u64, room })
+    }
+}
+
+impl Client {
+    /// The bytes of an object.
+    ///
+    /// # Errors
+    /// When there is none, or its bytes cannot be had in time from any node that has them.
+    pub async fn get(&self, key: &str) -> Result<Bytes, KvError> {
+        self.get_located(key, None).await
+    }
+
+    /// Gets an object into the caller's buffer, and returns its size. The rest of the buffer stays as it is.
+    ///
+    /// # Errors
+    /// As [`Client::get`], or when the buffer is too small. Then the content of the buffer is undefined.
+    pub async fn get_into(&self, key: &str, into: &mut [u8]) -> Result<usize, KvError> {
+        self.get_into_located(key, into, None).await
+    }
+
+    /// [`Client::get`] of an object of which it may be known where it is.
+    pub(crate) async fn get_located(&self, key: &str, located: Option<Located>) -> Result<Bytes, KvError> {
+        if let Some(kept) = self.shared.cache.get(key) {
+            return Ok(kept);
+        }
+        let mut buffer = Vec::new();
+        let (_, leased_until) = self.read(key, located, &mut buffer).await?;
+        let bytes = Bytes::from(buffer);
+        self.shared.cache.keep(key, &bytes, leased_until);
+        Ok(bytes)
+    }
+
+    /// [`Client::get_into`] of an object of which it may be known where it is.
+    pub(crate) async fn get_into_located(
+        &self,
+        key: &str,
+        mut into: &mut [u8],
+        located: Option<Located>,
+    ) -> Result<usize, KvError> {
+        if let Some(kept) = self.shared.cache.get(key) {
+            into.room(key, kept.len())?.copy_from_slice(&kept);
+            return Ok(kept.len());
+        }
+        let (size, leased_until) = self.read(key, located, &mut into).await?;
+        if self.shared.cache.is_on()
+            && let Some(bytes) = into.get(..size)
+        {
+            self.shared.cache.keep(key, &Bytes::copy_from_slice(bytes), leased_until);
+        }
+        Ok(size)
+    }
+
+    /// Reads an object, again from the start when no replica could be read or the lease ended too early. Returns
+    /// its size and until when it is leased.
+    async fn read(
+        &self,
+        key: &str,
+        located: Option<Located>,
+        room: &mut impl Room,
+    ) -> Result<(usize, Instant), KvError> {
+        let attempts = self.shared.options.attempts.max(1);
+        let mut known = located;
+        let (mut attempt, mut damaged) = (1, 0);
+        loop {
+            let mut located = match known.take().filter(|located| located.lease.holds()) {
+                Some(located) => located,
+                None => self.locate(key).await?,
+            };
+            let replicas = located.sources.len();
+            if damaged > 0 {
+                // Slices may have come from several replicas. Now they are read one by one.
+                let next = located.sources.get(damaged - 1).cloned();
+                let next = next.ok_or_else(|| KvError::Damaged { key: key.to_owned(), replicas })?;
+                located.sources = vec![next];
+            }
+            let into = room.room(key, located.size)?;
+            let lease = &located.lease;
+            let read = tokio::select! {
+                biased;
+                read = self.fill(&located, into) => read,
+                never = self.keep(key, lease) => match never {},
+            };
+            let error = match read {
+                Ok(()) if !lease.holds() => {
+                    KvError::LeaseEnded { key: key.to_owned(), lease: lease.length, attempts: attempt }
+                }
+                Ok(()) if self.is_whole(&located, into) => return Ok((located.size, lease.end())),
+                Ok(()) => {
+                    tracing::warn!(key, replicas, "the bytes of an object are not those that were written");
+                    damaged += 1;
+                    continue;
+                }
+                Err(source) => KvError::Transfer { what: "read", key: key.to_owned(), source },
+            };
+            if attempt == attempts {
+                return Err(error);
+            }
+            tracing::debug!(key, attempt, %error, "reading again");
+            attempt += 1;
+        }
+    }
+
+    /// Whether these are the bytes that were written, as far as the writer has told.
+    fn is_whole(&self, located: &Located, bytes: &[u8]) -> bool {
+        let written = located.checksum.filter(|_| self.shared.options.checksums);
+        written.is_none_or(|written| written == checksum(bytes))
+    }
+
+    /// Renews a lease whenever half of it has passed, for reads that take long.
+    async fn keep(&self, key: &str, lease: &Lease) -> std::convert::Infallible {
+        loop {
+            tokio::time::sleep_until((lease.end() - lease.length / 2).into()).await;
+            let asked = Instant::now();
+            if matches!(self.shared.objects.exist(vec![key]).await.as_deref(), Ok([Ok(true)])) {
+                lease.renewed(asked, Instant::now());
+            }
+            if !lease.holds() || lease.end() - lease.length / 2 <= Instant::now() {
+                // Too late, or the master does not answer: the end of the read will show it.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Reads all of an object, its slices at once.
+    async fn fill(&self, located: &Located, into: &mut [u8]) -> Result<(), NodeError> {
+        let slice = slice_length(into.len(), self.shared.options.slice_bytes);
+        if into.len() <= slice {
+            return self.read_slice(&located.sources, 0, into).await;
+        }
+        let slices = into.chunks_mut(slice).enumerate();
+        let reads = slices.map(|(at, part)| self.read_slice(&located.sources, at * slice, part));
+        try_join_all(reads).await.map(drop)
+    }
+
+    /// Reads a slice from the replica that costs least, and from the next one when that fails.
+    async fn read_slice(&self, sources: &[Source], offset: usize, into: &mut [u8]) -> Result<(), NodeError> {
+        let mut left: Vec<&Source> = sources.iter().collect();
+        loop {
+            let best = left.iter().enumerate().min_by_key(|(_, source)| source.peer.cost()).map(|(at, _)| at);
+            // There is a source, or the object would not have been located.
+            let Some(source) = best.map(|at| left.swap_remove(at)) else { return Ok(()) };
+            let address = source.address.saturating_add(offset as u64);
+            match self.shared.peers.transfer(&source.peer, address, Move::Read(&mut *into)).await {
+                Ok(()) => return Ok(()),
+                Err(error) if left.is_empty() => return Err(error),
+                Err(error) => tracing::debug!(%error, "reading another replica"),
+            }
+        }
+    }
+}

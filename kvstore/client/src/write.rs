@@ -1,0 +1,240 @@
+//! Putting objects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{Replica, ReplicaMedium};
+use moongate_kvstore::rpc::{Mode, RpcError};
+use moongate_transfer::TransferError;
+
+use crate::checksum::checksum;
+use crate::client::{Client, Shared};
+use crate::error::{KvError, NodeError};
+use crate::locate::Source;
+use crate::options::PutOptions;
+use crate::peer::Move;
+use crate::slices::slice_length;
+
+/// The first pause when the master has no room; Mooncake's own evicts in the background. It doubles.
+const ROOM_PAUSE: Duration = Duration::from_millis(10);
+/// How often room is asked for again.
+const ROOM_ATTEMPTS: u32 = 7;
+/// How long a put that was dropped in the middle waits before it is taken back: a node may still be writing what it
+/// has received, and the space must not be given to another object until it has ended.
+const REVOKE_GRACE: Duration = Duration::from_secs(1);
+
+/// How a put ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// The object is stored.
+    Stored,
+    /// There is an object of this key already, or somebody else is putting it. It stays as it is.
+    AlreadyThere,
+}
+
+impl Client {
+    /// Puts an object. One that there is stays as it is.
+    ///
+    /// # Errors
+    /// When the store has no room, or the object cannot be written. Then nothing of it is left.
+    pub async fn put(&self, key: &str, bytes: &[u8], options: &PutOptions) -> Result<Put, KvError> {
+        self.store(Mode::Put, key, bytes, options).await
+    }
+
+    /// Puts an object, in the place of one that there is. Masters since 0.3.10.post2 can do it.
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub async fn upsert(&self, key: &str, bytes: &[u8], options: &PutOptions) -> Result<(), KvError> {
+        self.shared.cache.forget(key);
+        self.store(Mode::Upsert, key, bytes, options).await.map(drop)
+    }
+
+    pub(crate) async fn store(
+        &self,
+        mode: Mode,
+        key: &str,
+        bytes: &[u8],
+        options: &PutOptions,
+    ) -> Result<Put, KvError> {
+        if bytes.is_empty() {
+            return Err(KvError::Empty { key: key.to_owned() });
+        }
+        let attempts = self.shared.options.attempts.max(1);
+        let mut attempt = 1;
+        loop {
+            let replicas = match self.start(mode, key, bytes.len() as u64, options).await {
+                Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
+                    return Ok(Put::AlreadyThere);
+                }
+                // If the answer was lost, the put may have begun. It is not taken back here, because the same key may
+                // be put by another caller of this client; the master gives it up after a while.
+                replicas => replicas?,
+            };
+            let open = Started::new(self, mode, vec![key]);
+            let error = match self.write(key, &replicas, bytes).await {
+                Ok(()) => {
+                    open.close();
+                    self.end(mode, key, self.checksum(bytes)).await?;
+                    return Ok(Put::Stored);
+                }
+                Err(error) => error,
+            };
+            if may_go_on(&error) {
+                open.close();
+                return Err(error);
+            }
+            open.revoke().await;
+            if attempt == attempts {
+                return Err(error);
+            }
+            tracing::debug!(key, attempt, %error, "putting again");
+            attempt += 1;
+        }
+    }
+
+    /// Asks for room, and again for a while when there is none.
+    async fn start(
+        &self,
+        mode: Mode,
+        key: &str,
+        size: u64,
+        options: &PutOptions,
+    ) -> Result<Vec<Replica<String>>, KvError> {
+        let mut pause = ROOM_PAUSE;
+        for _ in 1..ROOM_ATTEMPTS {
+            let config = options.config(1, self.shared.options.locality.host_id());
+            match self.shared.objects.start(mode, key, size, config).await {
+                Err(RpcError::Refused(ErrorCode::NO_AVAILABLE_HANDLE)) => {}
+                started => return started.map_err(|source| KvError::master("put", key, source)),
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause *= 2;
+        }
+        Err(KvError::NoRoom { key: key.to_owned(), size })
+    }
+
+    /// Writes all replicas at once. Ends only when no write is under way any more.
+    pub(crate) async fn write(
+        &self,
+        key: &str,
+        replicas: &[Replica<String>],
+        bytes: &[u8],
+    ) -> Result<(), KvError> {
+        let slice = slice_length(bytes.len(), self.shared.options.slice_bytes);
+        let mut targets = Vec::with_capacity(replicas.len());
+        for replica in replicas {
+            targets.push(self.target(key, replica, bytes.len())?);
+        }
+        let written = match &targets[..] {
+            [] => return Err(no_replica(key, "none at all")),
+            [target] if bytes.len() <= slice => self.write_slice(target, 0, bytes).await,
+            targets => {
+                let writes = targets.iter().flat_map(|target| {
+                    let slices = bytes.chunks(slice).enumerate();
+                    slices.map(move |(at, part)| self.write_slice(target, at * slice, part))
+                });
+                join_all(writes).await.into_iter().collect()
+            }
+        };
+        written.map_err(|source| KvError::Transfer { what: "write", key: key.to_owned(), source })
+    }
+
+    async fn write_slice(&self, target: &Source, offset: usize, part: &[u8]) -> Result<(), NodeError> {
+        let address = target.address.saturating_add(offset as u64);
+        self.shared.peers.transfer(&target.peer, address, Move::Write(part)).await
+    }
+
+    fn target(&self, key: &str, replica: &Replica<String>, size: usize) -> Result<Source, KvError> {
+        match &replica.medium {
+            ReplicaMedium::Memory(buffer) if buffer.size == size as u64 => {
+                Ok(Source { peer: self.shared.peers.get(&buffer.endpoint), address: buffer.address })
+            }
+            ReplicaMedium::Memory(_) => Err(no_replica(key, "one of another size")),
+            _ => Err(no_replica(key, "one that is not in memory")),
+        }
+    }
+
+    /// What the master is to keep as the checksum of an object.
+    pub(crate) fn checksum(&self, bytes: &[u8]) -> Option<u64> {
+        self.shared.options.checksums.then(|| checksum(bytes))
+    }
+
+    /// Makes the object visible. Once more does no harm, if the first answer was lost.
+    async fn end(&self, mode: Mode, key: &str, checksum: Option<u64>) -> Result<(), KvError> {
+        let mut ended = self.shared.objects.end(mode, key, checksum).await;
+        if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
+            ended = self.shared.objects.end(mode, key, checksum).await;
+        }
+        ended.map_err(|source| KvError::master("end the put of", key, source))
+    }
+}
+
+fn no_replica(key: &str, found: &str) -> KvError {
+    KvError::NoReplica { key: key.to_owned(), found: found.to_owned() }
+}
+
+/// Whether the node may still be writing, so that the space must not be given to another object yet. The master
+/// takes it back by itself after a while.
+pub(crate) fn may_go_on(error: &KvError) -> bool {
+    matches!(
+        error,
+        KvError::Transfer { source: NodeError::Transfer { source: TransferError::TimedOut { .. }, .. }, .. }
+    )
+}
+
+/// Puts that have begun. Those that have not been closed are taken back, also when the caller drops the put.
+pub(crate) struct Started<'a> {
+    shared: &'a Arc<Shared>,
+    mode: Mode,
+    keys: Vec<&'a str>,
+}
+
+impl<'a> Started<'a> {
+    pub(crate) fn new(client: &'a Client, mode: Mode, keys: Vec<&'a str>) -> Self {
+        Self { shared: &client.shared, mode, keys }
+    }
+
+    /// Only these are still to be taken back.
+    pub(crate) fn keep(&mut self, open: impl Fn(&str) -> bool) {
+        self.keys.retain(|key| open(key));
+    }
+
+    /// Nothing is to be taken back any more.
+    fn close(mut self) {
+        self.keys.clear();
+    }
+
+    /// Takes the open ones back. No write may be under way any more.
+    pub(crate) async fn revoke(mut self) {
+        let keys: Vec<String> = self.keys.drain(..).map(str::to_owned).collect();
+        revoke(self.shared, self.mode, &keys).await;
+    }
+}
+
+async fn revoke(shared: &Shared, mode: Mode, keys: &[String]) {
+    let revoked = match keys {
+        [] => return,
+        [key] => shared.objects.revoke(mode, key).await,
+        keys => shared.objects.revoke_batch(mode, keys.iter().map(String::as_str).collect()).await.map(drop),
+    };
+    if let Err(error) = revoked {
+        tracing::warn!(puts = keys.len(), %error, "puts that failed could not be taken back; the master will do it");
+    }
+}
+
+impl Drop for Started<'_> {
+    fn drop(&mut self) {
+        if self.keys.is_empty() || tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        let keys: Vec<String> = self.keys.drain(..).map(str::to_owned).collect();
+        let (shared, mode) = (Arc::clone(self.shared), self.mode);
+        self.shared.supervisor.spawn("kvclient-revoke", async move {
+            tokio::time::sleep(REVOKE_GRACE).await;
+            revoke(&shared, mode, &keys).await;
+        });
+    }
+}

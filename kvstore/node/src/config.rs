@@ -1,0 +1,269 @@
+//! Mooncake's configuration of a store node: a JSON file, or `MOONCAKE_*` variables, and overrides.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use moongate_transfer::Metadata;
+use serde_json::Value;
+
+use crate::size;
+
+/// Keys, the variables for them, and what holds if neither is there.
+const KEYS: [(&str, &str, &str); 12] = [
+    ("local_hostname", "MOONCAKE_LOCAL_HOSTNAME", "localhost"),
+    ("metadata_server", "MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE"),
+    ("global_segment_size", "MOONCAKE_GLOBAL_SEGMENT_SIZE", "3355443200"),
+    ("local_buffer_size", "MOONCAKE_LOCAL_BUFFER_SIZE", "1073741824"),
+    ("protocol", "MOONCAKE_PROTOCOL", "tcp"),
+    ("device_name", "MOONCAKE_DEVICE", ""),
+    ("master_server_address", "MOONCAKE_MASTER", ""),
+    ("enable_ssd_offload", "MOONCAKE_OFFLOAD_ENABLED", "false"),
+    ("ssd_offload_path", "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", ""),
+    ("tenant_id", "MOONCAKE_TENANT_ID", "default"),
+    ("enable_client_http_server", "MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false"),
+    ("client_http_port", "MOONCAKE_CLIENT_HTTP_PORT", "9300"),
+];
+/// Keys that a file must have.
+const REQUIRED: [&str; 3] = ["local_hostname", "metadata_server", "master_server_address"];
+/// The part of metadata keys that tells clusters apart.
+const CLUSTER: &str = "MC_METADATA_CLUSTER_ID";
+/// Smallest segment in bytes that Mooncake's clients mount.
+const SMALLEST: u64 = 16 << 20;
+
+/// What a store node is configured with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The host under which peers reach this node; with a port if the node's name shall have a certain one.
+    pub local_hostname: String,
+    /// Where nodes tell their descriptors.
+    pub metadata: Metadata,
+    /// Bytes that are lent.
+    pub segment_size: u64,
+    /// `tcp`, or what is asked for instead.
+    pub protocol: String,
+    /// The master, as `host:port`.
+    pub master: String,
+    /// Whose objects the REST API puts and gets.
+    pub tenant: String,
+    /// Port of a second HTTP server with health and metrics only.
+    pub client_http_port: Option<u16>,
+    /// Whether objects shall go to a disk.
+    pub ssd_offload: bool,
+}
+
+/// A configuration that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {problem}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        problem: String,
+    },
+    /// A key is missing.
+    #[error("{place} does not set {key}; for example {example}")]
+    Missing {
+        /// Where it should be.
+        place: String,
+        /// Which.
+        key: &'static str,
+        /// What it could be.
+        example: &'static str,
+    },
+    /// A value makes no sense.
+    #[error("{key} cannot be `{value}`: {problem}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// An override is not one.
+    #[error("-D {0}: write -D KEY=VALUE, where KEY is one of {known}", known = known())]
+    Define(String),
+}
+
+fn known() -> String {
+    KEYS.map(|(key, ..)| key).join(", ")
+}
+
+impl Config {
+    /// Reads the file if there is one, else the environment, and then the overrides.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn read(
+        file: Option<&Path>,
+        define: &[String],
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let place = file.map_or("the environment".to_owned(), |path| path.display().to_string());
+        let mut values = match file {
+            Some(path) => from_file(path)?,
+            None => from_environment(&environment),
+        };
+        for text in define {
+            let (key, value) = text.split_once('=').ok_or_else(|| ConfigError::Define(text.clone()))?;
+            let known = KEYS.iter().find(|(known, ..)| *known == key);
+            let (key, ..) = known.ok_or_else(|| ConfigError::Define(text.clone()))?;
+            values.insert(key, value.to_owned());
+        }
+        for key in REQUIRED {
+            if values.get(key).is_none_or(|value| value.trim().is_empty()) {
+                let example = match key {
+                    "master_server_address" => "MOONCAKE_MASTER=10.0.0.1:50051",
+                    "metadata_server" => "\"metadata_server\": \"P2PHANDSHAKE\"",
+                    _ => "\"local_hostname\": \"10.0.0.7\"",
+                };
+                return Err(ConfigError::Missing { place, key, example });
+            }
+        }
+        Self::from_values(&values, environment(CLUSTER))
+    }
+
+    fn from_values(
+        values: &BTreeMap<&'static str, String>,
+        cluster: Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let text = |key: &'static str| values.get(key).map_or("", String::as_str).trim().to_owned();
+        let wrong =
+            |key: &'static str, problem: String| ConfigError::Value { key, value: text(key), problem };
+        let size = |key| size::parse(&text(key)).map_err(|error| wrong(key, error.to_string()));
+        let flag = |key| boolean(&text(key)).ok_or_else(|| wrong(key, "write true or false".to_owned()));
+        let mut metadata: Metadata = text("metadata_server")
+            .parse()
+            .map_err(|error: moongate_transfer::MetadataError| wrong("metadata_server", error.to_string()))?;
+        if let Metadata::Http { cluster_id, .. } = &mut metadata {
+            *cluster_id = cluster;
+        }
+        let segment_size = size("global_segment_size")?;
+        if segment_size < SMALLEST {
+            let problem = format!("a segment has at least {SMALLEST} bytes");
+            return Err(wrong("global_segment_size", problem));
+        }
+        // Nothing is copied through a buffer here, but a wrong value is a mistake all the same.
+        size("local_buffer_size")?;
+        let port = text("client_http_port").parse::<u16>();
+        let port = port.map_err(|_| wrong("client_http_port", "it is no port".to_owned()))?;
+        Ok(Self {
+            local_hostname: text("local_hostname"),
+            metadata,
+            segment_size,
+            protocol: text("protocol").to_ascii_lowercase(),
+            master: text("master_server_address"),
+            tenant: text("tenant_id"),
+            client_http_port: flag("enable_client_http_server")?.then_some(port),
+            ssd_offload: flag("enable_ssd_offload")?,
+        })
+    }
+}
+
+fn from_environment(environment: &impl Fn(&str) -> Option<String>) -> BTreeMap<&'static str, String> {
+    let value = |variable: &str, default: &str| environment(variable).unwrap_or_else(|| default.to_owned());
+    KEYS.iter().map(|(key, variable, default)| (*key, value(variable, default))).collect()
+}
+
+fn from_file(path: &Path) -> Result<BTreeMap<&'static str, String>, ConfigError> {
+    let error = |problem: String| ConfigError::File { path: path.to_owned(), problem };
+    let bytes = std::fs::read(path).map_err(|problem| error(problem.to_string()))?;
+    let file: BTreeMap<String, Value> =
+        serde_json::from_slice(&bytes).map_err(|problem| error(problem.to_string()))?;
+    let unknown = file.keys().find(|key| KEYS.iter().all(|(known, ..)| known != key));
+    if let Some(key) = unknown {
+        // Other programs read the same file.
+        tracing::debug!(%key, "this key of the configuration means nothing here");
+    }
+    let mut values = BTreeMap::new();
+    for (key, _, default) in KEYS {
+        let value = match file.get(key) {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Null) | None if REQUIRED.contains(&key) => continue,
+            Some(Value::Null) | None => default.to_owned(),
+            Some(other) => other.to_string(),
+        };
+        values.insert(key, value);
+    }
+    Ok(values)
+}
+
+fn boolean(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" | "enable" => Some(true),
+        "" | "false" | "0" | "no" | "off" | "disable" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from_variables(variables: &[(&str, &str)], define: &[&str]) -> Result<Config, ConfigError> {
+        let define: Vec<String> = define.iter().map(|&text| text.to_owned()).collect();
+        Config::read(None, &define, |name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_environment_is_read_as_mooncake_reads_it() {
+        let config = from_variables(&[("MOONCAKE_MASTER", "m:50051")], &[]).unwrap();
+        assert_eq!((config.local_hostname.as_str(), config.master.as_str()), ("localhost", "m:50051"));
+        assert_eq!((config.segment_size, config.metadata.clone()), (3_355_443_200, Metadata::Handshake));
+        assert_eq!((config.protocol.as_str(), config.client_http_port), ("tcp", None));
+        let variables = [
+            ("MOONCAKE_MASTER", "m:50051"),
+            ("MOONCAKE_TE_META_DATA_SERVER", "http://m:8080/metadata"),
+            ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "4gb"),
+            ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "Yes"),
+            ("MOONCAKE_PROTOCOL", "RDMA"),
+            ("MC_METADATA_CLUSTER_ID", "blue"),
+        ];
+        let config = from_variables(&variables, &["client_http_port=9301"]).unwrap();
+        assert_eq!((config.segment_size, config.client_http_port), (4 << 30, Some(9301)));
+        let url = "http://m:8080/metadata".to_owned();
+        assert_eq!(config.metadata, Metadata::Http { url, cluster_id: Some("blue".to_owned()) });
+        assert_eq!(config.protocol, "rdma");
+    }
+
+    #[test]
+    fn a_file_is_read_as_mooncake_reads_it() {
+        let path = std::env::temp_dir().join(format!("moongate-store-{}.json", std::process::id()));
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            // The environment counts for nothing then.
+            Config::read(Some(&path), &[], |_| Some("1".to_owned()))
+        };
+        let full = r#"{"local_hostname": "a", "metadata_server": "P2PHANDSHAKE", "master_server_address": "m:1",
+            "global_segment_size": 16777216, "enable_ssd_offload": true, "device_name": null, "more": [1]}"#;
+        let config = read(full).unwrap();
+        assert_eq!((config.segment_size, config.ssd_offload), (16 << 20, true));
+        let error = read(r#"{"local_hostname": "a", "metadata_server": "P2PHANDSHAKE"}"#).unwrap_err();
+        assert!(error.to_string().contains("does not set master_server_address"), "{error}");
+        let error = read("{").unwrap_err().to_string();
+        assert!(error.contains(&path.display().to_string()), "{error}");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn mistakes_are_explained() {
+        let master = ("MOONCAKE_MASTER", "m:1");
+        for (variables, define, expected) in [
+            (&[][..], &[][..], "the environment does not set master_server_address"),
+            (&[master], &["nothing"], "write -D KEY=VALUE"),
+            (&[master], &["some=1"], "where KEY is one of local_hostname, metadata_server"),
+            (&[master], &["metadata_server=m:8080"], "write P2PHANDSHAKE or http://HOST:PORT/metadata"),
+            (&[master], &["global_segment_size=lots"], "global_segment_size cannot be `lots`"),
+            (&[master], &["global_segment_size=1"], "a segment has at least 16777216 bytes"),
+            (&[master], &["enable_ssd_offload=perhaps"], "write true or false"),
+            (&[master], &["client_http_port=70000"], "it is no port"),
+        ] {
+            let error = from_variables(variables, define).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

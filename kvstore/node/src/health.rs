@@ -1,0 +1,160 @@
+//! Health and metrics over HTTP.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering::Relaxed;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+
+use crate::node::Shared;
+
+/// All routes.
+pub(crate) fn router() -> Router<Shared> {
+    Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/metrics/summary", get(summary))
+}
+
+/// As Mooncake's clients answer it.
+async fn health(State(shared): State<Shared>) -> Response {
+    let (status, code, text) = if shared.pulse.is_healthy() {
+        (StatusCode::OK, 0, "healthy")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, 2, "master_unreachable")
+    };
+    let body = format!(r#"{{"status":"{text}","code":{code}}}"#);
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+async fn metrics(State(shared): State<Shared>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text(&shared)).into_response()
+}
+
+async fn summary(State(shared): State<Shared>) -> Response {
+    let counts = shared.serving.counts().snapshot();
+    let body = format!(
+        "lends={} B in {} segments | reads: {} ({} B) | writes: {} ({} B) | refused: {} | failed: {} | connections: {} | master: {}\n",
+        shared.membership.pool.bytes(),
+        shared.membership.pool.lent().len(),
+        counts.reads,
+        counts.read_bytes,
+        counts.writes,
+        counts.written_bytes,
+        counts.rejected,
+        counts.failed,
+        shared.serving.open(),
+        if shared.pulse.is_healthy() { "reachable" } else { "unreachable" },
+    );
+    ([(header::CONTENT_TYPE, "text/plain")], body).into_response()
+}
+
+/// A family with its samples: labels in braces or nothing, and the value.
+fn family(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(&str, f64)]) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    for (labels, value) in samples {
+        let _ = writeln!(out, "{name}{labels} {value}");
+    }
+}
+
+fn text(shared: &Shared) -> String {
+    let counts = shared.serving.counts().snapshot();
+    let (pulse, tasks, scrubbed) = (&shared.pulse, &shared.tasks, &shared.scrubbed);
+    let number = |value: u64| value as f64;
+    let seconds = |nanos: u64| nanos as f64 / 1e9;
+    let mut out = String::new();
+    let mut counter = |name: &str, help: &str, samples: &[(&str, f64)]| {
+        family(&mut out, &format!("moongate_store_{name}_total"), "counter", help, samples);
+    };
+    let (read, write) = (r#"{operation="read"}"#, r#"{operation="write"}"#);
+    counter(
+        "transfers",
+        "Transfers that have ended well.",
+        &[(read, number(counts.reads)), (write, number(counts.writes))],
+    );
+    counter(
+        "transfer_bytes",
+        "Bytes of these.",
+        &[(read, number(counts.read_bytes)), (write, number(counts.written_bytes))],
+    );
+    counter(
+        "transfer_seconds",
+        "Time of these, from the header to the last byte.",
+        &[(read, seconds(counts.read_nanos)), (write, seconds(counts.write_nanos))],
+    );
+    counter(
+        "transfers_by_protocol",
+        "The same by the protocol that was spoken.",
+        &[
+            (r#"{protocol="v1"}"#, number(counts.v1)),
+            (r#"{protocol="v2"}"#, number(counts.v2)),
+            (r#"{protocol="checked"}"#, number(counts.checked)),
+        ],
+    );
+    counter(
+        "transfer_failures",
+        "Transfers that have not ended well.",
+        &[
+            (r#"{reason="rejected"}"#, number(counts.rejected)),
+            (r#"{reason="broken"}"#, number(counts.failed)),
+            (r#"{reason="damaged"}"#, number(counts.damaged)),
+            (r#"{reason="malformed"}"#, number(counts.malformed)),
+        ],
+    );
+    counter(
+        "connections_refused",
+        "Connections that were not taken.",
+        &[
+            (r#"{reason="not_allowed"}"#, number(counts.strangers)),
+            (r#"{reason="too_many"}"#, number(counts.crowded)),
+        ],
+    );
+    counter(
+        "heartbeats",
+        "Heartbeats by whether the master has answered.",
+        &[
+            (r#"{answered="true"}"#, number(pulse.answered.load(Relaxed))),
+            (r#"{answered="false"}"#, number(pulse.failed.load(Relaxed))),
+        ],
+    );
+    counter(
+        "remounts",
+        "How often the master had forgotten this node.",
+        &[("", number(pulse.remounts.load(Relaxed)))],
+    );
+    counter(
+        "tasks",
+        "Copies and moves that the master has asked for.",
+        &[
+            (r#"{result="done"}"#, number(tasks.done.load(Relaxed))),
+            (r#"{result="failed"}"#, number(tasks.failed.load(Relaxed))),
+        ],
+    );
+    counter("task_bytes", "Bytes of these.", &[("", number(tasks.bytes.load(Relaxed)))]);
+    counter(
+        "scrubbed_bytes",
+        "Bytes that were read again to find bits that have changed.",
+        &[("", number(scrubbed.bytes.load(Relaxed)))],
+    );
+    counter(
+        "damaged_ranges",
+        "Ranges of which bits had changed.",
+        &[("", number(scrubbed.damaged.load(Relaxed)))],
+    );
+    let mut gauge = |name: &str, help: &str, value: f64| {
+        family(&mut out, &format!("moongate_store_{name}"), "gauge", help, &[("", value)]);
+    };
+    gauge("lent_bytes", "Bytes that are lent.", number(shared.membership.pool.bytes()));
+    gauge("segments", "Segments that are lent.", shared.membership.pool.lent().len() as f64);
+    gauge("connections", "Connections for transfers that are open.", shared.serving.open() as f64);
+    gauge(
+        "master_reachable",
+        "Whether the master has answered the last heartbeat.",
+        f64::from(u8::from(shared.pulse.is_healthy())),
+    );
+    out
+}

@@ -1,0 +1,105 @@
+//! Heartbeats, on a thread of their own: nothing else that the node does holds them up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mooncake_wire::types::ClientStatus;
+use moongate_kvstore::rpc::{self, Master};
+use moongate_runtime::Supervisor;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::membership::Membership;
+
+/// Time between two heartbeats. A master forgets a node after ten seconds without one, unless it is set otherwise.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Time for one heartbeat.
+const TIME_LIMIT: Duration = Duration::from_secs(3);
+
+/// What has come of heartbeats.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse {
+    /// Whether the master has answered the last one.
+    healthy: AtomicBool,
+    pub(crate) answered: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    /// How often the master had forgotten this node.
+    pub(crate) remounts: AtomicU64,
+    /// Told after each of these.
+    pub(crate) remounted: Notify,
+}
+
+impl Pulse {
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, healthy: bool) -> bool {
+        self.healthy.swap(healthy, Ordering::Relaxed)
+    }
+}
+
+/// Sends heartbeats until `stop` is cancelled.
+///
+/// # Errors
+/// When there can be no thread, or no runtime for it.
+pub(crate) fn start(
+    membership: &Membership,
+    pulse: Arc<Pulse>,
+    stop: CancellationToken,
+) -> std::io::Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let membership = membership.clone();
+    std::thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
+        runtime.block_on(async {
+            let supervisor = Supervisor::new();
+            let options = rpc::Options { connections: 1, time_limit: TIME_LIMIT, ..rpc::Options::default() };
+            let own = Master::new(membership.master.address(), options, &supervisor);
+            let membership = membership.with(own);
+            stop.run_until_cancelled(beat(&membership, &pulse)).await;
+            supervisor.token().cancel();
+        });
+    })
+}
+
+async fn beat(membership: &Membership, pulse: &Pulse) {
+    let mut ticks = tokio::time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let result = match membership.ping().await {
+            Ok(ClientStatus::NEED_REMOUNT) => remount(membership, pulse).await,
+            other => other.map(drop),
+        };
+        match result {
+            Ok(()) => {
+                pulse.answered.fetch_add(1, Ordering::Relaxed);
+                if !pulse.set(true) {
+                    tracing::info!(master = membership.master.address(), "the master knows this node");
+                }
+            }
+            Err(error) => {
+                pulse.failed.fetch_add(1, Ordering::Relaxed);
+                if pulse.set(false) {
+                    tracing::warn!(%error, "the master does not answer heartbeats; trying again");
+                }
+            }
+        }
+    }
+}
+
+async fn remount(membership: &Membership, pulse: &Pulse) -> Result<(), rpc::RpcError> {
+    membership.remount().await?;
+    if pulse.answered.load(Ordering::Relaxed) == 0 {
+        // Masters ask every node that is new to them.
+        return Ok(());
+    }
+    pulse.remounts.fetch_add(1, Ordering::Relaxed);
+    pulse.remounted.notify_one();
+    tracing::warn!(
+        "the master had forgotten this node; it lends its memory again, and what it held is not found any more"
+    );
+    Ok(())
+}

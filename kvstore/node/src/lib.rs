@@ -1,0 +1,24 @@
+//! A store node: lends memory to a Mooncake store, in the place of Mooncake's own store service.
+//!
+//! [`start`] puts a node together: memory ([`moongate_memory`]), the data plane and the handshake port
+//! ([`moongate_transfer`]), heartbeats on a thread of their own, a worker for the master's copies and moves, and HTTP
+//! servers for people and for Prometheus. Memory that outlives the process is lent again under the ids, the name and
+//! the address that it had.
+
+pub mod config;
+pub mod flags;
+mod health;
+mod heartbeat;
+mod membership;
+mod node;
+mod place;
+mod pool;
+mod rest;
+mod scrub;
+pub mod size;
+mod tasks;
+
+pub use config::{Config, ConfigError};
+pub use flags::Flags;
+pub use node::{RunningStore, StartError, start};
+pub use place::PlaceError;

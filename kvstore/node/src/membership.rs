@@ -1,0 +1,83 @@
+//! What a node tells the master about itself.
+
+use std::sync::Arc;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::rpc::{
+    ClientArguments, MountArguments, MountSegment, NoArguments, Ping, ReMountSegment, RemountArguments,
+    ServiceReady, UnmountArguments, UnmountSegment,
+};
+use mooncake_wire::types::{ClientStatus, Segment, Uuid};
+use moongate_kvstore::rpc::{Master, RpcError};
+
+use crate::pool::{Lent, Pool};
+
+/// How transfers reach the node, as the master tells clients.
+pub(crate) const PROTOCOL: &str = "tcp";
+
+/// A node as a member of a store.
+#[derive(Clone, Debug)]
+pub(crate) struct Membership {
+    pub(crate) master: Master,
+    pub(crate) client_id: Uuid,
+    /// The node's name, which is also where it answers handshakes.
+    pub(crate) endpoint: Arc<str>,
+    pub(crate) host: Arc<str>,
+    pub(crate) pool: Arc<Pool>,
+}
+
+impl Membership {
+    /// The same with other connections, for another runtime.
+    pub(crate) fn with(&self, master: Master) -> Self {
+        Self { master, ..self.clone() }
+    }
+
+    /// Whether the master is there.
+    pub(crate) async fn ready(&self) -> Result<String, RpcError> {
+        Ok(self.master.call::<ServiceReady, &str>(&NoArguments).await??)
+    }
+
+    /// Lends a segment. One that is lent already stays so, with what the master keeps in it.
+    pub(crate) async fn mount(&self, lent: &Lent) -> Result<(), RpcError> {
+        let arguments = MountArguments { segment: self.segment(lent), client_id: self.client_id };
+        match self.master.call::<MountSegment, &str>(&arguments).await? {
+            Ok(()) | Err(ErrorCode::SEGMENT_ALREADY_EXISTS) => Ok(()),
+            Err(code) => Err(code.into()),
+        }
+    }
+
+    /// Lends all segments to a master that has forgotten them.
+    pub(crate) async fn remount(&self) -> Result<(), RpcError> {
+        let lent = self.pool.lent();
+        let segments = lent.iter().map(|lent| self.segment(lent)).collect();
+        let arguments = RemountArguments { segments, client_id: self.client_id };
+        Ok(self.master.call::<ReMountSegment, &str>(&arguments).await??)
+    }
+
+    /// Takes a segment back. What is kept in it is gone.
+    pub(crate) async fn unmount(&self, segment_id: Uuid) -> Result<(), RpcError> {
+        let arguments = UnmountArguments { segment_id, client_id: self.client_id };
+        match self.master.call::<UnmountSegment, &str>(&arguments).await? {
+            Ok(()) | Err(ErrorCode::SEGMENT_NOT_FOUND) => Ok(()),
+            Err(code) => Err(code.into()),
+        }
+    }
+
+    /// A heartbeat.
+    pub(crate) async fn ping(&self) -> Result<ClientStatus, RpcError> {
+        let arguments = ClientArguments { client_id: self.client_id };
+        Ok(self.master.call::<Ping, &str>(&arguments).await??.client_status)
+    }
+
+    fn segment(&self, lent: &Lent) -> Segment<&str> {
+        Segment {
+            id: lent.id,
+            name: &self.endpoint,
+            base: lent.base,
+            size: lent.size,
+            te_endpoint: &self.endpoint,
+            protocol: PROTOCOL,
+            host_id: &self.host,
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! A node from its start to its end.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use mooncake_wire::types::Uuid;
+use moongate_kvclient::{Client, Options as ClientOptions};
+use moongate_kvstore::rpc::{self, Master, RpcError};
+use moongate_memory::holder::Holder;
+use moongate_memory::ledger::Identity;
+use moongate_memory::numa::Placement;
+use moongate_memory::{Keep, Ledger, Pages, Segment, Wanted, segment};
+use moongate_runtime::{BindError, ListenerLimits, Supervisor};
+use moongate_transfer::descriptor::RpcMeta;
+use moongate_transfer::handshake::{self, HandshakeLimits, Node as Answers};
+use moongate_transfer::serve::{self, Serving};
+use moongate_transfer::{Directory, DirectoryError, SegmentDescriptor};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, ConfigError};
+use crate::flags::{Flags, Keeping, OnStop, PageSize};
+use crate::heartbeat::{self, Pulse};
+use crate::membership::{Membership, PROTOCOL};
+use crate::place::{Host, Place, PlaceError};
+use crate::pool::{Lent, Pool};
+use crate::scrub::{self, ScrubCounts};
+use crate::tasks::{TaskCounts, Worker};
+use crate::{health, rest};
+
+/// Pause between two attempts at something that must be there at start.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How often it is looked whether the metadata server still has the descriptor.
+const PUBLISH: Duration = Duration::from_secs(10);
+/// Time for the last words to master and metadata server.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// The extensions that this node's data plane has.
+const EXTENSIONS: u32 = 1;
+
+/// Why a node cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Its addresses.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// Its HTTP port.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Its memory.
+    #[error("no memory to lend: {0}")]
+    Memory(#[from] segment::Error),
+    /// What the memory is cannot be noted.
+    #[error("no memory to lend: {0}")]
+    Ledger(#[from] moongate_memory::ledger::Error),
+    /// The metadata server.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// The master.
+    #[error(
+        "the master at {address} does not take this node: {source}; check master_server_address (MOONCAKE_MASTER)"
+    )]
+    Master {
+        /// Where it should be.
+        address: String,
+        /// Why not.
+        source: RpcError,
+    },
+    /// The system.
+    #[error("cannot start: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What all parts of a node share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) membership: Membership,
+    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) serving: Arc<Serving>,
+    pub(crate) tasks: Arc<TaskCounts>,
+    pub(crate) scrubbed: Arc<ScrubCounts>,
+    pub(crate) client: Client,
+    presence: Presence,
+}
+
+/// How a node is found.
+#[derive(Clone)]
+struct Presence {
+    directory: Directory,
+    answers: Arc<Answers>,
+    rpc: RpcMeta,
+}
+
+/// A node that serves.
+pub struct RunningStore {
+    shared: Shared,
+    heartbeat: Option<JoinHandle<()>>,
+    beating: CancellationToken,
+    unmounts: bool,
+    drain_timeout: Duration,
+    http: std::net::SocketAddr,
+}
+
+/// Starts a node. It runs until [`RunningStore::stop`].
+///
+/// # Errors
+/// [`StartError`].
+pub async fn start(
+    flags: Flags,
+    config: Config,
+    supervisor: &Supervisor,
+) -> Result<RunningStore, StartError> {
+    let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
+    let deadline = Instant::now() + wait;
+    tell_what_is_missing(&config);
+    let lasts = flags.memory != Keeping::Process;
+    let segment = open_memory(&flags, &config, deadline).await?;
+    let host = Host::parse(&config.local_hostname);
+    let place = Place::open(&host, flags.listen, flags.data_port, &flags.memory, &flags.memory_label).await?;
+    let endpoint = host.endpoint(place.handshake.local_addr()?.port());
+    let identity = settle(&segment.ledger, &endpoint, segment.kept)?;
+    let pool = Arc::new(Pool::default());
+    pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts)));
+
+    let master = Master::new(&config.master, rpc::Options::default(), supervisor);
+    let membership = Membership {
+        master,
+        client_id: uuid(identity.client),
+        endpoint: endpoint.as_str().into(),
+        host: host.name.as_str().into(),
+        pool: Arc::clone(&pool),
+    };
+    let presence = present(&config, &host, &place, &membership)?;
+    let options = serve::Options {
+        peers: flags.allow_peers.clone(),
+        connections: flags.max_connections,
+        connections_per_peer: flags.max_connections_per_peer,
+        ..serve::Options::default()
+    };
+    let answers: Arc<dyn handshake::Answers> = Arc::<Answers>::clone(&presence.answers);
+    let limits = HandshakeLimits::default();
+    let (peers, stop) = (flags.allow_peers.clone(), supervisor.token());
+    handshake::listen(place.handshake, answers, peers, limits, stop, supervisor);
+    let target: Arc<dyn serve::Target> = pool;
+    let serving = Arc::new(serve::listen(place.data, target, options, supervisor));
+
+    presence.enter(deadline).await?;
+    join(&membership, deadline).await?;
+    let pulse = Arc::new(Pulse::default());
+    let beating = CancellationToken::new();
+    let heartbeat = heartbeat::start(&membership, Arc::clone(&pulse), beating.clone())?;
+    let client_options = ClientOptions {
+        tenant: config.tenant.clone(),
+        metadata: config.metadata.clone(),
+        ..ClientOptions::default()
+    };
+    let client = Client::new(&config.master, client_options, supervisor)?;
+    let shared = Shared {
+        membership,
+        pulse,
+        serving,
+        tasks: Arc::default(),
+        scrubbed: Arc::default(),
+        client,
+        presence,
+    };
+    shared.start_background(flags.scrub_rate, supervisor);
+    let http = shared.serve_http(&flags, &config, place.address, supervisor)?;
+    tracing::info!(
+        name = %shared.membership.endpoint,
+        data = %shared.presence.answers.descriptor.load().tcp_data_port,
+        %http,
+        bytes = config.segment_size,
+        peers = %flags.allow_peers,
+        "this node lends memory"
+    );
+    let unmounts = !lasts || flags.on_stop == OnStop::Unmount;
+    let drain_timeout = flags.drain_timeout;
+    Ok(RunningStore { shared, heartbeat: Some(heartbeat), beating, unmounts, drain_timeout, http })
+}
+
+impl RunningStore {
+    /// Where the REST API is.
+    #[must_use]
+    pub fn http(&self) -> std::net::SocketAddr {
+        self.http
+    }
+
+    /// The node's name.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.shared.membership.endpoint
+    }
+
+    /// Leaves: takes the memory out of the store unless it is kept, and ends what is in progress.
+    pub async fn stop(mut self) {
+        self.beating.cancel();
+        if self.unmounts {
+            self.leave().await;
+        } else {
+            tracing::info!("the memory stays as it is for the next run of this node");
+        }
+        let cut = self.shared.serving.drain(self.drain_timeout).await;
+        if cut > 0 {
+            tracing::warn!(connections = cut, limit = ?self.drain_timeout, "transfers were cut: they took too long");
+        }
+        if let Some(thread) = self.heartbeat.take() {
+            // It ends at its next pause.
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+
+    async fn leave(&self) {
+        let membership = &self.shared.membership;
+        let farewell = async {
+            for lent in membership.pool.lent().iter() {
+                if let Err(error) = membership.unmount(lent.id).await {
+                    tracing::warn!(%error, "the master was not told that this node leaves; it will notice");
+                }
+            }
+            if let Err(error) = self.shared.presence.directory.withdraw(&membership.endpoint).await {
+                tracing::warn!(%error, "what the metadata server knows of this node stays there");
+            }
+        };
+        if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
+            tracing::warn!("master or metadata server do not answer: leaving without telling them");
+        }
+    }
+}
+
+impl Shared {
+    fn start_background(&self, scrub_rate: u64, supervisor: &Supervisor) {
+        let worker = Worker {
+            membership: self.membership.clone(),
+            directory: self.presence.directory.clone(),
+            counts: Arc::clone(&self.tasks),
+        };
+        worker.start(supervisor);
+        let (presence, pulse, stop) = (self.presence.clone(), Arc::clone(&self.pulse), supervisor.token());
+        supervisor.spawn("store-presence", async move {
+            stop.run_until_cancelled(presence.keep(&pulse)).await;
+        });
+        scrub::start(Arc::clone(&self.membership.pool), Arc::clone(&self.scrubbed), scrub_rate, supervisor);
+    }
+
+    fn serve_http(
+        &self,
+        flags: &Flags,
+        config: &Config,
+        address: std::net::IpAddr,
+        supervisor: &Supervisor,
+    ) -> Result<std::net::SocketAddr, StartError> {
+        let serve = |port, router: axum::Router| -> Result<_, StartError> {
+            let listener = moongate_runtime::bind((address, port).into())?;
+            let local = listener.local_addr()?;
+            let limits = ListenerLimits::default();
+            moongate_runtime::serve(listener, router, limits, supervisor.token(), supervisor);
+            Ok(local)
+        };
+        if let Some(port) = config.client_http_port {
+            serve(port, health::router().with_state(self.clone()))?;
+        }
+        let rest = rest::router(flags.allow_peers.clone());
+        serve(flags.port, rest.merge(health::router()).with_state(self.clone()))
+    }
+
+    /// Lends a further segment, which ends with the process.
+    pub(crate) async fn mount_more(&self, size: u64) -> Result<Uuid, String> {
+        let wanted = Wanted {
+            keep: Keep::Process,
+            label: "more".to_owned(),
+            size,
+            pages: Pages::Normal,
+            placement: Placement::default(),
+        };
+        let opened = Segment::open(&wanted, |base| new_identity(base, size));
+        let segment = opened.map_err(|error| error.to_string())?;
+        let identity = segment.ledger.identity();
+        let lent = Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, false));
+        if !self.membership.pool.add(Arc::clone(&lent)) {
+            return Err("its addresses are those of another segment; try again".to_owned());
+        }
+        self.presence.change(&self.membership);
+        let told = async {
+            self.presence.publish().await.map_err(|error| error.to_string())?;
+            self.membership.mount(&lent).await.map_err(|error| error.to_string())
+        };
+        if let Err(error) = told.await {
+            self.membership.pool.remove(lent.id);
+            self.presence.change(&self.membership);
+            return Err(error);
+        }
+        Ok(lent.id)
+    }
+
+    /// Takes a segment back.
+    pub(crate) async fn unmount(&self, id: Uuid) -> Result<(), String> {
+        if self.membership.pool.lent().iter().all(|lent| lent.id != id) {
+            return Err(format!("this node lends no segment {id}"));
+        }
+        self.membership.unmount(id).await.map_err(|error| error.to_string())?;
+        self.membership.pool.remove(id);
+        self.presence.change(&self.membership);
+        self.presence.publish().await.map_err(|error| error.to_string())
+    }
+}
+
+impl Presence {
+    /// Describes what the node lends now.
+    fn change(&self, membership: &Membership) {
+        self.answers.descriptor.rcu(|old| SegmentDescriptor {
+            buffers: membership.pool.buffers(&membership.endpoint),
+            timestamp: timestamp(),
+            ..SegmentDescriptor::clone(old)
+        });
+    }
+
+    async fn publish(&self) -> Result<(), DirectoryError> {
+        let descriptor = self.answers.descriptor.load_full();
+        self.directory.publish(&descriptor, &self.rpc).await
+    }
+
+    /// Tells the metadata server of the node, which may not be there yet.
+    async fn enter(&self, deadline: Instant) -> Result<(), StartError> {
+        loop {
+            match self.publish().await {
+                Ok(()) => return Ok(()),
+                Err(error @ DirectoryError::Taken { .. }) => return Err(error.into()),
+                Err(error) if Instant::now() + PAUSE > deadline => return Err(error.into()),
+                Err(error) => tracing::warn!(%error, "trying again"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// A metadata server that was restarted has lost what it knew.
+    async fn keep(&self, pulse: &Pulse) {
+        loop {
+            tokio::select! {
+                () = pulse.remounted.notified() => {}
+                () = tokio::time::sleep(PUBLISH) => {
+                    let name = self.answers.descriptor.load().name.clone();
+                    if !matches!(self.directory.descriptor(&name).await, Err(DirectoryError::Unknown(_))) {
+                        continue;
+                    }
+                }
+            }
+            if let Err(error) = self.publish().await {
+                tracing::warn!(%error, "the metadata server does not know this node");
+            }
+        }
+    }
+}
+
+fn tell_what_is_missing(config: &Config) {
+    if config.protocol != PROTOCOL {
+        tracing::warn!(
+            protocol = config.protocol,
+            "this node serves transfers over TCP only; set the protocol to tcp for all that use it"
+        );
+    }
+    if config.ssd_offload {
+        tracing::warn!("this node has no tier on a disk: enable_ssd_offload changes nothing");
+    }
+}
+
+fn new_identity(base: u64, size: u64) -> Identity {
+    let number = || fastrand::u64(1..);
+    Identity { segment: [number(), number()], client: [number(), number()], name: String::new(), base, size }
+}
+
+fn uuid([first, second]: [u64; 2]) -> Uuid {
+    Uuid { first, second }
+}
+
+/// Opens the memory. A node that is being replaced may still have it.
+async fn open_memory(flags: &Flags, config: &Config, deadline: Instant) -> Result<Segment, StartError> {
+    let wanted = Wanted {
+        keep: match &flags.memory {
+            Keeping::Process => Keep::Process,
+            Keeping::Holder(path) => Keep::Holder(Holder::at(path)),
+            Keeping::Folder(folder) => Keep::Folder(folder.clone()),
+        },
+        label: flags.memory_label.clone(),
+        size: config.segment_size,
+        pages: match flags.pages {
+            PageSize::Normal => Pages::Normal,
+            PageSize::Transparent => Pages::Transparent,
+            PageSize::Huge => Pages::Huge,
+        },
+        placement: Placement::default(),
+    };
+    loop {
+        // Memory of a disk is checked after the machine was started anew, which takes a while.
+        let opening = wanted.clone();
+        let size = config.segment_size;
+        let opened =
+            tokio::task::spawn_blocking(move || Segment::open(&opening, |base| new_identity(base, size)));
+        match opened.await.map_err(io::Error::other)? {
+            Ok(segment) => return Ok(segment),
+            Err(error) if Instant::now() + PAUSE > deadline => return Err(error.into()),
+            Err(
+                error @ (segment::Error::Ledger(moongate_memory::ledger::Error::InUse)
+                | segment::Error::Holder(_)),
+            ) => {
+                tracing::warn!(%error, "waiting for the memory");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Under which ids the memory is lent. Memory that was lent under another name begins anew: nobody would find in it
+/// what was there.
+fn settle(ledger: &Ledger, endpoint: &str, kept: bool) -> Result<Identity, StartError> {
+    let mut identity = ledger.identity();
+    if identity.name == endpoint {
+        return Ok(identity);
+    }
+    if kept {
+        tracing::warn!(
+            was = identity.name,
+            is = endpoint,
+            "this node has another name than before, so that what its memory holds cannot be found; it begins anew"
+        );
+        ledger.forget(0, identity.size);
+        identity = Identity { base: identity.base, ..new_identity(identity.base, identity.size) };
+    }
+    identity.name = endpoint.to_owned();
+    ledger.set_identity(identity.clone())?;
+    Ok(identity)
+}
+
+fn present(
+    config: &Config,
+    host: &Host,
+    place: &Place,
+    membership: &Membership,
+) -> Result<Presence, StartError> {
+    let data_host =
+        if place.address.is_unspecified() { host.name.clone() } else { place.address.to_string() };
+    let descriptor = SegmentDescriptor {
+        name: membership.endpoint.to_string(),
+        protocol: PROTOCOL.to_owned(),
+        buffers: membership.pool.buffers(&membership.endpoint),
+        tcp_data_host: data_host,
+        tcp_data_port: place.data.local_addr()?.port(),
+        tcp_proto_version: 2,
+        timestamp: timestamp(),
+        moongate: EXTENSIONS,
+        ..SegmentDescriptor::default()
+    };
+    Ok(Presence {
+        directory: Directory::new(&config.metadata)?,
+        answers: Arc::new(Answers { descriptor: ArcSwap::from_pointee(descriptor) }),
+        rpc: RpcMeta { ip_or_host_name: host.name.clone(), rpc_port: place.handshake.local_addr()?.port() },
+    })
+}
+
+/// As Mooncake writes it, but for the time zone, which is always UTC.
+fn timestamp() -> String {
+    humantime::format_rfc3339_micros(SystemTime::now()).to_string().replace('T', " ").replace('Z', "")
+}
+
+/// Waits for the master, and lends it the memory.
+async fn join(membership: &Membership, deadline: Instant) -> Result<(), StartError> {
+    loop {
+        let joined = async {
+            membership.ready().await?;
+            for lent in membership.pool.lent().iter() {
+                membership.mount(lent).await?;
+            }
+            Ok::<_, RpcError>(())
+        };
+        match joined.await {
+            Ok(()) => return Ok(()),
+            Err(source) => {
+                let refused = matches!(source, RpcError::Refused(_) | RpcError::UnknownRelease { .. });
+                if refused || Instant::now() + PAUSE > deadline {
+                    return Err(StartError::Master {
+                        address: membership.master.address().to_owned(),
+                        source,
+                    });
+                }
+                tracing::warn!(error = %source, "waiting for the master");
+            }
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}

@@ -1,0 +1,223 @@
+//! The memory that a node lends, as its peers see it.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use mooncake_wire::types::Uuid;
+use moongate_memory::{Ledger, Region, Scrubber, Segment};
+use moongate_transfer::Buffer;
+use moongate_transfer::serve::{Span, Target};
+use parking_lot::Mutex;
+
+/// Damaged ranges that are remembered. When there are more, whole segments count as damaged until they are written.
+const MOST_DAMAGED: usize = 4096;
+
+/// A segment that is lent.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    /// As the master knows it.
+    pub(crate) id: Uuid,
+    /// The address by which peers name its first byte. The memory may lie elsewhere since a restart.
+    pub(crate) base: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+    region: Arc<Region>,
+    ledger: Arc<Ledger>,
+    /// Whether it holds what an earlier process has written: then only what was written to its end is read.
+    kept: bool,
+    /// Whether checksums of all that is written are made, and not only of what comes with one.
+    sums: bool,
+    /// Offsets and sizes of what is no longer what was written.
+    damaged: Mutex<Vec<(u64, u64)>>,
+    scrubber: Mutex<Scrubber>,
+}
+
+/// Bytes are not what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} are damaged, or were never written to their end")]
+pub(crate) struct Damaged(pub(crate) Span);
+
+/// What a look at the memory has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) bytes: u64,
+    pub(crate) damaged: u64,
+}
+
+impl Lent {
+    /// Lends a segment under an id. Memory that outlives the process has checksums of all that is written.
+    pub(crate) fn new(segment: Segment, id: Uuid, base: u64, lasts: bool) -> Self {
+        Self {
+            id,
+            base,
+            size: segment.region.len(),
+            region: segment.region,
+            ledger: segment.ledger,
+            kept: segment.kept,
+            sums: lasts,
+            damaged: Mutex::default(),
+            scrubber: Mutex::new(Scrubber::new()),
+        }
+    }
+
+    fn offset(&self, span: Span) -> Option<u64> {
+        let offset = span.start.checked_sub(self.base)?;
+        let end = offset.checked_add(span.size)?;
+        (end <= self.size).then_some(offset)
+    }
+
+    fn is_readable(&self, offset: u64, size: u64) -> bool {
+        let whole = !self.kept || self.ledger.covers(offset, size);
+        whole
+            && self.damaged.lock().iter().all(|(start, bad)| start + bad <= offset || offset + size <= *start)
+    }
+
+    fn begin(&self, offset: u64, size: u64) {
+        // What is half covered is forgotten too: the rest of it belongs to an object that is gone.
+        self.damaged.lock().retain(|(start, bad)| start + bad <= offset || offset + size <= *start);
+    }
+
+    fn mark(&self, offset: u64, size: u64) {
+        let mut damaged = self.damaged.lock();
+        if damaged.len() < MOST_DAMAGED {
+            damaged.push((offset, size));
+        } else {
+            *damaged = vec![(0, self.size)];
+        }
+    }
+
+    /// Reads some of what was written again, and finds what has changed since.
+    pub(crate) fn scrub(&self, budget: u64) -> Found {
+        let scrubbed = self.scrubber.lock().step(&self.ledger, &self.region, budget);
+        for entry in &scrubbed.damaged {
+            self.mark(entry.offset, entry.len);
+            let span = Span { start: self.base + entry.offset, size: entry.len };
+            tracing::error!(segment = %self.id, "{span} have changed since they were written; they are not read any more");
+        }
+        Found { bytes: scrubbed.bytes, damaged: scrubbed.damaged.len() as u64 }
+    }
+}
+
+/// All segments that a node lends.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    lent: ArcSwap<Vec<Arc<Lent>>>,
+}
+
+impl Pool {
+    pub(crate) fn lent(&self) -> Arc<Vec<Arc<Lent>>> {
+        self.lent.load_full()
+    }
+
+    /// Adds a segment, unless its addresses are those of another.
+    pub(crate) fn add(&self, lent: Arc<Lent>) -> bool {
+        let mut added = false;
+        self.lent.rcu(|all| {
+            let apart = |other: &Arc<Lent>| {
+                other.base + other.size <= lent.base || lent.base + lent.size <= other.base
+            };
+            added = all.iter().all(apart);
+            let new = added.then(|| Arc::clone(&lent));
+            all.iter().cloned().chain(new).collect::<Vec<_>>()
+        });
+        added
+    }
+
+    /// Takes a segment out. Transfers in progress end well.
+    pub(crate) fn remove(&self, id: Uuid) {
+        self.lent.rcu(|all| all.iter().filter(|lent| lent.id != id).cloned().collect::<Vec<_>>());
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lent.load().iter().map(|lent| lent.size).sum()
+    }
+
+    /// What goes into the node's descriptor.
+    pub(crate) fn buffers(&self, name: &str) -> Vec<Buffer> {
+        let buffer = |lent: &Arc<Lent>| Buffer {
+            name: name.to_owned(),
+            addr: lent.base,
+            length: lent.size,
+            ..Buffer::default()
+        };
+        self.lent.load().iter().map(buffer).collect()
+    }
+
+    /// Copies bytes out.
+    pub(crate) fn read(&self, span: Span, into: &mut [u8]) -> Result<(), Damaged> {
+        let (lent, offset) = self.find(span).ok_or(Damaged(span))?;
+        if !lent.is_readable(offset, span.size) {
+            return Err(Damaged(span));
+        }
+        lent.region.read_at(offset, into).map_err(|_| Damaged(span))
+    }
+
+    /// Whether a range is what was written, as far as this is known.
+    pub(crate) fn verify(&self, span: Span) -> Result<(), Damaged> {
+        let (lent, offset) = self.find(span).ok_or(Damaged(span))?;
+        let known = lent.ledger.find(offset, span.size);
+        let is_same = |crc| lent.region.crc32c(offset, span.size).is_ok_and(|now| now == crc);
+        let fine = lent.is_readable(offset, span.size) && known.is_none_or(|entry| is_same(entry.crc));
+        if fine { Ok(()) } else { Err(Damaged(span)) }
+    }
+
+    fn find(&self, span: Span) -> Option<(Arc<Lent>, u64)> {
+        let all = self.lent.load();
+        all.iter().find_map(|lent| lent.offset(span).map(|offset| (Arc::clone(lent), offset)))
+    }
+
+    fn found(&self, span: Span) -> io::Result<(Arc<Lent>, u64)> {
+        // Unmounted in this moment.
+        self.find(span).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Target for Pool {
+    fn contains(&self, span: Span) -> bool {
+        self.find(span).is_some()
+    }
+
+    fn readable(&self, span: Span) -> bool {
+        self.find(span).is_some_and(|(lent, offset)| lent.is_readable(offset, span.size))
+    }
+
+    fn receive(
+        &self,
+        socket: &TcpStream,
+        span: Span,
+        summed: bool,
+        whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
+    ) -> io::Result<bool> {
+        let (lent, offset) = self.found(span)?;
+        let writing = lent.ledger.begin(offset, span.size)?;
+        lent.begin(offset, span.size);
+        if !summed && !lent.sums {
+            lent.region.receive_exact(socket, offset, span.size)?;
+            return whole(None);
+        }
+        let crc = lent.region.receive_exact_crc(socket, offset, span.size)?;
+        let is_whole = whole(Some(crc))?;
+        if is_whole {
+            // What cannot be recorded is whole all the same: only a later process will not know.
+            writing.finish(crc);
+        }
+        Ok(is_whole)
+    }
+
+    fn send(&self, socket: &TcpStream, span: Span) -> io::Result<()> {
+        let (lent, offset) = self.found(span)?;
+        lent.region.send_all(socket, offset, span.size)
+    }
+
+    fn send_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32> {
+        let (lent, offset) = self.found(span)?;
+        lent.region.send_all_crc(socket, offset, span.size)
+    }
+
+    fn checksum(&self, span: Span) -> Option<u32> {
+        let (lent, offset) = self.find(span)?;
+        lent.ledger.find(offset, span.size).map(|entry| entry.crc)
+    }
+}

@@ -1,0 +1,221 @@
+//! The REST API of Mooncake's store service: the same paths, codes and bodies.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{delete, get, post, put};
+use mooncake_wire::types::Uuid;
+use moongate_kvclient::{KvError, PutOptions};
+use moongate_runtime::PeerAddr;
+use moongate_transfer::Peers;
+use serde_json::{Map, Value};
+
+use crate::node::Shared;
+
+/// Largest body in bytes.
+const MAX_BODY: usize = 100 << 20;
+
+/// All routes. The API is for `peers` only: whoever reaches it can remove everything.
+pub(crate) fn router(peers: Peers) -> Router<Shared> {
+    Router::new()
+        .route("/api/put", put(put_object))
+        .route("/api/get/{key}", get(get_object))
+        .route("/api/exist/{key}", get(exist))
+        .route("/api/remove/{key}", delete(remove))
+        .route("/api/remove_all", delete(remove_all))
+        .route("/api/mount", post(mount))
+        .route("/api/unmount", post(unmount))
+        .route("/api/unmount_local_disk", post(unmount_local_disk))
+        .route("/api/mount_shm", post(of_engines))
+        .route("/api/unmount_shm", post(of_engines))
+        .route("/api/reconfigure", post(of_engines))
+        .fallback(async || plain(StatusCode::NOT_FOUND, "404: Not Found"))
+        .method_not_allowed_fallback(async |_: Method| {
+            plain(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn_with_state(Arc::new(peers), only_peers))
+}
+
+async fn only_peers(State(peers): State<Arc<Peers>>, request: Request, next: Next) -> Response {
+    let from = request.extensions().get::<PeerAddr>();
+    if from.is_some_and(|from| peers.allow(from.0.ip())) {
+        return next.run(request).await;
+    }
+    error(StatusCode::FORBIDDEN, "your address is not among those that --allow-peers lists")
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Response {
+    (status, text).into_response()
+}
+
+/// A JSON body as Python's `json.dumps` writes it, with a space after each colon and comma.
+fn json(status: StatusCode, members: &[(&str, Value)]) -> Response {
+    let members: Vec<String> =
+        members.iter().map(|(name, value)| format!("\"{name}\": {}", spaced(value))).collect();
+    let body = format!("{{{}}}", members.join(", "));
+    (status, [(header::CONTENT_TYPE, "application/json; charset=utf-8")], body).into_response()
+}
+
+fn spaced(value: &Value) -> String {
+    match value {
+        Value::Array(items) => format!("[{}]", items.iter().map(spaced).collect::<Vec<_>>().join(", ")),
+        other => other.to_string(),
+    }
+}
+
+fn error(status: StatusCode, text: impl Into<String>) -> Response {
+    json(status, &[("error", Value::String(text.into()))])
+}
+
+fn failed(text: impl Into<String>) -> Response {
+    error(StatusCode::INTERNAL_SERVER_ERROR, text)
+}
+
+fn success() -> Response {
+    json(StatusCode::OK, &[("status", "success".into())])
+}
+
+/// The members of a JSON body. What cannot be read is the server's error, as upstream has it.
+fn members(body: &[u8]) -> Result<Map<String, Value>, Box<Response>> {
+    serde_json::from_slice(body).map_err(|problem| Box::new(failed(problem.to_string())))
+}
+
+async fn put_object(State(shared): State<Shared>, body: Bytes) -> Response {
+    let data = match members(&body) {
+        Ok(data) => data,
+        Err(response) => return *response,
+    };
+    let key = data.get("key").and_then(Value::as_str).filter(|key| !key.is_empty());
+    let (Some(key), Some(value)) = (key, data.get("value").filter(|value| !value.is_null())) else {
+        return error(StatusCode::BAD_REQUEST, "Missing key or value");
+    };
+    let Some(value) = value.as_str() else { return failed("value is not a string") };
+    match shared.client.put(key, value.as_bytes(), &PutOptions::default()).await {
+        Ok(_) => success(),
+        Err(problem) => {
+            tracing::warn!(error = %problem, "PUT /api/put");
+            failed("PUT operation failed")
+        }
+    }
+}
+
+async fn get_object(State(shared): State<Shared>, Path(key): Path<String>) -> Response {
+    match shared.client.get(&key).await {
+        Ok(bytes) => {
+            (StatusCode::OK, [(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response()
+        }
+        Err(KvError::NotFound { .. }) => error(StatusCode::NOT_FOUND, "Key not found"),
+        Err(problem) => {
+            tracing::warn!(error = %problem, "GET /api/get");
+            failed("GET operation failed")
+        }
+    }
+}
+
+async fn exist(State(shared): State<Shared>, Path(key): Path<String>) -> Response {
+    match shared.client.exist(&[&key]).await.as_deref() {
+        Ok([exists, ..]) => json(StatusCode::OK, &[("exists", (*exists).into())]),
+        _ => failed("Exist check failed"),
+    }
+}
+
+async fn remove(State(shared): State<Shared>, Path(key): Path<String>) -> Response {
+    match shared.client.remove(&key, false).await {
+        Ok(()) => success(),
+        Err(_) => failed("Remove operation failed"),
+    }
+}
+
+async fn remove_all(State(shared): State<Shared>) -> Response {
+    match shared.client.remove_all(false).await {
+        Ok(number) => json(StatusCode::OK, &[("status", format!("success removed {number} keys").into())]),
+        Err(_) => failed("RemoveAll operation failed"),
+    }
+}
+
+async fn mount(State(shared): State<Shared>, body: Bytes) -> Response {
+    let data = match members(&body) {
+        Ok(data) => data,
+        Err(response) => return *response,
+    };
+    let Some(size) = data.get("size").and_then(Value::as_u64).filter(|size| *size > 0) else {
+        return error(StatusCode::BAD_REQUEST, "Invalid size, must be a positive integer");
+    };
+    match shared.mount_more(size).await {
+        Ok(id) => json(
+            StatusCode::OK,
+            &[
+                ("status", "success".into()),
+                ("segment_ids", vec![id.to_string()].into()),
+                ("allocated_size", size.into()),
+            ],
+        ),
+        Err(problem) => failed(format!("Allocate and mount failed, {problem}")),
+    }
+}
+
+async fn unmount(State(shared): State<Shared>, body: Bytes) -> Response {
+    let data = match members(&body) {
+        Ok(data) => data,
+        Err(response) => return *response,
+    };
+    let ids: Vec<&str> = match data.get("segment_ids") {
+        Some(Value::String(id)) => vec![id],
+        Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    if ids.is_empty() {
+        return error(StatusCode::BAD_REQUEST, "Missing segment_ids");
+    }
+    for id in ids {
+        let unmounted = match id.parse::<Uuid>() {
+            Ok(id) => shared.unmount(id).await,
+            Err(problem) => Err(problem.to_string()),
+        };
+        if let Err(problem) = unmounted {
+            return failed(format!("Unmount and free failed, {problem}"));
+        }
+    }
+    success()
+}
+
+/// There is no tier on a disk that could be taken out.
+async fn unmount_local_disk(body: Bytes) -> Response {
+    match serde_json::from_slice::<Value>(&body) {
+        Ok(Value::Object(_)) => success(),
+        Ok(_) => error(StatusCode::BAD_REQUEST, "Request body must be a JSON object"),
+        Err(_) => error(StatusCode::BAD_REQUEST, "Malformed JSON body"),
+    }
+}
+
+/// Memory of an engine's that others shall write into cannot be had here.
+async fn of_engines() -> Response {
+    error(
+        StatusCode::NOT_IMPLEMENTED,
+        "this node lends no memory of other processes; POST /api/mount lends memory of its own",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn text(response: Response) -> String {
+        let body = axum::body::to_bytes(response.into_body(), MAX_BODY).await.unwrap();
+        String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn bodies_are_written_as_upstream_writes_them() {
+        assert_eq!(text(success()).await, r#"{"status": "success"}"#);
+        let many = [("ids", Value::from(vec!["a", "b"])), ("n", 1.into()), ("exists", true.into())];
+        assert_eq!(text(json(StatusCode::OK, &many)).await, r#"{"ids": ["a", "b"], "n": 1, "exists": true}"#);
+        assert_eq!(text(failed("it said \"no\"")).await, r#"{"error": "it said \"no\""}"#);
+    }
+}

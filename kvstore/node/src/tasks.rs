@@ -1,0 +1,324 @@
+//! Copies and moves that the master asks this node for, also those of a drain.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::rpc::{
+    ClientKeyArguments, CompleteTaskArguments, CopyEnd, CopyRevoke, CopyStart, CopyStartArguments,
+    DynamicCopyEndArguments, DynamicCopyStartArguments, DynamicReplicaCopyEnd, DynamicReplicaCopyRevoke,
+    DynamicReplicaCopyStart, FetchTasks, FetchTasksArguments, MarkTaskToComplete, MoveEnd, MoveRevoke,
+    MoveStart, MoveStartArguments,
+};
+use mooncake_wire::types::{
+    BufferDescriptor, DEFAULT_TENANT, Replica, ReplicaMedium, TaskAssignment, TaskCompletion, TaskStatus,
+    TaskType, Uuid,
+};
+use moongate_kvstore::rpc::RpcError;
+use moongate_runtime::Supervisor;
+use moongate_transfer::serve::Span;
+use moongate_transfer::{Connection, Directory, DirectoryError, Limits, TransferError};
+use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::membership::Membership;
+use crate::pool::{Damaged, Pool};
+
+/// Time between two questions for tasks.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Tasks under way at once.
+const AT_ONCE: usize = 4;
+/// Bytes of an object that are in this process at a time, for each task.
+const PIECE: u64 = 8 << 20;
+/// The first pause when a target has no room. It grows with every attempt.
+const ROOM_PAUSE: Duration = Duration::from_millis(50);
+/// Attempts at most, whatever the master says.
+const MOST_ATTEMPTS: u32 = 10;
+
+/// What has become of tasks.
+#[derive(Debug, Default)]
+pub(crate) struct TaskCounts {
+    pub(crate) done: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
+
+/// Does the master's tasks.
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    pub(crate) membership: Membership,
+    pub(crate) directory: Directory,
+    pub(crate) counts: Arc<TaskCounts>,
+}
+
+/// Why a task has failed.
+#[derive(Debug, thiserror::Error)]
+enum TaskError {
+    #[error("the master: {0}")]
+    Master(#[from] RpcError),
+    #[error("what the task is cannot be understood: {0}")]
+    Payload(#[from] serde_json::Error),
+    #[error("tasks of type {0:?} are not known")]
+    Unknown(TaskType),
+    #[error("a replica is not in memory")]
+    NotInMemory,
+    #[error("source and target have different sizes")]
+    Sizes,
+    #[error(transparent)]
+    Source(#[from] Damaged),
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    #[error(transparent)]
+    NoTcp(#[from] moongate_transfer::descriptor::NoTcp),
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+}
+
+#[derive(Debug, Deserialize)]
+struct Copy {
+    #[serde(default = "default_tenant")]
+    tenant_id: String,
+    key: String,
+    source: String,
+    targets: Vec<String>,
+    #[serde(default)]
+    dynamic_replication_lease_id_high: u64,
+    #[serde(default)]
+    dynamic_replication_lease_id_low: u64,
+    #[serde(default)]
+    dynamic_replication_version_epoch: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Move {
+    #[serde(default = "default_tenant")]
+    tenant_id: String,
+    key: String,
+    source: String,
+    target: String,
+}
+
+fn default_tenant() -> String {
+    DEFAULT_TENANT.to_owned()
+}
+
+impl Worker {
+    /// Asks for tasks and does them, until the supervisor shuts down.
+    pub(crate) fn start(self, supervisor: &Supervisor) {
+        let (tasks, stop) = (supervisor.clone(), supervisor.token());
+        supervisor.spawn("store-tasks", async move {
+            stop.run_until_cancelled(self.run(&tasks)).await;
+        });
+    }
+
+    async fn run(self, supervisor: &Supervisor) {
+        let slots = Arc::new(Semaphore::new(AT_ONCE));
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            // As many as can begin at once: what the master has given away, nobody else does.
+            let mut free: Vec<OwnedSemaphorePermit> =
+                std::iter::from_fn(|| Arc::clone(&slots).try_acquire_owned().ok()).collect();
+            if free.is_empty() {
+                continue;
+            }
+            let arguments =
+                FetchTasksArguments { client_id: self.membership.client_id, limit: free.len() as u64 };
+            let fetched = self.membership.master.call::<FetchTasks, &str>(&arguments).await;
+            let assigned = match fetched.and_then(|answer| Ok(answer?)) {
+                Ok(assigned) => assigned,
+                Err(error) => {
+                    tracing::debug!(%error, "no tasks can be had from the master");
+                    continue;
+                }
+            };
+            for assignment in assigned {
+                let (worker, slot) = (self.clone(), free.pop());
+                let stop = supervisor.token();
+                supervisor.spawn("store-task", async move {
+                    let _slot = slot;
+                    stop.run_until_cancelled(worker.perform(assignment)).await;
+                });
+            }
+        }
+    }
+
+    async fn perform(&self, assignment: TaskAssignment<String>) {
+        let mut attempt = 0;
+        let result = loop {
+            let result = self.attempt(&assignment).await;
+            let no_room =
+                matches!(&result, Err(TaskError::Master(RpcError::Refused(ErrorCode::NO_AVAILABLE_HANDLE))));
+            if !no_room || attempt >= assignment.max_retry_attempts.min(MOST_ATTEMPTS) {
+                break result;
+            }
+            attempt += 1;
+            tokio::time::sleep(ROOM_PAUSE * attempt).await;
+        };
+        let (status, count, message) = match &result {
+            Ok(()) => (TaskStatus::SUCCESS, &self.counts.done, "Task completed successfully".to_owned()),
+            Err(error) => {
+                tracing::warn!(task = %assignment.id, %error, "a task of the master has failed");
+                (TaskStatus::FAILED, &self.counts.failed, error.to_string())
+            }
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        let completion = TaskCompletion { id: assignment.id, status, message: message.as_str() };
+        let arguments = CompleteTaskArguments { client_id: self.membership.client_id, completion };
+        let told = self.membership.master.call::<MarkTaskToComplete, &str>(&arguments).await;
+        if let Err(error) = told.and_then(|answer| Ok(answer?)) {
+            tracing::warn!(task = %assignment.id, %error, "the master was not told of a task's end");
+        }
+    }
+
+    async fn attempt(&self, assignment: &TaskAssignment<String>) -> Result<(), TaskError> {
+        match assignment.task_type {
+            TaskType::REPLICA_COPY => self.copy(&serde_json::from_str(&assignment.payload)?).await,
+            TaskType::REPLICA_MOVE => self.move_it(&serde_json::from_str(&assignment.payload)?).await,
+            other => Err(TaskError::Unknown(other)),
+        }
+    }
+
+    async fn copy(&self, copy: &Copy) -> Result<(), TaskError> {
+        let (client_id, key, tenant) = (self.membership.client_id, &*copy.key, &*copy.tenant_id);
+        let lease_id = Uuid {
+            first: copy.dynamic_replication_lease_id_high,
+            second: copy.dynamic_replication_lease_id_low,
+        };
+        let master = &self.membership.master;
+        let targets: Vec<&str> = copy.targets.iter().map(String::as_str).collect();
+        let version_epoch = copy.dynamic_replication_version_epoch;
+        if lease_id == Uuid::default() {
+            let source = &*copy.source;
+            let start = CopyStartArguments { client_id, key, tenant, source, targets };
+            let plan = master.call::<CopyStart, &str>(&start).await?.map_err(RpcError::from)?;
+            let end = ClientKeyArguments { client_id, key, tenant };
+            match self.transfer(&plan.source, &plan.targets).await {
+                Ok(()) => Ok(master.call::<CopyEnd, &str>(&end).await?.map_err(RpcError::from)?),
+                Err(error) => {
+                    revoked(master.call::<CopyRevoke, &str>(&end).await);
+                    Err(error)
+                }
+            }
+        } else {
+            let source = &*copy.source;
+            let start = DynamicCopyStartArguments {
+                client_id,
+                key,
+                tenant,
+                source,
+                targets,
+                lease_id,
+                version_epoch,
+            };
+            let plan = master.call::<DynamicReplicaCopyStart, &str>(&start).await?.map_err(RpcError::from)?;
+            let end = DynamicCopyEndArguments { client_id, key, tenant, lease_id, version_epoch };
+            match self.transfer(&plan.source, &plan.targets).await {
+                Ok(()) => {
+                    Ok(master.call::<DynamicReplicaCopyEnd, &str>(&end).await?.map_err(RpcError::from)?)
+                }
+                Err(error) => {
+                    revoked(master.call::<DynamicReplicaCopyRevoke, &str>(&end).await);
+                    Err(error)
+                }
+            }
+        }
+    }
+
+    async fn move_it(&self, task: &Move) -> Result<(), TaskError> {
+        let (client_id, key, tenant) = (self.membership.client_id, &*task.key, &*task.tenant_id);
+        let master = &self.membership.master;
+        let start =
+            MoveStartArguments { client_id, key, tenant, source: &*task.source, target: &*task.target };
+        let plan = master.call::<MoveStart, &str>(&start).await?.map_err(RpcError::from)?;
+        let end = ClientKeyArguments { client_id, key, tenant };
+        // Without a target, the object is there already.
+        match self.transfer(&plan.source, plan.target.as_slice()).await {
+            Ok(()) => Ok(master.call::<MoveEnd, &str>(&end).await?.map_err(RpcError::from)?),
+            Err(error) => {
+                revoked(master.call::<MoveRevoke, &str>(&end).await);
+                Err(error)
+            }
+        }
+    }
+
+    async fn transfer(&self, source: &Replica<String>, targets: &[Replica<String>]) -> Result<(), TaskError> {
+        let source = in_memory(source)?;
+        let own = self.membership.pool.lent().iter().any(|lent| {
+            source.endpoint == *self.membership.endpoint
+                && (lent.base..lent.base + lent.size).contains(&source.address)
+        });
+        for target in targets {
+            let target = in_memory(target)?;
+            if target.size != source.size {
+                return Err(TaskError::Sizes);
+            }
+            let mut from = match own {
+                true => From::Own(&self.membership.pool),
+                false => From::Node(self.connect(&source.endpoint).await?),
+            };
+            from.verify(span(source))?;
+            let mut to = self.connect(&target.endpoint).await?;
+            let mut done = 0;
+            while done < source.size {
+                let size = PIECE.min(source.size - done);
+                let mut piece = vec![0; usize::try_from(size).unwrap_or_default()];
+                from.read(source.address + done, &mut piece).await?;
+                to.write(target.address + done, &piece).await?;
+                done += size;
+            }
+            if to.protocol() == moongate_transfer::Protocol::V1 {
+                // Nobody has told that it was written. What is read on the same connection has been.
+                to.read(target.address + source.size - 1, &mut [0]).await?;
+            }
+            self.counts.bytes.fetch_add(source.size, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    async fn connect(&self, endpoint: &str) -> Result<Connection, TaskError> {
+        let descriptor = self.directory.descriptor(endpoint).await?;
+        let (host, port) = descriptor.data_address(endpoint)?;
+        Ok(Connection::open(&host, port, descriptor.protocol(), Limits::default()).await?)
+    }
+}
+
+/// Where an object is copied from.
+enum From<'a> {
+    Own(&'a Pool),
+    Node(Connection),
+}
+
+impl From<'_> {
+    fn verify(&self, span: Span) -> Result<(), Damaged> {
+        match self {
+            Self::Own(pool) => pool.verify(span),
+            Self::Node(_) => Ok(()),
+        }
+    }
+
+    async fn read(&mut self, start: u64, into: &mut [u8]) -> Result<(), TaskError> {
+        match self {
+            Self::Own(pool) => Ok(pool.read(Span { start, size: into.len() as u64 }, into)?),
+            Self::Node(connection) => Ok(connection.read(start, into).await?),
+        }
+    }
+}
+
+fn span(buffer: &BufferDescriptor<String>) -> Span {
+    Span { start: buffer.address, size: buffer.size }
+}
+
+fn in_memory(replica: &Replica<String>) -> Result<&BufferDescriptor<String>, TaskError> {
+    match &replica.medium {
+        ReplicaMedium::Memory(buffer) => Ok(buffer),
+        _ => Err(TaskError::NotInMemory),
+    }
+}
+
+/// The master ends what nobody ends after a while.
+fn revoked(answer: Result<Result<(), ErrorCode>, RpcError>) {
+    if let Err(error) = answer.and_then(|answer| Ok(answer?)) {
+        tracing::debug!(%error, "the master was not told that a copy is given up");
+    }
+}

@@ -1,0 +1,264 @@
+//! The calls about objects, for one client and one tenant.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mooncake_wire::rpc::{
+    BatchExistKey, BatchGetReplicaList, BatchPutEnd, BatchPutEndArguments, BatchPutRevoke,
+    BatchPutRevokeArguments, BatchPutStart, BatchPutStartArguments, BatchRemove, BatchRemoveArguments,
+    BatchUpsertEnd, BatchUpsertEndArguments, BatchUpsertRevoke, BatchUpsertRevokeArguments, BatchUpsertStart,
+    GetReplicaList, GetReplicaListByRegex, KeyArguments, KeysArguments, Outcome, PutEnd, PutEndArguments,
+    PutRevoke, PutRevokeArguments, PutStart, PutStartArguments, Remove, RemoveAll, RemoveAllArguments,
+    RemoveArguments, RemoveByRegex, UpsertEnd, UpsertRevoke, UpsertStart,
+};
+use mooncake_wire::types::{ObjectMeta, Replica, ReplicaList, ReplicaType, ReplicateConfig, Uuid};
+
+use super::error::RpcError;
+use super::master::Master;
+
+/// What becomes of an object that there is already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// It stays, and the put is refused.
+    #[default]
+    Put,
+    /// It is replaced. Masters since 0.3.10.post2 know this.
+    Upsert,
+}
+
+/// Calls a master about objects as one client, for one tenant. Cloning is cheap.
+///
+/// Keys, sizes and answers of a batch are in the same order. A master that answers for another number of keys than
+/// it was asked for has broken the protocol.
+#[derive(Clone, Debug)]
+pub struct Objects {
+    master: Master,
+    client_id: Uuid,
+    tenant: Arc<str>,
+}
+
+impl Objects {
+    /// Calls `master` as `client_id` about the objects of `tenant`. Releases before 0.3.12 know no tenants.
+    #[must_use]
+    pub fn new(master: Master, client_id: Uuid, tenant: &str) -> Self {
+        Self { master, client_id, tenant: tenant.into() }
+    }
+
+    /// The master that is called.
+    #[must_use]
+    pub fn master(&self) -> &Master {
+        &self.master
+    }
+
+    /// Whether there are objects. **Leases** those that there are.
+    ///
+    /// # Errors
+    /// As [`Master::call`], and so for all calls here.
+    pub async fn exist(&self, keys: Vec<&str>) -> Result<Vec<Outcome<bool>>, RpcError> {
+        let asked = keys.len();
+        let answers = self.master.call::<BatchExistKey, &str>(&self.keys(keys)).await?;
+        self.in_step(asked, answers)
+    }
+
+    /// Where an object is. Leases it.
+    ///
+    /// # Errors
+    /// [`RpcError::Refused`] if there is none that can be read.
+    pub async fn replicas(&self, key: &str) -> Result<ReplicaList<String>, RpcError> {
+        Ok(self.master.call::<GetReplicaList, &str>(&self.key(key)).await??)
+    }
+
+    /// Where objects are. Leases them.
+    ///
+    /// # Errors
+    /// As [`Objects::exist`].
+    pub async fn replicas_of(&self, keys: Vec<&str>) -> Result<Vec<Outcome<ReplicaList<String>>>, RpcError> {
+        let asked = keys.len();
+        let answers = self.master.call::<BatchGetReplicaList, &str>(&self.keys(keys)).await?;
+        self.in_step(asked, answers)
+    }
+
+    /// Where the objects are whose key matches a regular expression. Leases them.
+    ///
+    /// # Errors
+    /// [`RpcError::Refused`] if the expression is none.
+    pub async fn replicas_matching(
+        &self,
+        regex: &str,
+    ) -> Result<BTreeMap<String, Vec<Replica<String>>>, RpcError> {
+        Ok(self.master.call::<GetReplicaListByRegex, &str>(&self.key(regex)).await??)
+    }
+
+    /// Makes room for an object of `size` bytes and tells where to write it.
+    ///
+    /// # Errors
+    /// [`RpcError::Refused`], for example when there is no room, or when the object exists and is not to be
+    /// replaced.
+    pub async fn start(
+        &self,
+        mode: Mode,
+        key: &str,
+        size: u64,
+        config: ReplicateConfig<&str>,
+    ) -> Result<Vec<Replica<String>>, RpcError> {
+        let (client_id, tenant) = (self.client_id, &*self.tenant);
+        let arguments = PutStartArguments { client_id, key, size, config, tenant };
+        Ok(match mode {
+            Mode::Put => self.master.call::<PutStart, &str>(&arguments).await??,
+            Mode::Upsert => self.master.call::<UpsertStart, &str>(&arguments).await??,
+        })
+    }
+
+    /// Makes an object visible that has been written. Calling it twice does no harm.
+    ///
+    /// # Errors
+    /// [`RpcError::Refused`], for example when the master has given the object up meanwhile.
+    pub async fn end(&self, mode: Mode, key: &str, checksum: Option<u64>) -> Result<(), RpcError> {
+        let object = ObjectMeta { key, object_checksum: checksum };
+        let (client_id, tenant) = (self.client_id, &*self.tenant);
+        let arguments = PutEndArguments { client_id, object, replica_type: ReplicaType::ALL, tenant };
+        match mode {
+            Mode::Put => self.master.call::<PutEnd, &str>(&arguments).await??,
+            Mode::Upsert => self.master.call::<UpsertEnd, &str>(&arguments).await??,
+        }
+        Ok(())
+    }
+
+    /// Gives up an object that was not written.
+    ///
+    /// # Errors
+    /// [`RpcError::Refused`], for example when the object is visible already.
+    pub async fn revoke(&self, mode: Mode, key: &str) -> Result<(), RpcError> {
+        let (client_id, tenant) = (self.client_id, &*self.tenant);
+        let arguments = PutRevokeArguments { client_id, key, replica_type: ReplicaType::ALL, tenant };
+        match mode {
+            Mode::Put => self.master.call::<PutRevoke, &str>(&arguments).await??,
+            Mode::Upsert => self.master.call::<UpsertRevoke, &str>(&arguments).await??,
+        }
+        Ok(())
+    }
+
+    /// [`Objects::start`] for several objects.
+    ///
+    /// # Errors
+    /// As [`Objects::exist`].
+    pub async fn start_batch(
+        &self,
+        mode: Mode,
+        keys: Vec<&str>,
+        sizes: Vec<u64>,
+        config: ReplicateConfig<&str>,
+    ) -> Result<Vec<Outcome<Vec<Replica<String>>>>, RpcError> {
+        let asked = keys.len();
+        let (client_id, tenant) = (self.client_id, &*self.tenant);
+        let arguments = BatchPutStartArguments { client_id, keys, sizes, config, tenant };
+        let answers = match mode {
+            Mode::Put => self.master.call::<BatchPutStart, &str>(&arguments).await?,
+            Mode::Upsert => self.master.call::<BatchUpsertStart, &str>(&arguments).await?,
+        };
+        self.in_step(asked, answers)
+    }
+
+    /// [`Objects::end`] for several objects.
+    ///
+    /// # Errors
+    /// As [`Objects::exist`].
+    pub async fn end_batch(
+        &self,
+        mode: Mode,
+        objects: Vec<ObjectMeta<&str>>,
+    ) -> Result<Vec<Outcome<()>>, RpcError> {
+        let asked = objects.len();
+        let (client_id, tenant) = (self.client_id, &*self.tenant);
+        let answers = match mode {
+            Mode::Put => {
+                let replica_type = ReplicaType::ALL;
+                let arguments = BatchPutEndArguments { client_id, objects, replica_type, tenant };
+                self.master.call::<BatchPutEnd, &str>(&arguments).await?
+            }
+            Mode::Upsert => {
+                let arguments = BatchUpsertEndArguments { client_id, objects, tenant };
+                self.master.call::<BatchUpsertEnd, &str>(&arguments).await?
+            }
+        };
+        self.in_step(asked, answers)
+    }
+
+    /// [`Objects::revoke`] for several objects.
+    ///
+    /// # Errors
+    /// As [`Objects::exist`].
+    pub async fn revoke_batch(&self, mode: Mode, keys: Vec<&str>) -> Result<Vec<Outcome<()>>, RpcError> {
+        let asked = keys.len();
+        let (client_id, tenant) = (self.client_id, &*self.tenant);
+        let answers = match mode {
+            Mode::Put => {
+                let replica_type = ReplicaType::ALL;
+                let arguments = BatchPutRevokeArguments { client_id, keys, replica_type, tenant };
+                self.master.call::<BatchPutRevoke, &str>(&arguments).await?
+            }
+            Mode::Upsert => {
+                let arguments = BatchUpsertRevokeArguments { client_id, keys, tenant };
+                self.master.call::<BatchUpsertRevoke, &str>(&arguments).await?
+            }
+        };
+        self.in_step(asked, answers)
+    }
+
+    /// Removes an object. With `force` also one that is leased.
+    ///
+    /// # Errors
+    /// [`RpcError::Refused`], for example when there is none, or it is leased.
+    pub async fn remove(&self, key: &str, force: bool) -> Result<(), RpcError> {
+        let arguments = RemoveArguments { key, force, tenant: &*self.tenant };
+        Ok(self.master.call::<Remove, &str>(&arguments).await??)
+    }
+
+    /// [`Objects::remove`] for several objects. Masters since 0.3.10.post2 know this.
+    ///
+    /// # Errors
+    /// As [`Objects::exist`].
+    pub async fn remove_batch(&self, keys: Vec<&str>, force: bool) -> Result<Vec<Outcome<()>>, RpcError> {
+        let asked = keys.len();
+        let arguments = BatchRemoveArguments { keys, force, tenant: &*self.tenant };
+        let answers = self.master.call::<BatchRemove, &str>(&arguments).await?;
+        self.in_step(asked, answers)
+    }
+
+    /// Removes the objects whose key matches a regular expression, and returns their number. Without `force`
+    /// those that are leased stay.
+    ///
+    /// # Errors
+    /// [`RpcError::Refused`] if the expression is none.
+    pub async fn remove_matching(&self, regex: &str, force: bool) -> Result<u64, RpcError> {
+        let arguments = RemoveArguments { key: regex, force, tenant: &*self.tenant };
+        let removed = self.master.call::<RemoveByRegex, &str>(&arguments).await??;
+        Ok(u64::try_from(removed).unwrap_or(0))
+    }
+
+    /// Removes all objects of the tenant, and returns their number. Without `force` those that are leased stay.
+    ///
+    /// # Errors
+    /// As [`Objects::exist`].
+    pub async fn remove_all(&self, force: bool) -> Result<u64, RpcError> {
+        let arguments = RemoveAllArguments { force, tenant: &*self.tenant };
+        let removed = self.master.call::<RemoveAll, &str>(&arguments).await?;
+        Ok(u64::try_from(removed).unwrap_or(0))
+    }
+
+    fn key<'a>(&'a self, key: &'a str) -> KeyArguments<&'a str> {
+        KeyArguments { key, tenant: &self.tenant }
+    }
+
+    fn keys<'a>(&'a self, keys: Vec<&'a str>) -> KeysArguments<&'a str> {
+        KeysArguments { keys, tenant: &self.tenant }
+    }
+
+    fn in_step<T>(&self, asked: usize, answers: Vec<T>) -> Result<Vec<T>, RpcError> {
+        if answers.len() == asked {
+            return Ok(answers);
+        }
+        let reason = format!("it answered for {} objects when asked for {asked}", answers.len());
+        Err(RpcError::Protocol { address: self.master.address().into(), reason })
+    }
+}

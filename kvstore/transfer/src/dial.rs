@@ -1,0 +1,283 @@
+//! Reads and writes another node's memory over one connection, one transfer after another.
+
+use std::io::{self, IoSlice};
+use std::time::Duration;
+
+use crc_fast::{CrcAlgorithm, Digest};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};
+
+/// A checksum is made of this many bytes at once, which a core's cache still has when they have just been copied.
+const PIECE: usize = 256 << 10;
+
+/// Limits of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Time to connect.
+    pub connect: Duration,
+    /// Time in which a transfer must get on by at least a byte.
+    pub stall: Duration,
+    /// Bytes that the kernel keeps for either direction. It chooses itself if this is `None`, and may choose less.
+    pub kernel_buffer: Option<usize>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { connect: Duration::from_secs(3), stall: Duration::from_secs(10), kernel_buffer: None }
+    }
+}
+
+/// A transfer has failed. Only after [`TransferError::Checksum`] can the connection still be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TransferError {
+    /// There is no connection.
+    #[error("cannot connect to {address}: {reason}")]
+    Connect {
+        /// Where the node's data plane should be.
+        address: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The connection has broken.
+    #[error("the connection to {address} has broken: {reason}")]
+    Broken {
+        /// The node's data plane.
+        address: String,
+        /// How.
+        reason: String,
+    },
+    /// The node has no such memory, perhaps because it has been restarted.
+    #[error("{address} refuses {size} bytes at {start:#x}: this is not within its memory")]
+    Rejected {
+        /// The node's data plane.
+        address: String,
+        /// The first byte.
+        start: u64,
+        /// How many.
+        size: u64,
+    },
+    /// The bytes are not those that were written, or that were sent.
+    #[error("{size} bytes at {start:#x} of {address} are damaged: their checksum is wrong")]
+    Checksum {
+        /// The node's data plane.
+        address: String,
+        /// The first byte.
+        start: u64,
+        /// How many.
+        size: u64,
+    },
+    /// The node has not got on.
+    #[error("{address} has been silent for {limit:?}")]
+    TimedOut {
+        /// The node's data plane.
+        address: String,
+        /// The limit.
+        limit: Duration,
+    },
+}
+
+/// A connection to a node's data plane.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    address: String,
+    protocol: Protocol,
+    limits: Limits,
+}
+
+impl Connection {
+    /// Connects to a node's data plane.
+    ///
+    /// # Errors
+    /// [`TransferError::Connect`].
+    pub async fn open(
+        host: &str,
+        port: u16,
+        protocol: Protocol,
+        limits: Limits,
+    ) -> Result<Self, TransferError> {
+        let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let failed = |reason: String| TransferError::Connect { address: address.clone(), reason };
+        let stream = match tokio::time::timeout(limits.connect, TcpStream::connect((host, port))).await {
+            Ok(connected) => connected.map_err(|error| failed(error.to_string()))?,
+            Err(_) => return Err(failed(format!("nothing within {:?}", limits.connect))),
+        };
+        set_options(&stream, limits).map_err(|error| failed(error.to_string()))?;
+        Ok(Self { stream, address, protocol, limits })
+    }
+
+    /// The node's data plane, as `host:port`.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What is spoken.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Whether the other side has closed the connection, or sent what nobody asked for. For connections that have
+    /// not been used for a while.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        let mut byte = [0];
+        !matches!(self.stream.try_read(&mut byte), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Reads the node's memory from `start` on. When it fails, `into` may have been written in part.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub async fn read(&mut self, start: u64, into: &mut [u8]) -> Result<(), TransferError> {
+        let size = into.len() as u64;
+        self.send(start, size, Operation::Read, &[]).await?;
+        if self.protocol != Protocol::V1 {
+            self.status(start, size).await?;
+        }
+        let crc = self.receive(into).await?;
+        if self.protocol == Protocol::Checked {
+            let mut trailer = [0; STATUS];
+            self.fill(&mut trailer).await?;
+            if plane::checksum(trailer) != Some(crc) {
+                return Err(self.damaged(start, size));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the node's memory from `start` on. With [`Protocol::V1`] nobody tells whether it has been written.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub async fn write(&mut self, start: u64, from: &[u8]) -> Result<(), TransferError> {
+        let size = from.len() as u64;
+        let sent = self.send(start, size, Operation::Write, from).await;
+        match (self.protocol, sent) {
+            (Protocol::V1, sent) => sent,
+            (_, Ok(())) => self.status(start, size).await,
+            // A node that refuses says why before it closes the connection.
+            (_, Err(error)) => Err(match self.status(start, size).await {
+                Err(refused @ TransferError::Rejected { .. }) => refused,
+                _ => error,
+            }),
+        }
+    }
+
+    /// Sends a request with its body, and the checksum if the protocol has one.
+    async fn send(
+        &mut self,
+        start: u64,
+        size: u64,
+        operation: Operation,
+        body: &[u8],
+    ) -> Result<(), TransferError> {
+        let header = Header { size, address: start, operation, protocol: self.protocol }.encode();
+        let checked = self.protocol == Protocol::Checked && operation == Operation::Write;
+        let crc = if checked { crc_fast::crc32_iscsi(body) } else { 0 };
+        let trailer = plane::trailer(crc);
+        let trailer = if checked { &trailer[..] } else { &[] };
+        let total = HEADER + body.len() + trailer.len();
+        let mut sent = 0;
+        while sent < total {
+            let parts = rest_of([&header, body, trailer], sent);
+            let wrote = timed(self.limits.stall, self.stream.write_vectored(&parts)).await;
+            match wrote.map_err(|error| self.failed(&error))? {
+                0 => return Err(self.failed(&io::ErrorKind::WriteZero.into())),
+                more => sent += more,
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives a body, and returns its checksum if the protocol has one.
+    async fn receive(&mut self, into: &mut [u8]) -> Result<u32, TransferError> {
+        let (mut filled, mut summed, mut crc) = (0, 0, Digest::new(CrcAlgorithm::Crc32Iscsi));
+        let checked = self.protocol == Protocol::Checked;
+        while filled < into.len() {
+            let read = timed(self.limits.stall, self.stream.read(&mut into[filled..])).await;
+            match read.map_err(|error| self.failed(&error))? {
+                0 => return Err(self.failed(&io::ErrorKind::UnexpectedEof.into())),
+                more => filled += more,
+            }
+            if checked && (filled - summed >= PIECE || filled == into.len()) {
+                crc.update(&into[summed..filled]);
+                summed = filled;
+            }
+        }
+        // The lower half; the upper one is for longer checksums.
+        Ok(crc.finalize() as u32)
+    }
+
+    async fn fill(&mut self, into: &mut [u8]) -> Result<(), TransferError> {
+        let read = timed(self.limits.stall, self.stream.read_exact(into)).await;
+        read.map(|_| ()).map_err(|error| self.failed(&error))
+    }
+
+    async fn status(&mut self, start: u64, size: u64) -> Result<(), TransferError> {
+        let mut status = [0; STATUS];
+        self.fill(&mut status).await?;
+        let broken = |reason: String| TransferError::Broken { address: self.address.clone(), reason };
+        match Status::decode(status) {
+            Ok(Status::Ok) => Ok(()),
+            Ok(Status::Rejected) => {
+                Err(TransferError::Rejected { address: self.address.clone(), start, size })
+            }
+            Ok(Status::Damaged) => Err(self.damaged(start, size)),
+            Ok(Status::Other(code)) => Err(broken(format!("it answers with the unknown status {code}"))),
+            Err(error) => Err(broken(error.to_string())),
+        }
+    }
+
+    fn damaged(&self, start: u64, size: u64) -> TransferError {
+        TransferError::Checksum { address: self.address.clone(), start, size }
+    }
+
+    fn failed(&self, error: &io::Error) -> TransferError {
+        let address = self.address.clone();
+        match error.kind() {
+            io::ErrorKind::TimedOut => TransferError::TimedOut { address, limit: self.limits.stall },
+            _ => TransferError::Broken { address, reason: error.to_string() },
+        }
+    }
+}
+
+fn set_options(stream: &TcpStream, limits: Limits) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    if let Some(bytes) = limits.kernel_buffer {
+        let socket = socket2::SockRef::from(stream);
+        socket.set_recv_buffer_size(bytes)?;
+        socket.set_send_buffer_size(bytes)?;
+    }
+    Ok(())
+}
+
+async fn timed<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(limit, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// What of the parts is left when `sent` bytes of them are gone.
+fn rest_of(parts: [&[u8]; 3], mut sent: usize) -> [IoSlice<'_>; 3] {
+    parts.map(|part| {
+        let gone = sent.min(part.len());
+        sent -= gone;
+        IoSlice::new(&part[gone..])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_been_sent_is_not_sent_again() {
+        let parts: [&[u8]; 3] = [b"abc", b"de", b"f"];
+        for (sent, rest) in [(0, "abcdef"), (2, "cdef"), (3, "def"), (5, "f"), (6, "")] {
+            let left: Vec<u8> = rest_of(parts, sent).iter().flat_map(|part| part.to_vec()).collect();
+            assert_eq!(left, rest.as_bytes(), "{sent}");
+        }
+    }
+}

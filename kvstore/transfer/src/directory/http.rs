@@ -1,0 +1,150 @@
+//! The HTTP metadata server.
+
+use std::time::Duration;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::{Method, StatusCode};
+
+use super::DirectoryError;
+use crate::descriptor::{MAX_DESCRIPTOR, RpcMeta, SegmentDescriptor};
+
+/// Servers store keys as they come, so they are escaped as Mooncake's nodes do: all but what URLs leave alone.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+#[derive(Debug)]
+pub(super) struct HttpDirectory {
+    url: String,
+    /// With a slash at its end, unless it is empty.
+    cluster: String,
+    http: reqwest::Client,
+}
+
+impl HttpDirectory {
+    pub(super) fn new(url: &str, cluster: Option<&str>, limit: Duration) -> Result<Self, DirectoryError> {
+        // Nodes of a cluster do not stand behind proxies.
+        let http = reqwest::Client::builder().no_proxy().timeout(limit).build();
+        let http = http.map_err(|error| problem("GET", url, &error))?;
+        let cluster = cluster.filter(|id| !id.is_empty()).map(|id| format!("{id}/")).unwrap_or_default();
+        Ok(Self { url: url.to_owned(), cluster, http })
+    }
+
+    pub(super) async fn descriptor(&self, name: &str) -> Result<Vec<u8>, DirectoryError> {
+        self.get(&self.key("ram", name)).await?.ok_or_else(|| DirectoryError::Unknown(name.to_owned()))
+    }
+
+    pub(super) async fn publish(
+        &self,
+        descriptor: &SegmentDescriptor,
+        rpc: &RpcMeta,
+    ) -> Result<(), DirectoryError> {
+        self.publish_rpc(&descriptor.name, rpc).await?;
+        let json = json(&descriptor.name, descriptor)?;
+        let url = self.key("ram", &descriptor.name);
+        let (status, said) = self.send(Method::PUT, "PUT", &url, Some(json)).await?;
+        if status.is_success() { Ok(()) } else { Err(unexpected("PUT", &url, status, &said)) }
+    }
+
+    pub(super) async fn withdraw(&self, name: &str) -> Result<(), DirectoryError> {
+        for kind in ["ram", "rpc_meta"] {
+            self.delete(&self.key(kind, name)).await?;
+        }
+        Ok(())
+    }
+
+    /// Servers do not replace this entry. One that a node of the same name and address has left behind is replaced.
+    async fn publish_rpc(&self, name: &str, rpc: &RpcMeta) -> Result<(), DirectoryError> {
+        let url = self.key("rpc_meta", name);
+        if let Some(stored) = self.get(&url).await? {
+            match serde_json::from_slice::<RpcMeta>(&stored) {
+                Ok(stored) if stored == *rpc => return Ok(()),
+                Ok(stored) if stored.ip_or_host_name != rpc.ip_or_host_name => {
+                    let at = format!("{}:{}", stored.ip_or_host_name, stored.rpc_port);
+                    return Err(DirectoryError::Taken { name: name.to_owned(), at });
+                }
+                _ => self.delete(&url).await?,
+            }
+        }
+        let (status, said) = self.send(Method::PUT, "PUT", &url, Some(json(name, rpc)?)).await?;
+        if status.is_success() { Ok(()) } else { Err(unexpected("PUT", &url, status, &said)) }
+    }
+
+    async fn get(&self, url: &str) -> Result<Option<Vec<u8>>, DirectoryError> {
+        match self.send(Method::GET, "GET", url, None).await? {
+            (StatusCode::NOT_FOUND, _) => Ok(None),
+            (status, body) if status.is_success() => Ok(Some(body)),
+            (status, said) => Err(unexpected("GET", url, status, &said)),
+        }
+    }
+
+    async fn delete(&self, url: &str) -> Result<(), DirectoryError> {
+        match self.send(Method::DELETE, "DELETE", url, None).await? {
+            (status, _) if status.is_success() || status == StatusCode::NOT_FOUND => Ok(()),
+            (status, said) => Err(unexpected("DELETE", url, status, &said)),
+        }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        name: &'static str,
+        url: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<(StatusCode, Vec<u8>), DirectoryError> {
+        let mut request = self.http.request(method, url);
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body);
+        }
+        let mut response = request.send().await.map_err(|error| problem(name, url, &error))?;
+        let mut body = Vec::new();
+        while let Some(part) = response.chunk().await.map_err(|error| problem(name, url, &error))? {
+            if body.len() + part.len() > MAX_DESCRIPTOR {
+                let reason = format!("the answer has more than {MAX_DESCRIPTOR} bytes");
+                return Err(DirectoryError::Server { method: name, url: url.to_owned(), reason });
+            }
+            body.extend_from_slice(&part);
+        }
+        Ok((response.status(), body))
+    }
+
+    /// The URL of an entry.
+    fn key(&self, kind: &str, name: &str) -> String {
+        let key = format!("mooncake/{}{kind}/{name}", self.cluster);
+        format!("{}?key={}", self.url, utf8_percent_encode(&key, ESCAPED))
+    }
+}
+
+fn json(name: &str, value: &impl serde::Serialize) -> Result<Vec<u8>, DirectoryError> {
+    serde_json::to_vec(value)
+        .map_err(|error| DirectoryError::Malformed { endpoint: name.to_owned(), reason: error.to_string() })
+}
+
+fn problem(method: &'static str, url: &str, error: &reqwest::Error) -> DirectoryError {
+    // Its cause says more than the error itself.
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    let reason = format!("{error}{cause}");
+    DirectoryError::Server { method, url: url.to_owned(), reason }
+}
+
+fn unexpected(method: &'static str, url: &str, status: StatusCode, said: &[u8]) -> DirectoryError {
+    let said: String = String::from_utf8_lossy(said).chars().take(200).collect();
+    DirectoryError::Server { method, url: url.to_owned(), reason: format!("{status}: {said}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_as_nodes_store_them() {
+        let url = |cluster| {
+            let limit = Duration::from_secs(1);
+            HttpDirectory::new("http://m:8080/metadata", cluster, limit)
+                .unwrap()
+                .key("ram", "127.0.0.1:13102")
+        };
+        let plain = "http://m:8080/metadata?key=mooncake%2Fram%2F127.0.0.1%3A13102";
+        assert_eq!(url(None), plain);
+        assert_eq!(url(Some("")), plain);
+        assert_eq!(url(Some("blue")), "http://m:8080/metadata?key=mooncake%2Fblue%2Fram%2F127.0.0.1%3A13102");
+    }
+}

@@ -1,0 +1,204 @@
+//! Where descriptors are found.
+
+mod http;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::descriptor::{RpcMeta, SegmentDescriptor};
+use crate::handshake::{self, Kind};
+
+use http::HttpDirectory;
+
+/// The word for [`Metadata::Handshake`].
+const HANDSHAKE: &str = "P2PHANDSHAKE";
+/// Time for one question.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Our descriptor in a question. A node answers with its own and does nothing with this one.
+const NOTHING: &[u8] = b"{}";
+
+/// Where nodes tell their descriptors. It must be the same for all nodes and clients of a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Metadata {
+    /// Each node tells its own to whoever connects (`P2PHANDSHAKE`, SGLang's default).
+    #[default]
+    Handshake,
+    /// An HTTP metadata server has them.
+    Http {
+        /// Its URL, as `http://host:8080/metadata`.
+        url: String,
+        /// What nodes have as `MC_METADATA_CLUSTER_ID`.
+        cluster_id: Option<String>,
+    },
+}
+
+/// A metadata server that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no metadata server that can be used; write P2PHANDSHAKE or http://HOST:PORT/metadata")]
+pub struct MetadataError(String);
+
+impl FromStr for Metadata {
+    type Err = MetadataError;
+
+    fn from_str(text: &str) -> Result<Self, MetadataError> {
+        if text == HANDSHAKE {
+            return Ok(Self::Handshake);
+        }
+        let is_url = text.starts_with("http://") || text.starts_with("https://");
+        match reqwest::Url::parse(text) {
+            Ok(_) if is_url => Ok(Self::Http { url: text.to_owned(), cluster_id: None }),
+            _ => Err(MetadataError(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Handshake => f.write_str(HANDSHAKE),
+            Self::Http { url, .. } => f.write_str(url),
+        }
+    }
+}
+
+/// A descriptor cannot be had or told.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// The node does not answer.
+    #[error("{endpoint} does not answer handshakes: {reason}")]
+    Handshake {
+        /// The node.
+        endpoint: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The metadata server does not answer as it should.
+    #[error("metadata server: {method} {url}: {reason}")]
+    Server {
+        /// What was asked.
+        method: &'static str,
+        /// Where.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The metadata server does not know the node.
+    #[error("the metadata server knows no node {0}; is the node's metadata server the same?")]
+    Unknown(String),
+    /// What was told is no descriptor.
+    #[error("what {endpoint} tells about itself cannot be understood: {reason}")]
+    Malformed {
+        /// The node.
+        endpoint: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Another node has the same name.
+    #[error(
+        "the metadata server has another node of the name {name}, which is reached at {at}; give each node its own name"
+    )]
+    Taken {
+        /// The name.
+        name: String,
+        /// Where the other one is.
+        at: String,
+    },
+}
+
+/// Finds and tells descriptors. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    place: Place,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Handshake,
+    Http(Arc<HttpDirectory>),
+}
+
+impl Directory {
+    /// A directory.
+    ///
+    /// # Errors
+    /// When there can be no HTTP client.
+    pub fn new(metadata: &Metadata) -> Result<Self, DirectoryError> {
+        let place = match metadata {
+            Metadata::Handshake => Place::Handshake,
+            Metadata::Http { url, cluster_id } => {
+                Place::Http(Arc::new(HttpDirectory::new(url, cluster_id.as_deref(), TIME_LIMIT)?))
+            }
+        };
+        Ok(Self { place })
+    }
+
+    /// The descriptor of the node at `endpoint`, a `host:port` as a master tells it. Asks each time.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub async fn descriptor(&self, endpoint: &str) -> Result<SegmentDescriptor, DirectoryError> {
+        let json = match &self.place {
+            Place::Handshake => ask(endpoint).await?,
+            Place::Http(server) => server.descriptor(endpoint).await?,
+        };
+        serde_json::from_slice(&json).map_err(|error| DirectoryError::Malformed {
+            endpoint: endpoint.to_owned(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// Tells a node's descriptor, and where its handshake port is. A node that answers handshakes for itself need not.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub async fn publish(&self, descriptor: &SegmentDescriptor, rpc: &RpcMeta) -> Result<(), DirectoryError> {
+        match &self.place {
+            Place::Handshake => Ok(()),
+            Place::Http(server) => server.publish(descriptor, rpc).await,
+        }
+    }
+
+    /// Takes back what has been told about a node.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub async fn withdraw(&self, name: &str) -> Result<(), DirectoryError> {
+        match &self.place {
+            Place::Handshake => Ok(()),
+            Place::Http(server) => server.withdraw(name).await,
+        }
+    }
+}
+
+async fn ask(endpoint: &str) -> Result<Vec<u8>, DirectoryError> {
+    let error = |reason: String| DirectoryError::Handshake { endpoint: endpoint.to_owned(), reason };
+    match tokio::time::timeout(TIME_LIMIT, handshake::ask(endpoint, Kind::Metadata, NOTHING)).await {
+        Ok(answer) => answer.map_err(|problem| error(problem.to_string())),
+        Err(_) => Err(error(format!("nothing within {TIME_LIMIT:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_servers_are_understood_or_explained() {
+        assert_eq!("P2PHANDSHAKE".parse(), Ok(Metadata::Handshake));
+        let url = "http://m:8080/metadata";
+        assert_eq!(url.parse(), Ok(Metadata::Http { url: url.to_owned(), cluster_id: None }));
+        for wrong in ["", "m:8080", "etcd://m:2379", "http://", "p2phandshake"] {
+            let error = wrong.parse::<Metadata>().unwrap_err().to_string();
+            assert!(error.contains("P2PHANDSHAKE or http://"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_silent_endpoint_is_named() {
+        let directory = Directory::new(&Metadata::Handshake).unwrap();
+        let error = directory.descriptor("127.0.0.1:1").await.unwrap_err().to_string();
+        assert!(error.starts_with("127.0.0.1:1 does not answer handshakes"), "{error}");
+    }
+}

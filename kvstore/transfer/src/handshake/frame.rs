@@ -1,0 +1,119 @@
+//! Messages of the handshake port.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+use crate::descriptor::MAX_DESCRIPTOR;
+
+/// What a message is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Queue pairs of an RDMA connection.
+    Connection,
+    /// Both sides tell their descriptors.
+    Metadata,
+    /// A word from an application to another.
+    Notify,
+    /// Whether anybody is there.
+    Probe,
+    /// As `Connection`, from releases that knew nothing else.
+    Legacy,
+}
+
+impl Kind {
+    fn code(self) -> Option<u8> {
+        match self {
+            Self::Connection => Some(0),
+            Self::Metadata => Some(1),
+            Self::Notify => Some(2),
+            Self::Probe => Some(3),
+            Self::Legacy => None,
+        }
+    }
+
+    fn of_first_byte(byte: u8) -> Self {
+        match byte {
+            0 => Self::Connection,
+            1 => Self::Metadata,
+            2 => Self::Notify,
+            3 => Self::Probe,
+            _ => Self::Legacy,
+        }
+    }
+}
+
+/// The bytes of a message.
+pub(super) fn encode(kind: Kind, json: &[u8]) -> Vec<u8> {
+    let code = kind.code();
+    let length = json.len() as u64 + u64::from(code.is_some());
+    let mut bytes = Vec::with_capacity(9 + json.len());
+    bytes.extend_from_slice(&length.to_le_bytes());
+    bytes.extend(code);
+    bytes.extend_from_slice(json);
+    bytes
+}
+
+/// Reads a message: its kind and its JSON.
+pub(super) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Kind, Vec<u8>)> {
+    let length = stream.read_u64_le().await?;
+    let length = usize::try_from(length).ok().filter(|length| (1..=MAX_DESCRIPTOR + 1).contains(length));
+    let Some(length) = length else {
+        let problem = format!("a handshake message must have 1 to {MAX_DESCRIPTOR} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+    };
+    // Grows with what comes, not with what was announced.
+    let mut body = Vec::new();
+    stream.take(length as u64).read_to_end(&mut body).await?;
+    if body.len() < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let kind = body.first().map_or(Kind::Legacy, |first| Kind::of_first_byte(*first));
+    if kind != Kind::Legacy {
+        body.remove(0);
+    }
+    Ok((kind, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(bytes: &[u8]) -> io::Result<(Kind, Vec<u8>)> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(read(&mut &*bytes))
+    }
+
+    #[test]
+    fn lengths_count_the_kind() {
+        assert_eq!(encode(Kind::Metadata, b"{}"), [3, 0, 0, 0, 0, 0, 0, 0, 1, b'{', b'}']);
+        assert_eq!(encode(Kind::Legacy, b"{}"), [2, 0, 0, 0, 0, 0, 0, 0, b'{', b'}']);
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused() {
+        for length in [0, (MAX_DESCRIPTOR + 2) as u64, u64::MAX] {
+            let error = parse(&length.to_le_bytes()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{length}");
+        }
+        let error = parse(&[9, 0, 0, 0, 0, 0, 0, 0, 1, b'{']).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive_the_round_trip(
+            kind in prop::sample::select(vec![Kind::Connection, Kind::Metadata, Kind::Notify, Kind::Probe, Kind::Legacy]),
+            text in ".{0,200}",
+        ) {
+            let json = format!("{{{text}}}").into_bytes();
+            prop_assert_eq!(parse(&encode(kind, &json)).unwrap(), (kind, json));
+        }
+
+        #[test]
+        fn any_bytes_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Answering handshakes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use moongate_runtime::Supervisor;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::frame::{self, Kind};
+use crate::descriptor::SegmentDescriptor;
+use crate::peers::Peers;
+
+/// Pause after a failed accept, which mostly means that the process has no file descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What is answered to a question.
+pub trait Answers: Send + Sync + 'static {
+    /// The JSON of the answer. `question` is the JSON of the question as it came, unchecked.
+    fn answer(&self, kind: Kind, question: &[u8]) -> Vec<u8>;
+}
+
+/// What a node answers that is reached over TCP only.
+#[derive(Debug)]
+pub struct Node {
+    /// Its descriptor, which may change.
+    pub descriptor: ArcSwap<SegmentDescriptor>,
+}
+
+impl Answers for Node {
+    fn answer(&self, kind: Kind, _: &[u8]) -> Vec<u8> {
+        match kind {
+            Kind::Metadata => serde_json::to_vec(&**self.descriptor.load()).unwrap_or_default(),
+            Kind::Probe => br#"{"status":"success"}"#.to_vec(),
+            Kind::Notify => br#"{"name":"","notify_msg":"success"}"#.to_vec(),
+            Kind::Connection | Kind::Legacy => {
+                br#"{"local_nic_path":"","peer_nic_path":"","qp_num":[],"reply_msg":"this node has no RDMA device"}"#
+                    .to_vec()
+            }
+        }
+    }
+}
+
+/// What the handshake port takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandshakeLimits {
+    /// Handshakes at once. Further ones wait in the kernel's backlog.
+    pub connections: usize,
+    /// Time for a whole handshake.
+    pub time: Duration,
+}
+
+impl Default for HandshakeLimits {
+    fn default() -> Self {
+        Self { connections: 128, time: Duration::from_secs(10) }
+    }
+}
+
+/// Answers the handshakes of `peers` until `stop` is cancelled.
+pub fn listen(
+    listener: TcpListener,
+    answers: Arc<dyn Answers>,
+    peers: Peers,
+    limits: HandshakeLimits,
+    stop: CancellationToken,
+    supervisor: &Supervisor,
+) {
+    let slots = Arc::new(Semaphore::new(limits.connections.max(1)));
+    let tasks = supervisor.clone();
+    supervisor.spawn("handshake-listener", async move {
+        let accept = async {
+            loop {
+                // Never closed, so there is always a permit to wait for.
+                let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+                let (stream, peer) = match listener.accept().await {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot take a handshake");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                };
+                if !peers.allow(peer.ip()) {
+                    tracing::warn!(%peer, allowed = %peers, "a handshake from elsewhere is refused");
+                    continue;
+                }
+                let answers = Arc::clone(&answers);
+                let stop = stop.clone();
+                tasks.spawn("handshake", async move {
+                    let _slot = slot;
+                    let handshake = tokio::time::timeout(limits.time, handle(stream, &*answers));
+                    let ended = stop.run_until_cancelled(handshake).await;
+                    told(peer, ended);
+                });
+            }
+        };
+        stop.run_until_cancelled(accept).await;
+    });
+}
+
+fn told(peer: SocketAddr, ended: Option<Result<io::Result<()>, tokio::time::error::Elapsed>>) {
+    match ended {
+        // Whoever looks whether the port is open says nothing.
+        None | Some(Ok(Ok(()))) => {}
+        Some(Ok(Err(error))) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+        Some(Ok(Err(error))) => tracing::debug!(%peer, %error, "a handshake has failed"),
+        Some(Err(_)) => tracing::debug!(%peer, "a handshake has taken too long"),
+    }
+}
+
+async fn handle(mut stream: TcpStream, answers: &dyn Answers) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (kind, question) = frame::read(&mut stream).await?;
+    let answer = answers.answer(kind, &question);
+    stream.write_all(&frame::encode(kind, &answer)).await?;
+    stream.shutdown().await?;
+    // Closing before the peer has read could destroy what it has not read yet.
+    stream.read(&mut [0]).await.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::ask;
+
+    async fn node(peers: &str, limits: HandshakeLimits) -> (String, Supervisor) {
+        let supervisor = Supervisor::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let descriptor = SegmentDescriptor { name: address.clone(), ..Default::default() };
+        let node = Arc::new(Node { descriptor: ArcSwap::from_pointee(descriptor) });
+        listen(listener, node, peers.parse().unwrap(), limits, supervisor.token(), &supervisor);
+        (address, supervisor)
+    }
+
+    #[tokio::test]
+    async fn all_kinds_are_answered() {
+        let (address, supervisor) = node("127.0.0.1", HandshakeLimits::default()).await;
+        for (kind, expected) in [
+            (Kind::Metadata, format!(r#""name":"{address}""#)),
+            (Kind::Probe, r#"{"status":"success"}"#.to_owned()),
+            (Kind::Notify, "success".to_owned()),
+            (Kind::Connection, "no RDMA device".to_owned()),
+            (Kind::Legacy, "no RDMA device".to_owned()),
+        ] {
+            let answer = String::from_utf8(ask(&address, kind, b"{}").await.unwrap()).unwrap();
+            assert!(answer.contains(&expected), "{kind:?}: {answer}");
+        }
+        supervisor.shutdown(Duration::from_secs(30)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn strangers_and_the_silent_are_turned_away() {
+        let (address, _supervisor) = node("10.0.0.0/8", HandshakeLimits::default()).await;
+        assert!(ask(&address, Kind::Metadata, b"{}").await.is_err());
+        // One slot, taken by one who says nothing: the next is served when the time of the first is over.
+        let limits = HandshakeLimits { connections: 1, time: Duration::from_millis(50) };
+        let (address, _supervisor) = node("127.0.0.1", limits).await;
+        let _silent = TcpStream::connect(&address).await.unwrap();
+        assert!(ask(&address, Kind::Probe, b"{}").await.is_ok());
+    }
+}

@@ -1,0 +1,81 @@
+//! Who may connect. The protocol itself asks nobody who they are.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+
+/// The networks from which connections are taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peers(Vec<IpNet>);
+
+/// A list of networks that cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is neither an address nor a network; write 10.0.0.7, 10.0.0.0/8 or fd00::/8, with commas between several"
+)]
+pub struct PeersError(String);
+
+impl Peers {
+    /// Everybody.
+    #[must_use]
+    pub fn all() -> Self {
+        Self(vec![IpNet::V4(ipnet::Ipv4Net::default()), IpNet::V6(ipnet::Ipv6Net::default())])
+    }
+
+    /// Whether connections from `address` are taken. An IPv4 address in the form of an IPv6 one counts as IPv4.
+    #[must_use]
+    pub fn allow(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.0.iter().any(|network| network.contains(&address))
+    }
+}
+
+impl FromStr for Peers {
+    type Err = PeersError;
+
+    fn from_str(text: &str) -> Result<Self, PeersError> {
+        let network = |part: &str| {
+            let part = part.trim();
+            let single = part.parse::<IpAddr>().map(IpNet::from);
+            single.or_else(|_| part.parse()).map_err(|_| PeersError(part.to_owned()))
+        };
+        text.split(',').map(network).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Peers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, network) in self.0.iter().enumerate() {
+            write!(f, "{}{network}", if position == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_listed_networks_are_allowed() {
+        let peers: Peers = "10.1.0.0/16, 192.168.7.1,fd00::/8".parse().unwrap();
+        for (address, allowed) in [
+            ("10.1.255.1", true),
+            ("10.2.0.1", false),
+            ("192.168.7.1", true),
+            ("192.168.7.2", false),
+            ("::ffff:10.1.0.1", true),
+            ("fd12::1", true),
+            ("fe80::1", false),
+        ] {
+            assert_eq!(peers.allow(address.parse().unwrap()), allowed, "{address}");
+            assert!(Peers::all().allow(address.parse().unwrap()));
+        }
+        assert_eq!(peers.to_string().parse(), Ok(peers));
+        for wrong in ["", "10.0.0.0/40", "everyone", "10.0.0.1,,"] {
+            assert!(wrong.parse::<Peers>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What the data plane has done.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::plane::{Operation, Protocol};
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What the data plane has done. Any thread may count.
+        #[derive(Debug, Default)]
+        pub struct Counts {
+            $(pub(super) $name: AtomicU64,)*
+        }
+
+        /// The same at one moment.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Snapshot {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counts {
+            /// The numbers of now.
+            #[must_use]
+            pub fn snapshot(&self) -> Snapshot {
+                Snapshot { $($name: self.$name.load(Relaxed),)* }
+            }
+        }
+    };
+}
+
+counts! {
+    /// Transfers out of this memory that have ended well.
+    reads,
+    /// Transfers into it that have ended well.
+    writes,
+    /// Bytes of the former.
+    read_bytes,
+    /// Bytes of the latter.
+    written_bytes,
+    /// Nanoseconds of the former, from the header to the last byte handed to the kernel.
+    read_nanos,
+    /// Nanoseconds of the latter.
+    write_nanos,
+    /// Transfers of either kind in the first protocol.
+    v1,
+    /// In the second.
+    v2,
+    /// In ours.
+    checked,
+    /// Ranges that are not within this memory.
+    rejected,
+    /// Transfers that have broken off: the peer went away, or was too slow.
+    failed,
+    /// Written bodies that were not what their checksum says.
+    damaged,
+    /// Headers that were none.
+    malformed,
+    /// Connections that have been taken.
+    opened,
+    /// Connections that have been closed.
+    closed,
+    /// Connections from addresses that are not allowed.
+    strangers,
+    /// Connections that were too many.
+    crowded,
+}
+
+impl Counts {
+    pub(super) fn done(&self, operation: Operation, protocol: Protocol, bytes: u64, nanos: u64) {
+        let (number, sum, time) = match operation {
+            Operation::Read => (&self.reads, &self.read_bytes, &self.read_nanos),
+            Operation::Write => (&self.writes, &self.written_bytes, &self.write_nanos),
+        };
+        number.fetch_add(1, Relaxed);
+        sum.fetch_add(bytes, Relaxed);
+        time.fetch_add(nanos, Relaxed);
+        let protocol = match protocol {
+            Protocol::V1 => &self.v1,
+            Protocol::V2 => &self.v2,
+            Protocol::Checked => &self.checked,
+        };
+        protocol.fetch_add(1, Relaxed);
+    }
+}

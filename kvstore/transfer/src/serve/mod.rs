@@ -1,0 +1,47 @@
+//! Lets others read and write memory of one's own.
+//!
+//! Each connection has a thread: a transfer is a few long system calls, between the socket and the memory itself.
+
+mod connection;
+mod counts;
+mod listener;
+mod registry;
+mod target;
+
+use std::time::Duration;
+
+use crate::peers::Peers;
+
+pub use counts::{Counts, Snapshot};
+pub use listener::{Serving, listen};
+pub use target::{Span, Target};
+
+/// What the data plane takes.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Who may connect.
+    pub peers: Peers,
+    /// Connections open at once. Further ones are closed.
+    pub connections: usize,
+    /// Connections open at once from one address, so that one peer cannot take all of them.
+    pub connections_per_peer: usize,
+    /// Time in which a transfer must get on by at least a byte.
+    pub stall: Duration,
+    /// Slowest transfer in bytes per second. A whole transfer has the time that this gives it, and `stall`.
+    pub slowest: u64,
+    /// Silence on a connection without transfer after which the kernel begins to ask whether the peer lives.
+    pub keepalive: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            peers: Peers::all(),
+            connections: 1024,
+            connections_per_peer: 256,
+            stall: Duration::from_secs(30),
+            slowest: 1 << 20,
+            keepalive: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Both sides of the data plane, with memory that is a vector.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod hostile;
+mod node;
+
+use std::time::Duration;
+
+use moongate_transfer::serve::Options;
+use moongate_transfer::{Protocol, TransferError};
+
+use node::{BASE, LIMIT, Node, SIZE, content};
+
+const ALL: [Protocol; 3] = [Protocol::V1, Protocol::V2, Protocol::Checked];
+
+#[tokio::test]
+async fn what_is_written_is_read_in_every_protocol() {
+    let node = Node::start(Options::default()).await;
+    for protocol in ALL {
+        let mut connection = node.connect(protocol).await;
+        for size in [1, 2, 4095, 65_536, 65_537, (4 << 20) + 1, 9 << 20] {
+            let bytes = content(size, size as u64 + protocol as u64);
+            let start = BASE + 17 + protocol as u64;
+            connection.write(start, &bytes).await.unwrap();
+            let mut read = vec![0; size];
+            // On the same connection, a read sees what was written before, although v1 confirms nothing.
+            connection.read(start, &mut read).await.unwrap();
+            assert!(read == bytes, "{protocol:?}, {size} bytes");
+        }
+    }
+    let counts = node.serving.counts().snapshot();
+    assert_eq!((counts.reads, counts.writes), (21, 21));
+    assert_eq!((counts.v1, counts.v2, counts.checked), (14, 14, 14));
+    assert_eq!(counts.read_bytes, counts.written_bytes);
+    assert_eq!((counts.failed, counts.rejected, counts.damaged), (0, 0, 0));
+}
+
+#[tokio::test]
+async fn ranges_outside_are_refused_and_named() {
+    let node = Node::start(Options::default()).await;
+    let mut neighbour = node.connect(Protocol::V2).await;
+    for protocol in [Protocol::V2, Protocol::Checked] {
+        for (start, size) in
+            [(BASE - 1, 4), (BASE + SIZE as u64 - 3, 4), (BASE + SIZE as u64, 4 << 20), (0, 1)]
+        {
+            let mut connection = node.connect(protocol).await;
+            let error = connection.read(start, &mut vec![0; size]).await.unwrap_err();
+            assert!(matches!(error, TransferError::Rejected { .. }), "{error}");
+            let mut connection = node.connect(protocol).await;
+            let error = connection.write(start, &vec![0; size]).await.unwrap_err();
+            assert!(matches!(error, TransferError::Rejected { start: told, .. } if told == start), "{error}");
+        }
+    }
+    let mut connection = node.connect(Protocol::V1).await;
+    let error = connection.read(0, &mut [0]).await.unwrap_err();
+    assert!(matches!(error, TransferError::Broken { .. }), "{error}");
+    // Counted when the connection ends.
+    node::until(|| node.serving.counts().snapshot().rejected == 17).await;
+    neighbour.write(BASE, b"well").await.unwrap();
+}
+
+#[tokio::test]
+async fn damaged_memory_is_noticed() {
+    let node = Node::start(Options::default()).await;
+    let mut connection = node.connect(Protocol::Checked).await;
+    let bytes = content(100_000, 1);
+    connection.write(BASE, &bytes).await.unwrap();
+    node.memory.damage(70_000);
+    let error = connection.read(BASE, &mut vec![0; 100_000]).await.unwrap_err();
+    assert!(matches!(error, TransferError::Checksum { start: BASE, size: 100_000, .. }), "{error}");
+    // The connection can still be used, and other ranges are what they are.
+    let mut half = vec![0; 50_000];
+    connection.read(BASE, &mut half).await.unwrap();
+    assert_eq!(half, bytes[..50_000]);
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_transfers_in_progress_only() {
+    let node = Node::start(Options::default()).await;
+    let mut idle = node.connect(Protocol::V2).await;
+    idle.write(BASE, b"before").await.unwrap();
+    let mut busy = node.raw(Protocol::V2, true, BASE, 10).await;
+    busy.send(b"01234").await;
+    node.memory.begun().await;
+    let draining = node.serving.drain(LIMIT);
+    let end = async {
+        // The idle connection has ended, the busy one has not.
+        node::until(|| idle.is_stale()).await;
+        busy.send(b"56789").await;
+        assert_eq!(busy.status().await, Some(0));
+    };
+    let (cut, ()) = tokio::join!(draining, end);
+    assert_eq!(cut, 0);
+    assert_eq!(node.serving.open(), 0);
+    assert!(idle.write(BASE, b"after").await.is_err());
+    assert!(node.dial(Protocol::V2).await.is_err(), "nobody listens");
+}
+
+#[tokio::test]
+async fn a_drain_ends_although_a_peer_does_not() {
+    let node = Node::start(Options::default()).await;
+    let mut busy = node.raw(Protocol::V2, true, BASE, 10).await;
+    busy.send(b"01234").await;
+    node.memory.begun().await;
+    assert_eq!(node.serving.drain(Duration::from_millis(1)).await, 1);
+    assert_eq!(busy.status().await, None);
+}

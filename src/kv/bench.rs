@@ -1,0 +1,211 @@
+//! `moongate kv bench`: how fast objects are put and got.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use hdrhistogram::Histogram;
+use indicatif::{ProgressBar, ProgressDrawTarget};
+use moongate_kvclient::{Client, KvError, Options, Put, PutOptions};
+use moongate_runtime::Supervisor;
+use serde_json::json;
+
+use super::StoreFlags;
+use super::size::{parse, show};
+
+/// Flags of `moongate kv bench`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct BenchCommand {
+    /// Sizes of objects.
+    #[arg(
+        long,
+        value_name = "SIZE,…",
+        env = "MOONGATE_KV_BENCH_SIZES",
+        value_delimiter = ',',
+        default_value = "64KiB,1MiB,4MiB,16MiB",
+        value_parser = parse
+    )]
+    sizes: Vec<usize>,
+
+    /// Numbers of threads, each with connections of its own.
+    #[arg(
+        long,
+        value_name = "N,…",
+        env = "MOONGATE_KV_BENCH_THREADS",
+        value_delimiter = ',',
+        default_value = "1,2"
+    )]
+    threads: Vec<usize>,
+
+    /// Bytes that are put, and then got, for each size and number of threads. They have to fit into the store.
+    #[arg(long, value_name = "SIZE", env = "MOONGATE_KV_BENCH_BYTES", default_value = "256MiB", value_parser = parse)]
+    bytes: usize,
+
+    /// How often every object is got.
+    #[arg(long, value_name = "N", env = "MOONGATE_KV_BENCH_READS", default_value_t = 2)]
+    reads: usize,
+
+    /// Copies of every object.
+    #[arg(long, value_name = "N", env = "MOONGATE_KV_BENCH_REPLICAS", default_value_t = 1)]
+    replicas: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Put,
+    Get,
+}
+
+/// What all threads do.
+#[derive(Clone)]
+struct Work {
+    what: What,
+    prefix: String,
+    size: usize,
+    /// Calls; those beyond the number of objects get the same ones again.
+    calls: usize,
+    objects: usize,
+    replicas: u64,
+}
+
+/// How it went: each call's microseconds, and the seconds of all.
+struct Timed {
+    calls: Histogram<u64>,
+    seconds: f64,
+}
+
+pub(super) async fn run(command: BenchCommand, store: &StoreFlags) -> anyhow::Result<ExitCode> {
+    let (master, options, json) = (store.master.clone(), store.options()?, store.json);
+    // It has threads and runtimes of its own.
+    let measured = tokio::task::spawn_blocking(move || measure(&command, &master, &options, json)).await;
+    measured.context("the measurement broke off")??;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(command: &BenchCommand, master: &str, options: &Options, json: bool) -> anyhow::Result<()> {
+    let id = fastrand::u64(..);
+    let mut out = io::stdout();
+    if !json {
+        writeln!(out, "what      size threads      GB/s    calls/s    p50 ms    p90 ms    p99 ms    max ms")?;
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    if io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::stderr());
+    }
+    for &size in &command.sizes {
+        for &threads in &command.threads {
+            let objects = (command.bytes / size).max(threads).max(1);
+            let prefix = format!("moongate-bench-{id:016x}-{size}-{threads}");
+            let mut work =
+                Work { what: What::Put, prefix, size, calls: objects, objects, replicas: command.replicas };
+            let outcome = (|| {
+                for what in [What::Put, What::Get] {
+                    work.what = what;
+                    work.calls = if what == What::Put { objects } else { objects * command.reads.max(1) };
+                    bar.set_message(format!("{} of {}", work.calls, show(size as u64)));
+                    let result = all_threads(&work, threads, master, options)?;
+                    tell(&mut out, &work, threads, &result, json)?;
+                }
+                anyhow::Ok(())
+            })();
+            clean(&work, master, options)?;
+            outcome?;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Runs the work on that many threads.
+fn all_threads(work: &Work, threads: usize, master: &str, options: &Options) -> anyhow::Result<Timed> {
+    let next = Arc::new(AtomicUsize::new(0));
+    let began = Instant::now();
+    let thread = |_| {
+        let (work, next, master, options) =
+            (work.clone(), Arc::clone(&next), master.to_owned(), options.clone());
+        std::thread::spawn(move || one_thread(&work, &next, &master, options))
+    };
+    let started: Vec<_> = (0..threads.max(1)).map(thread).collect();
+    let mut calls = Histogram::new(3)?;
+    for thread in started {
+        let Ok(result) = thread.join() else { bail!("a thread has panicked") };
+        calls.add(result?)?;
+    }
+    Ok(Timed { calls, seconds: began.elapsed().as_secs_f64() })
+}
+
+fn one_thread(
+    work: &Work,
+    next: &AtomicUsize,
+    master: &str,
+    mut options: Options,
+) -> anyhow::Result<Histogram<u64>> {
+    options.master.connections = 1;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut calls = Histogram::new(3)?;
+    let mut buffer: Vec<u8> = (0..work.size).map(|at| at as u8).collect();
+    runtime.block_on(async {
+        let client = Client::new(master, options, &Supervisor::new())?;
+        let put = PutOptions { replicas: work.replicas, ..PutOptions::default() };
+        loop {
+            let call = next.fetch_add(1, Ordering::Relaxed);
+            if call >= work.calls {
+                return Ok(calls);
+            }
+            let (key, began) = (format!("{}-{}", work.prefix, call % work.objects), Instant::now());
+            match work.what {
+                What::Put => {
+                    if client.put(&key, &buffer, &put).await? == Put::AlreadyThere {
+                        bail!("there is an object {key:?} already");
+                    }
+                }
+                What::Get => {
+                    client.get_into(&key, &mut buffer).await.map_err(explained)?;
+                }
+            }
+            calls.record(u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX))?;
+        }
+    })
+}
+
+fn explained(error: KvError) -> anyhow::Error {
+    let missing = matches!(error, KvError::NotFound { .. });
+    let error = anyhow::Error::from(error);
+    if missing {
+        error.context("the store has evicted what was put; give it more room, or use --bytes with less")
+    } else {
+        error
+    }
+}
+
+fn clean(work: &Work, master: &str, options: &Options) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = Client::new(master, options.clone(), &Supervisor::new())?;
+        client.remove_matching(&format!("^{}-", work.prefix), true).await?;
+        Ok(())
+    })
+}
+
+fn tell(out: &mut impl io::Write, work: &Work, threads: usize, result: &Timed, json: bool) -> io::Result<()> {
+    let what = if work.what == What::Put { "put" } else { "get" };
+    let speed = (work.size * work.calls) as f64 / result.seconds / 1e9;
+    let rate = work.calls as f64 / result.seconds;
+    let [p50, p90, p99, max] = [0.5, 0.9, 0.99, 1.0].map(|q| result.calls.value_at_quantile(q) as f64 / 1e3);
+    if json {
+        let told = json!({
+            "what": what, "bytes": work.size, "threads": threads, "calls": work.calls, "gb_per_s": speed,
+            "calls_per_s": rate, "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "max_ms": max,
+        });
+        return writeln!(out, "{told}");
+    }
+    let size = show(work.size as u64);
+    writeln!(
+        out,
+        "{what} {size:>10} {threads:>7} {speed:>9.3} {rate:>10.0} {p50:>9.3} {p90:>9.3} {p99:>9.3} {max:>9.3}"
+    )
+}

@@ -1,0 +1,158 @@
+//! `moongate kv ls`, `stat` and `rm`.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use moongate_kvclient::{Client, KvError, Stat};
+use moongate_kvstore::admin::{self, Admin};
+use serde_json::json;
+
+use super::StoreFlags;
+use super::size::show;
+
+/// The port of Mooncake's admin server if not set otherwise.
+const ADMIN_PORT: u16 = 9003;
+
+/// Flags of `moongate kv ls`.
+#[derive(Debug, Args)]
+pub(super) struct ListCommand {
+    /// Only keys that begin so.
+    #[arg(default_value = "")]
+    prefix: String,
+
+    /// The master's admin server; port 9003 of the master's host if absent.
+    #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_KV_ADMIN")]
+    admin: Option<String>,
+
+    /// Stop after so many keys.
+    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
+    limit: usize,
+}
+
+/// Flags of `moongate kv stat`.
+#[derive(Debug, Args)]
+pub(super) struct StatCommand {
+    /// The objects' keys.
+    #[arg(required = true)]
+    keys: Vec<String>,
+}
+
+/// Flags of `moongate kv rm`.
+#[derive(Debug, Args)]
+pub(super) struct RemoveCommand {
+    /// The objects' keys.
+    #[arg(required_unless_present_any = ["regex", "all"])]
+    keys: Vec<String>,
+
+    /// Remove the objects whose key matches.
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["keys", "all"])]
+    regex: Option<String>,
+
+    /// Remove all objects of the tenant.
+    #[arg(long, conflicts_with = "keys")]
+    all: bool,
+
+    /// Remove also what is leased.
+    #[arg(long)]
+    force: bool,
+}
+
+pub(super) async fn list(command: ListCommand, store: &StoreFlags) -> anyhow::Result<ExitCode> {
+    let host = store.master.rsplit_once(':').map_or(store.master.as_str(), |(host, _)| host);
+    let address = command.admin.unwrap_or_else(|| format!("{host}:{ADMIN_PORT}"));
+    let admin = Admin::new(&address, admin::Options::default())?;
+    let mut keys = admin.keys().await.context("--admin names the master's admin server")?;
+    let (mut out, mut left) = (io::BufWriter::new(io::stdout().lock()), command.limit);
+    while let Some(page) = keys.next().await? {
+        for key in page.iter().filter(|key| key.starts_with(&command.prefix)) {
+            if left == 0 {
+                out.flush()?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            left -= 1;
+            if store.json { writeln!(out, "{}", json!({ "key": key }))? } else { writeln!(out, "{key}")? }
+        }
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn stat(
+    command: StatCommand,
+    store: &StoreFlags,
+    client: &Client,
+) -> anyhow::Result<ExitCode> {
+    let mut missing = 0;
+    for key in &command.keys {
+        let text = match client.stat(key).await {
+            Ok(stat) if store.json => json_of(key, &stat),
+            Ok(stat) => text_of(key, &stat),
+            Err(KvError::NotFound { .. }) => {
+                missing += 1;
+                if store.json {
+                    json!({ "key": key, "found": false }).to_string()
+                } else {
+                    format!("{key}: none")
+                }
+            }
+            Err(error) => return Err(error.into()),
+        };
+        writeln!(io::stdout(), "{text}")?;
+    }
+    Ok(if missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn json_of(key: &str, stat: &Stat) -> String {
+    let replica = |it: &moongate_kvclient::Replica| json!({ "id": it.id, "medium": it.medium, "place": it.place, "address": it.address, "complete": it.complete });
+    json!({
+        "key": key,
+        "found": true,
+        "bytes": stat.size,
+        "lease_ms": stat.lease.as_millis() as u64,
+        "checksum": stat.checksum,
+        "replicas": stat.replicas.iter().map(replica).collect::<Vec<_>>(),
+    })
+    .to_string()
+}
+
+fn text_of(key: &str, stat: &Stat) -> String {
+    let mut text = format!("{key}: {}, leased for {:?}", show(stat.size), stat.lease);
+    for it in &stat.replicas {
+        let state = if it.complete { "" } else { ", not complete" };
+        text.push_str(&format!(
+            "\n  replica {}: {} of {} at {:#x}{state}",
+            it.id, it.medium, it.place, it.address
+        ));
+    }
+    text
+}
+
+pub(super) async fn remove(
+    command: RemoveCommand,
+    store: &StoreFlags,
+    client: &Client,
+) -> anyhow::Result<ExitCode> {
+    let removed = match &command.regex {
+        Some(regex) => client.remove_matching(regex, command.force).await?,
+        None if command.all => client.remove_all(command.force).await?,
+        None => {
+            let (mut removed, mut kept) = (0, Vec::new());
+            for key in &command.keys {
+                match client.remove(key, command.force).await {
+                    Ok(()) => removed += 1,
+                    Err(error) => kept.push(error.to_string()),
+                }
+            }
+            if !kept.is_empty() {
+                bail!("{}; --force removes also what is leased", kept.join("; "));
+            }
+            removed
+        }
+    };
+    if store.json {
+        writeln!(io::stdout(), "{}", json!({ "removed": removed }))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

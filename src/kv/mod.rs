@@ -1,0 +1,135 @@
+//! `moongate kv`: objects of a store, from the command line.
+
+mod bench;
+mod files;
+mod list;
+mod size;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use moongate_kvclient::{Client, Locality, Metadata, Options};
+use moongate_runtime::{Supervisor, terminated};
+use moongate_telemetry::LogOptions;
+
+/// Time for tasks to end once the command is through.
+const SHUTDOWN: Duration = Duration::from_secs(2);
+
+/// Flags of `moongate kv`.
+#[derive(Debug, Args)]
+pub(crate) struct KvCommand {
+    #[command(subcommand)]
+    tool: Tool,
+    #[command(flatten)]
+    store: StoreFlags,
+    #[command(flatten)]
+    pub(crate) logs: LogOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum Tool {
+    /// Store a file, or what comes on stdin.
+    Put(files::PutCommand),
+    /// Write an object to a file, or to stdout.
+    Get(files::GetCommand),
+    /// Remove objects.
+    Rm(list::RemoveCommand),
+    /// List keys. Asks the master's admin server, which leases nothing.
+    Ls(list::ListCommand),
+    /// Tell where objects are. Leases them.
+    Stat(list::StatCommand),
+    /// Measure putting and getting.
+    Bench(bench::BenchCommand),
+}
+
+/// Which store, and how it is reached.
+#[derive(Clone, Debug, Args)]
+struct StoreFlags {
+    /// The master's RPC port.
+    #[arg(
+        long,
+        global = true,
+        value_name = "HOST:PORT",
+        env = "MOONCAKE_MASTER",
+        default_value = "127.0.0.1:50051"
+    )]
+    master: String,
+
+    /// Where nodes tell their data ports: P2PHANDSHAKE, or the URL of an HTTP metadata server.
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        env = "MOONCAKE_TE_META_DATA_SERVER",
+        default_value = "P2PHANDSHAKE"
+    )]
+    metadata: Metadata,
+
+    /// Whose objects.
+    #[arg(long, global = true, value_name = "NAME", env = "MOONGATE_KV_TENANT", default_value = "default")]
+    tenant: String,
+
+    /// How far nodes are: a host or network and a number, as 10.1.0.0/16=1. The nearest replica is read; the same
+    /// host is 0, others are 100.
+    #[arg(long, global = true, value_name = "PLACE=N", env = "MOONGATE_KV_NEAR", value_delimiter = ',')]
+    near: Vec<String>,
+
+    /// Connections to one node.
+    #[arg(long, global = true, value_name = "N", env = "MOONGATE_KV_LANES", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    lanes: u16,
+
+    /// Larger objects are cut into slices that are under way at once.
+    #[arg(long, global = true, value_name = "SIZE", env = "MOONGATE_KV_SLICE", default_value = "4MiB", value_parser = size::parse)]
+    slice: usize,
+
+    /// Print JSON, one object a line.
+    #[arg(long, global = true, env = "MOONGATE_KV_JSON")]
+    json: bool,
+}
+
+impl StoreFlags {
+    fn options(&self) -> anyhow::Result<Options> {
+        let mut locality = Locality::default();
+        for rule in &self.near {
+            locality = locality.with_rule(rule).context("--near")?;
+        }
+        Ok(Options {
+            tenant: self.tenant.clone(),
+            metadata: self.metadata.clone(),
+            locality,
+            lanes_per_node: usize::from(self.lanes),
+            slice_bytes: self.slice,
+            ..Options::default()
+        })
+    }
+
+    fn client(&self, supervisor: &Supervisor) -> anyhow::Result<Client> {
+        Ok(Client::new(&self.master, self.options()?, supervisor)?)
+    }
+}
+
+pub(crate) async fn run(command: KvCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let KvCommand { tool, store, .. } = command;
+    let work = async {
+        match tool {
+            Tool::Put(put) => files::put(put, &store, &store.client(&supervisor)?).await,
+            Tool::Get(get) => files::get(get, &store, &store.client(&supervisor)?).await,
+            Tool::Rm(remove) => list::remove(remove, &store, &store.client(&supervisor)?).await,
+            Tool::Ls(list) => list::list(list, &store).await,
+            Tool::Stat(stat) => list::stat(stat, &store, &store.client(&supervisor)?).await,
+            Tool::Bench(bench) => bench::run(bench, &store).await,
+        }
+    };
+    let outcome = tokio::select! {
+        outcome = work => outcome,
+        // A put that was under way is taken back by a task of the supervisor.
+        () = terminated() => Err(anyhow::anyhow!("stopped by a signal")),
+    };
+    let stopping = supervisor.shutdown(SHUTDOWN).await;
+    if let Err(left) = stopping {
+        tracing::debug!(%left, "tasks did not end");
+    }
+    outcome
+}

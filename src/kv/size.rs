@@ -1,0 +1,51 @@
+//! Sizes as people write them.
+
+/// Bytes from `4096`, `64KiB`, `1MiB`, `2GiB`, or with the units `K`, `M`, `G`, which are the same.
+pub(super) fn parse(text: &str) -> Result<usize, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => Some(0),
+        "k" | "kib" => Some(10),
+        "m" | "mib" => Some(20),
+        "g" | "gib" => Some(30),
+        _ => None,
+    };
+    let wrong = || format!("{text:?} is not a size; write for example 4096, 64KiB or 1MiB");
+    let (number, shift) = number.parse::<usize>().ok().zip(shift).ok_or_else(wrong)?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
+}
+
+/// A size as people read it.
+pub(super) fn show(bytes: u64) -> String {
+    for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+        if bytes >= 1 << shift {
+            let whole = bytes.trailing_zeros() >= shift;
+            let number = bytes as f64 / f64::from(1_u32 << shift);
+            return if whole { format!("{number:.0} {unit}") } else { format!("{number:.1} {unit}") };
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_shown() {
+        for (text, bytes, shown) in [
+            ("1", 1, "1 B"),
+            ("64KiB", 65_536, "64 KiB"),
+            ("3m", 3 << 20, "3 MiB"),
+            ("1536K", 1536 << 10, "1.5 MiB"),
+            ("2GiB", 2 << 30, "2 GiB"),
+        ] {
+            assert_eq!(parse(text), Ok(bytes));
+            assert_eq!(show(bytes as u64), shown);
+        }
+        for text in ["", "0", "MiB", "1.5MiB", "-1", "1kb2", "99999999999GiB"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! `moongate store`
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Args, Parser as _};
+use moongate_runtime::{Supervisor, terminated};
+use moongate_store::{Config, Flags};
+
+/// The command line of `moongate store`. Its `--config` is Mooncake's JSON, which is not the file of settings that the
+/// other commands have.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
+pub(crate) struct StoreCommand {
+    /// Flags of Mooncake's store service, and some more; `moongate store --help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+    flags: Vec<OsString>,
+}
+
+impl StoreCommand {
+    /// What is to be run, or how the command ends at once.
+    pub(crate) fn settings(self) -> Result<(Flags, Config), ExitCode> {
+        let name = OsString::from("moongate store");
+        let flags = Flags::try_parse_from(std::iter::once(name).chain(self.flags)).map_err(|error| {
+            // A closed terminal leaves nobody to tell.
+            let _ = error.print();
+            u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+        })?;
+        let config = Config::read(flags.config.as_deref(), &flags.define, |name| std::env::var(name).ok());
+        match config {
+            Ok(config) => Ok((flags, config)),
+            Err(error) => {
+                #[expect(clippy::print_stderr, reason = "logs are not set up before the settings are known")]
+                {
+                    eprintln!("error: {error}");
+                }
+                Err(ExitCode::from(2))
+            }
+        }
+    }
+}
+
+/// Lends memory until asked to stop, then ends what is in progress.
+pub(crate) async fn run(flags: Flags, config: Config, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let grace = flags.drain_timeout;
+    let starting = moongate_store::start(flags, config, &supervisor);
+    let store = tokio::select! {
+        started = starting => started?,
+        () = terminated() => return Ok(ExitCode::SUCCESS),
+    };
+    terminated().await;
+    tokio::select! {
+        () = store.stop() => {}
+        () = terminated() => tracing::warn!("asked again: stopping without waiting for transfers in progress"),
+    }
+    if let Err(still) = supervisor.shutdown(grace).await {
+        tracing::warn!("{still}");
+    }
+    Ok(ExitCode::SUCCESS)
+}

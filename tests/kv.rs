@@ -1,0 +1,131 @@
+//! `moongate kv` as a process, with Mooncake's own master and node.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
+
+#[path = "../kvstore/tests/store/world.rs"]
+mod store;
+
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use serde_json::Value;
+use store::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+
+struct World {
+    master: RealMaster,
+    node: RealNode,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    async fn new() -> (Self, std::path::PathBuf) {
+        let master = RealMaster::start(NEWEST).await;
+        let node = RealNode::start(&master, HANDSHAKE, 64).await;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        (Self { master, node, _folder: folder }, path)
+    }
+
+    async fn run(&self, arguments: &[&str], stdin: &[u8]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
+        command.arg("kv").args(arguments).args(["--master", &self.master.rpc]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(stdin).await.unwrap();
+        drop(input);
+        tokio::time::timeout(LIMIT, child.wait_with_output()).await.expect("kv ends in time").unwrap()
+    }
+
+    /// Runs to success, and returns what was printed.
+    async fn good(&self, arguments: &[&str], stdin: &[u8]) -> Vec<u8> {
+        let ran = self.run(arguments, stdin).await;
+        assert!(ran.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&ran.stderr));
+        ran.stdout
+    }
+
+    /// Runs to a failure, and returns the message.
+    async fn bad(&self, arguments: &[&str]) -> String {
+        let ran = self.run(arguments, b"").await;
+        assert_eq!(ran.status.code(), Some(1), "{arguments:?}");
+        String::from_utf8_lossy(&ran.stderr).into_owned()
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn json(printed: &[u8]) -> Value {
+    serde_json::from_slice(printed).unwrap()
+}
+
+#[tokio::test]
+async fn objects_go_from_files_to_the_store_and_back() {
+    let (mut world, folder) = World::new().await;
+    let bytes: Vec<u8> = (0..9_000_000_u32).map(|at| (at % 253) as u8).collect();
+    let [from, to] = ["from", "to"].map(|name| folder.join(name));
+    std::fs::write(&from, &bytes).unwrap();
+
+    let told = json(&world.good(&["put", "a/file", text(&from), "--json"], b"").await);
+    assert_eq!((&told["bytes"], &told["stored"]), (&Value::from(9_000_000), &Value::from(true)));
+    assert_eq!(world.node.get("a/file").await, bytes.len(), "Mooncake's own client gets it");
+    world.good(&["get", "a/file", text(&to)], b"").await;
+    assert!(std::fs::read(&to).unwrap() == bytes);
+
+    world.good(&["put", "stream"], b"from stdin").await;
+    assert_eq!(world.good(&["get", "stream"], b"").await, b"from stdin");
+    let again = world.bad(&["put", "stream", text(&from)]).await;
+    assert!(again.contains("--upsert"), "{again}");
+    world.good(&["put", "stream", "-", "--upsert"], b"other").await;
+    assert_eq!(world.good(&["get", "stream", "-"], b"").await, b"other");
+
+    let stat = json(&world.good(&["stat", "stream", "--json"], b"").await);
+    assert_eq!((&stat["bytes"], &stat["replicas"][0]["medium"]), (&Value::from(5), &Value::from("memory")));
+    assert!(stat["checksum"].is_u64(), "{stat}");
+    let admin = ["--admin", &world.master.admin];
+    let listed = world.good(&[&["ls"][..], &admin[..]].concat(), b"").await;
+    let mut keys: Vec<_> = std::str::from_utf8(&listed).unwrap().lines().collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["a/file", "stream"]);
+    assert_eq!(world.good(&[&["ls", "a/"][..], &admin[..]].concat(), b"").await, b"a/file\n");
+
+    let leased = world.bad(&["rm", "stream"]).await;
+    assert!(leased.contains("--force"), "{leased}");
+    world.good(&["rm", "stream", "--force"], b"").await;
+    assert_eq!(json(&world.good(&["rm", "--all", "--force", "--json"], b"").await)["removed"], 1);
+    let none = world.bad(&["get", "stream"]).await;
+    assert!(none.contains("there is no object \"stream\""), "{none}");
+}
+
+#[tokio::test]
+async fn the_bench_measures_and_leaves_nothing() {
+    let (world, _folder) = World::new().await;
+    let flags = ["bench", "--sizes=4KiB,1MiB", "--threads=1,2", "--bytes=4MiB", "--json"];
+    let printed = world.good(&flags, b"").await;
+    let lines: Vec<Value> =
+        printed.split(|byte| *byte == b'\n').filter(|it| !it.is_empty()).map(json).collect();
+    assert_eq!(lines.len(), 8, "{lines:?}");
+    for line in &lines {
+        let number = |name: &str| line[name].as_f64().unwrap();
+        assert!(number("gb_per_s") > 0.0 && number("p50_ms") <= number("p99_ms"), "{line}");
+    }
+    assert!(world.good(&["ls", "--admin", &world.master.admin], b"").await.is_empty());
+}
+
+#[tokio::test]
+async fn mistakes_are_told() {
+    let nobody = store::free_port().await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
+    let ran =
+        command.args(["kv", "get", "k", "--master", &format!("127.0.0.1:{nobody}")]).output().await.unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(1));
+    assert!(said.contains("cannot be reached"), "{said}");
+    for flags in [&["get"][..], &["put", "k", "--metadata", "nonsense"], &["bench", "--sizes", "0"], &["rm"]]
+    {
+        let ran = Command::new(env!("CARGO_BIN_EXE_moongate")).arg("kv").args(flags).output().await.unwrap();
+        assert_eq!(ran.status.code(), Some(2), "{flags:?}: {}", String::from_utf8_lossy(&ran.stderr));
+    }
+}

@@ -1,0 +1,73 @@
+//! Memory that outlives the node's process.
+
+use moongate_kvclient::PutOptions;
+use moongate_runtime::Supervisor;
+
+use crate::masters::{Found, Store, Whose};
+use crate::node::{Node, until};
+use crate::older::client;
+use crate::world::{NEWEST, RealNode};
+
+/// A folder of its own that goes with the test.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+async fn goes_on(whose: Whose, found: Found) {
+    let supervisor = Supervisor::new();
+    let store = Store::start(whose, found).await;
+    let kept = folder();
+    let memory = format!("--memory=folder:{}", kept.path().display());
+    let node = Node::start_with(&store, &[&memory]).await;
+    let name = node.running.endpoint().to_owned();
+    let ours = client(&store, &supervisor);
+    // This one keeps what it knows of the node, and its connections, over the node's restart.
+    let mut theirs = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 0, &[]).await;
+    let keys: Vec<String> = (0..20).map(|number| format!("kept-{number}")).collect();
+    for (number, key) in keys.iter().enumerate() {
+        if number % 2 == 0 {
+            theirs.put(key, 1 + number * 40_000).await;
+        } else {
+            let bytes: Vec<u8> = key.bytes().cycle().take(1 + number * 40_000).collect();
+            ours.put(key, &bytes, &PutOptions::default()).await.unwrap();
+        }
+    }
+    node.stop().await;
+    assert!(ours.get(&keys[0]).await.is_err(), "nobody serves it now");
+
+    let node = Node::start_with(&store, &[&memory]).await;
+    assert_eq!(node.running.endpoint(), name);
+    // The master may have it remount what it has mounted; its objects stay.
+    until("a heartbeat was answered", async || node.get("/health").await.0 == 200).await;
+    for key in &keys {
+        let got = ours.get(key).await.unwrap();
+        assert!(key.bytes().cycle().zip(got.iter()).all(|(wanted, got)| wanted == *got), "{key}");
+    }
+    // Mooncake's client tries a connection that has ended again after a second.
+    let read = format!("read {}", keys.join(" "));
+    until("their client reads all", async || theirs.ask(&read).await == "20").await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn objects_are_there_after_a_restart_with_their_master() {
+    goes_on(Whose::Theirs, Found::ByHandshake).await;
+}
+
+#[tokio::test]
+async fn objects_are_there_after_a_restart_with_our_master() {
+    goes_on(Whose::Ours, Found::ByServer).await;
+}
+
+#[tokio::test]
+async fn a_node_that_shall_leave_takes_its_objects_along() {
+    let supervisor = Supervisor::new();
+    let store = Store::start(Whose::Theirs, Found::ByServer).await;
+    let kept = folder();
+    let memory = format!("--memory=folder:{}", kept.path().display());
+    let node = Node::start_with(&store, &[&memory, "--on-stop=unmount"]).await;
+    let ours = client(&store, &supervisor);
+    ours.put("gone", b"soon", &PutOptions::default()).await.unwrap();
+    node.stop().await;
+    assert_eq!(ours.exist(&["gone"]).await.unwrap(), [false]);
+}

@@ -1,0 +1,13 @@
+//! Store nodes beside the real things: Mooncake's client, its master, its store nodes; and our own client and master.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+#[path = "../../kvstore/master/tests/caller/mod.rs"]
+mod caller;
+mod lasting;
+mod masters;
+mod node;
+mod older;
+mod rest;
+mod tasks;
+#[path = "../../kvstore/tests/store/world.rs"]
+mod world;

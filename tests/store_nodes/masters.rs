@@ -1,0 +1,67 @@
+//! Masters and metadata servers of either kind.
+
+use moongate_kvstore::admin::{self, Admin};
+use moongate_master::{MetadataFace, MetadataPlace};
+
+use crate::caller::{Ours, ours};
+use crate::world::{HANDSHAKE, NEWEST, RealMaster};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Whose {
+    Theirs,
+    Ours,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Found {
+    ByHandshake,
+    ByServer,
+}
+
+/// A master and, if it is asked for, a metadata server.
+pub(crate) struct Store {
+    pub(crate) rpc: String,
+    pub(crate) metadata: String,
+    admin: String,
+    pub(crate) theirs: Option<RealMaster>,
+    _ours: Vec<Ours>,
+}
+
+impl Store {
+    pub(crate) async fn start(whose: Whose, found: Found) -> Self {
+        let (address, place) = ("127.0.0.1:0".parse().unwrap(), MetadataPlace::Memory);
+        let face = MetadataFace { address, place, cleanup: false };
+        // Mooncake's own metadata server listens on all interfaces, and has no port 0; ours answers the same.
+        let ours = ours(matches!(found, Found::ByServer).then_some(face)).await;
+        let metadata = match ours.faces.metadata {
+            Some(address) => format!("http://{address}/metadata"),
+            None => HANDSHAKE.to_owned(),
+        };
+        match whose {
+            Whose::Ours => {
+                let (rpc, admin) = (ours.rpc.clone(), ours.faces.admin.to_string());
+                Self { rpc, metadata, admin, theirs: None, _ours: vec![ours] }
+            }
+            Whose::Theirs => {
+                let theirs = RealMaster::start(NEWEST).await;
+                let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
+                Self { rpc, metadata, admin, theirs: Some(theirs), _ours: vec![ours] }
+            }
+        }
+    }
+
+    /// The name of the segment that is reached at an endpoint.
+    pub(crate) async fn segment_at(&self, endpoint: &str) -> String {
+        let admin = Admin::new(&self.admin, admin::Options::default()).unwrap();
+        let detail = admin.segments_detail().await.unwrap();
+        let segment = detail.segments.iter().find(|segment| segment.te_endpoint == endpoint);
+        segment.unwrap_or_else(|| panic!("{endpoint} in {detail:?}")).segment_name.clone()
+    }
+
+    /// Another master of Mooncake's at the same address.
+    pub(crate) async fn restart(&mut self) {
+        let mut theirs = self.theirs.take().expect("it is theirs");
+        theirs.kill().await;
+        self.theirs = Some(theirs.start_again().await);
+    }
+}

@@ -1,0 +1,105 @@
+//! The REST API, as Mooncake's store service has it.
+
+use moongate_runtime::Supervisor;
+use reqwest::{Client, Method};
+
+use crate::masters::{Found, Store, Whose};
+use crate::node::{Node, until};
+use crate::older::client;
+
+async fn ask(node: &Node, method: Method, path: &str, body: &str) -> (u16, String) {
+    let response = Client::new().request(method, node.url(path)).body(body.to_owned()).send().await.unwrap();
+    (response.status().as_u16(), response.text().await.unwrap())
+}
+
+#[tokio::test]
+async fn objects_by_rest() {
+    let supervisor = Supervisor::new();
+    let store = Store::start(Whose::Theirs, Found::ByHandshake).await;
+    let node = Node::start(&store).await;
+    for (method, path, body, status, answer) in [
+        (Method::PUT, "/api/put", r#"{"key": "a b", "value": "héllo"}"#, 200, r#"{"status": "success"}"#),
+        (
+            Method::PUT,
+            "/api/put",
+            r#"{"key": "", "value": "x"}"#,
+            400,
+            r#"{"error": "Missing key or value"}"#,
+        ),
+        (Method::PUT, "/api/put", r#"{"key": "k"}"#, 400, r#"{"error": "Missing key or value"}"#),
+        (
+            Method::PUT,
+            "/api/put",
+            r#"{"key": "k", "value": ""}"#,
+            500,
+            r#"{"error": "PUT operation failed"}"#,
+        ),
+        (Method::GET, "/api/exist/a%20b", "", 200, r#"{"exists": true}"#),
+        (Method::GET, "/api/exist/nope", "", 200, r#"{"exists": false}"#),
+        (Method::GET, "/api/get/a%20b", "", 200, "héllo"),
+        (Method::GET, "/api/get/nope", "", 404, r#"{"error": "Key not found"}"#),
+        (Method::DELETE, "/api/remove/nope", "", 500, r#"{"error": "Remove operation failed"}"#),
+        // The lease of what was just read.
+        (Method::DELETE, "/api/remove_all", "", 200, r#"{"status": "success removed 0 keys"}"#),
+        (
+            Method::POST,
+            "/api/mount",
+            r#"{"size": 0}"#,
+            400,
+            r#"{"error": "Invalid size, must be a positive integer"}"#,
+        ),
+        (Method::POST, "/api/unmount", "{}", 400, r#"{"error": "Missing segment_ids"}"#),
+        (Method::POST, "/api/unmount_local_disk", "{}", 200, r#"{"status": "success"}"#),
+        (Method::POST, "/api/unmount_local_disk", "x", 400, r#"{"error": "Malformed JSON body"}"#),
+        (Method::GET, "/api/put", "", 405, "405: Method Not Allowed"),
+        (Method::GET, "/nothing", "", 404, "404: Not Found"),
+    ] {
+        let what = format!("{method} {path} {body}");
+        assert_eq!(ask(&node, method, path, body).await, (status, answer.to_owned()), "{what}");
+    }
+    let ours = client(&store, &supervisor);
+    assert_eq!(ours.get("a b").await.unwrap(), "héllo".as_bytes());
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn further_memory_comes_and_goes() {
+    let supervisor = Supervisor::new();
+    let store = Store::start(Whose::Theirs, Found::ByServer).await;
+    let node = Node::start(&store).await;
+    let (status, answer) = ask(&node, Method::POST, "/api/mount", r#"{"size": 33554432}"#).await;
+    assert_eq!(status, 200, "{answer}");
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["allocated_size"], 33_554_432);
+    let id = answer["segment_ids"][0].as_str().unwrap();
+    assert_eq!(node.metric("moongate_store_segments").await, 2);
+
+    // Some of these are in the further segment.
+    let ours = client(&store, &supervisor);
+    let bytes = vec![7; 1 << 20];
+    for number in 0..60 {
+        ours.put(&format!("k{number}"), &bytes, &Default::default()).await.unwrap();
+    }
+    for number in 0..60 {
+        assert!(ours.get(&format!("k{number}")).await.unwrap() == bytes);
+    }
+    let body = format!(r#"{{"segment_ids": ["{id}"]}}"#);
+    let answer = ask(&node, Method::POST, "/api/unmount", &body).await;
+    assert_eq!(answer, (200, r#"{"status": "success"}"#.to_owned()));
+    assert_eq!(node.metric("moongate_store_segments").await, 1);
+    until("it is told once", async || ask(&node, Method::POST, "/api/unmount", &body).await.0 == 500).await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn only_peers_may() {
+    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
+    let node = Node::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
+    assert_eq!(ask(&node, Method::DELETE, "/api/remove_all", "").await.0, 403);
+    // Whoever looks after the node may look.
+    assert_eq!(node.get("/metrics").await.0, 200);
+    let ours = client(&store, &Supervisor::new());
+    assert!(ours.put("k", b"v", &Default::default()).await.is_err());
+    assert!(node.metric(r#"moongate_store_connections_refused_total{reason="not_allowed"}"#).await <= 3);
+    node.stop().await;
+}
