@@ -44,7 +44,7 @@ impl MasterCommand {
 pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let grace = options.shutdown_grace;
     if let Some(among) = options.ha.clone() {
-        let _master = moongate_master::ha::start(among, options, &supervisor)?;
+        let _master = moongate_master::ha::start(among, options, &supervisor).await?;
         terminated().await;
         if let Err(still) = supervisor.shutdown(grace).await {
             tracing::warn!("{still}");

@@ -50,6 +50,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "mooncake-wire",
             "moongate-runtime",
             "moongate-telemetry",
+            "moongate-testkit",
             "moongate-zmtp",
         ],
     ),
@@ -81,6 +82,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
     ("crates/telemetry", "moongate-telemetry", &[]),
+    ("crates/testkit", "moongate-testkit", &[]),
     ("crates/zmtp", "moongate-zmtp", &[]),
     ("benches", "moongate-benches", &[]),
 ];

@@ -1,8 +1,12 @@
-//! Several masters, a real etcd cluster and Mooncake's own client, while leaders die, sleep and are cut off.
+//! Several masters, a real etcd cluster or Kubernetes API server, and Mooncake's own client, while leaders die, sleep and are cut off.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
+#[path = "ha/certificates.rs"]
+mod certificates;
 #[path = "ha/cluster.rs"]
 mod cluster;
+#[path = "ha/lease.rs"]
+mod lease;
 #[path = "../kvstore/tests/store/world.rs"]
 mod store;
 #[path = "ha/writer.rs"]
@@ -158,5 +162,70 @@ async fn leaders_are_cut_off_and_no_key_is_lost() {
     cluster.kill(leader).await;
     let gap = writer.write(300).await;
     eprintln!("killed a leader: clients went on after {gap:?}");
+    writer.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_by_a_lease_die_and_sleep_and_no_key_is_lost() {
+    if !store::has(store::NEWEST).await {
+        return;
+    }
+    let mut cluster = Cluster::start_with_lease().await;
+    cluster.all_in_sync(3).await;
+    let mut writer = Writer::start(&cluster).await;
+    writer.write(300).await;
+    let leader = cluster.leader().await;
+    cluster.kill(leader).await;
+    let gap = writer.write(300).await;
+    eprintln!("killed a leader: clients went on after {gap:?}");
+    let next = cluster.leader().await;
+    assert_ne!(next, leader);
+    cluster.start_master(leader);
+    cluster.all_in_sync(3).await;
+    writer.check().await;
+    // What its earlier life has left is gone.
+    cluster
+        .until("only the leader's pod has the label", async |it| it.lease().leaders().await == [next])
+        .await;
+
+    let leader = cluster.leader().await;
+    let mut probe = Probe::connect(&cluster, leader).await;
+    assert!(probe.is_answered().await, "the leader answers");
+    cluster.signal(leader, "STOP");
+    let asleep = std::time::Instant::now();
+    probe.ask().await;
+    cluster.until("another leads", async |it| it.leader_now().await.is_some_and(|it| it != leader)).await;
+    tokio::time::sleep(SLEEP.saturating_sub(asleep.elapsed())).await;
+    cluster.signal(leader, "CONT");
+    assert!(!probe.answer().await, "a leader that had slept answered with what it remembered");
+    let gap = writer.write(300).await;
+    eprintln!("a leader fell asleep: clients went on after {gap:?}");
+    cluster.all_in_sync(3).await;
+
+    // Asked to stop, a leader gives the lead back.
+    let leader = cluster.leader().await;
+    cluster.signal(leader, "TERM");
+    let gap = writer.write(300).await;
+    eprintln!("a leader was asked to stop: clients went on after {gap:?}");
+    assert_ne!(cluster.leader().await, leader);
+    writer.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_dies_where_all_is_encrypted() {
+    if !store::has(store::NEWEST).await {
+        return;
+    }
+    let mut cluster = Cluster::start_secured().await;
+    cluster.all_in_sync(3).await;
+    let mut writer = Writer::start(&cluster).await;
+    writer.write(300).await;
+    let leader = cluster.leader().await;
+    cluster.kill(leader).await;
+    let gap = writer.write(300).await;
+    eprintln!("killed a leader: clients went on after {gap:?}");
+    assert_ne!(cluster.leader().await, leader);
+    cluster.start_master(leader);
+    cluster.all_in_sync(3).await;
     writer.check().await;
 }

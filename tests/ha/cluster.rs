@@ -1,4 +1,4 @@
-//! etcd, masters, and the network between them.
+//! Masters, where they settle who leads, and the network between them.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,6 +14,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
+use crate::certificates::Certificates;
+use crate::lease::Lease;
 use crate::store::free_port;
 
 /// Long, because it only says when a test hangs.
@@ -101,61 +103,107 @@ impl Drop for Network {
     }
 }
 
-/// Three nodes of etcd and three masters. Killed when dropped.
+/// A node of etcd: `HOST:PORT` for clients without TLS and with it, a URL for the others.
+struct Node {
+    plain: String,
+    secured: String,
+    peer: String,
+}
+
+/// What is not as in the simplest cluster.
+#[derive(Default)]
+struct Setup {
+    /// Whether masters keep their states on disks.
+    on_disks: bool,
+    /// For TLS.
+    certificates: Option<Certificates>,
+    /// Instead of etcd.
+    lease: Option<Lease>,
+}
+
+/// Three masters, and three nodes of etcd or a Lease. Killed when dropped.
 pub(crate) struct Cluster {
     masters: Vec<Option<Child>>,
     etcds: Vec<Child>,
-    /// Of etcd's nodes, `HOST:PORT`.
-    clients: Vec<String>,
+    nodes: Vec<Node>,
     /// Ports of the masters' administration, and of their metadata servers.
     admin: Vec<u16>,
     metadata: Vec<u16>,
     http: reqwest::Client,
-    /// Where etcd's nodes speak with each other.
-    peers: Vec<String>,
-    /// Whether masters keep their states on disks.
-    on_disks: bool,
+    setup: Setup,
     folder: TempDir,
     network: Network,
 }
 
 impl Cluster {
     pub(crate) async fn start(network: Network) -> Self {
-        Self::start_with(network, false).await
+        Self::start_with(network, Setup::default()).await
     }
 
     pub(crate) async fn start_on_disks(network: Network) -> Self {
-        Self::start_with(network, true).await
+        Self::start_with(network, Setup { on_disks: true, ..Setup::default() }).await
     }
 
-    async fn start_with(network: Network, on_disks: bool) -> Self {
-        let folder = TempDir::new().unwrap();
-        let (mut clients, mut peers) = (Vec::new(), Vec::new());
-        for _ in 0..ETCDS {
-            clients.push(format!("{}:{}", network.etcd, free_port().await));
-            peers.push(format!("http://127.0.0.1:{}", free_port().await));
+    /// With TLS between masters, and between them and etcd.
+    pub(crate) async fn start_secured() -> Self {
+        let network = Network::loopback().await;
+        let certificates = Certificates::make(&network.etcd);
+        Self::start_with(network, Setup { certificates: Some(certificates), ..Setup::default() }).await
+    }
+
+    /// With a Lease of a real control plane in place of etcd.
+    pub(crate) async fn start_with_lease() -> Self {
+        let network = Network::loopback().await;
+        let lease = Lease::start(&network.masters).await;
+        Self::start_with(network, Setup { lease: Some(lease), ..Setup::default() }).await
+    }
+
+    async fn start_with(network: Network, setup: Setup) -> Self {
+        let mut nodes = Vec::new();
+        while nodes.len() < ETCDS && setup.lease.is_none() {
+            let [plain, secured] =
+                [free_port().await, free_port().await].map(|port| format!("{}:{port}", network.etcd));
+            let peer = format!("http://127.0.0.1:{}", free_port().await);
+            nodes.push(Node { plain, secured, peer });
         }
-        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
         let (mut admin, mut metadata) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS {
             admin.push(free_port().await);
             metadata.push(free_port().await);
         }
-        let (masters, etcds) = (Vec::new(), Vec::new());
-        let mut cluster =
-            Self { masters, etcds, clients, admin, metadata, http, peers, on_disks, folder, network };
-        cluster.start_etcds();
-        cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
-        for master in 0..MASTERS {
-            cluster.masters.push(None);
-            cluster.start_master(master);
+        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
+        let (masters, etcds, folder) = (Vec::new(), Vec::new(), TempDir::new().unwrap());
+        let mut cluster = Self { masters, etcds, nodes, admin, metadata, http, setup, folder, network };
+        if cluster.setup.lease.is_none() {
+            cluster.start_etcds();
+            cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
         }
+        cluster.start_masters();
         cluster
     }
 
-    /// As clients of Mooncake want them.
-    pub(crate) fn endpoints(&self) -> String {
-        self.clients.join(";")
+    fn start_masters(&mut self) {
+        for master in 0..MASTERS {
+            self.masters.push(None);
+            self.start_master(master);
+        }
+    }
+
+    /// The master's address as clients of Mooncake want it.
+    pub(crate) fn entry(&self) -> String {
+        match &self.setup.lease {
+            Some(lease) => lease.service(),
+            None => format!("etcd://{}", self.endpoints(|node| &node.plain)),
+        }
+    }
+
+    fn endpoints(&self, of: impl Fn(&Node) -> &str) -> String {
+        self.nodes.iter().map(of).collect::<Vec<_>>().join(";")
+    }
+
+    /// The Lease of masters that have one.
+    pub(crate) fn lease(&self) -> &Lease {
+        self.setup.lease.as_ref().unwrap()
     }
 
     pub(crate) fn start_master(&mut self, master: usize) {
@@ -167,21 +215,31 @@ impl Cluster {
             // Two listeners cannot have the same port by chance: it was free a moment ago.
             std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
         };
+        let etcd = |endpoints| format!("--ha_backend_type=etcd --ha_backend_connstring={endpoints}");
+        let backend = match &self.setup {
+            Setup { lease: Some(lease), .. } => lease.flags(master),
+            Setup { certificates: Some(certificates), .. } => {
+                format!("{} {}", etcd(self.endpoints(|node| &node.secured)), certificates.flags())
+            }
+            _ => etcd(self.endpoints(|node| &node.plain)),
+        };
         let line = format!(
-            "{}{} master --enable_ha=true --ha_backend_type=etcd --rpc_address={host} --rpc_port={port} \
-             --ha_replication_port={replication} --ha_backend_connstring={} --metrics_host=127.0.0.1 --metrics_port={} \
+            "{}{} master --enable_ha=true {backend} --rpc_address={host} --rpc_port={port} \
+             --ha_replication_port={replication} --metrics_host=127.0.0.1 --metrics_port={} \
              --enable_metric_reporting=false",
             self.network.inside(master).unwrap_or_default(),
             env!("CARGO_BIN_EXE_moongate"),
-            self.endpoints(),
             self.admin[master],
         );
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().unwrap());
         let log = self.folder.path().join(format!("master-{master}.log"));
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        if let Some(lease) = &self.setup.lease {
+            command.env("KUBECONFIG", lease.kubeconfig()).env_remove("KUBERNETES_SERVICE_HOST");
+        }
         command.args(words).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
-        if self.on_disks {
+        if self.setup.on_disks {
             let state = self.folder.path().join(format!("state-{master}"));
             command.arg(format!("--data_dir={}", state.display()));
             command.args(["--enable_http_metadata_server", "--http_metadata_server_host=127.0.0.1"]);
@@ -206,11 +264,10 @@ impl Cluster {
 
     /// Starts all nodes of etcd, with what they have.
     pub(crate) fn start_etcds(&mut self) {
-        let all: Vec<_> = self.peers.iter().enumerate().map(|(at, peer)| format!("e{at}={peer}")).collect();
-        let nodes = self.clients.iter().zip(&self.peers).enumerate();
-        let folder = self.folder.path();
-        self.etcds =
-            nodes.map(|(at, (client, peer))| etcd(folder, at, client, peer, &all.join(","))).collect();
+        let all = self.nodes.iter().enumerate().map(|(at, node)| format!("e{at}={}", node.peer));
+        let all = all.collect::<Vec<_>>().join(",");
+        let etcd = |(at, node)| etcd(self.folder.path(), at, node, self.setup.certificates.as_ref(), &all);
+        self.etcds = self.nodes.iter().enumerate().map(etcd).collect();
     }
 
     pub(crate) async fn kill_etcd(&mut self, node: usize) {
@@ -290,8 +347,9 @@ impl Cluster {
         use base64::Engine as _;
         use base64::engine::general_purpose::STANDARD;
         let question = json!({ "key": STANDARD.encode(key) });
-        for client in &self.clients {
-            let asked = self.http.post(format!("http://{client}/v3/kv/range")).json(&question).send().await;
+        for node in &self.nodes {
+            let asked =
+                self.http.post(format!("http://{}/v3/kv/range", node.plain)).json(&question).send().await;
             let Ok(Ok(answer)) = asked.map(reqwest::Response::error_for_status) else { continue };
             let answer: Value = answer.json().await.unwrap();
             let value = answer["kvs"][0]["value"].as_str().unwrap_or_default();
@@ -302,7 +360,10 @@ impl Cluster {
 
     /// The master that leads, if any does.
     pub(crate) async fn leader_now(&self) -> Option<usize> {
-        let address = self.key("mooncake-store/mooncake_cluster/master_view").await?;
+        let address = match &self.setup.lease {
+            Some(lease) => lease.holder().await?,
+            None => self.key("mooncake-store/mooncake_cluster/master_view").await?,
+        };
         self.network.masters.iter().position(|master| *master == address)
     }
 
@@ -320,13 +381,16 @@ impl Cluster {
     /// Waits until so many masters may lead next.
     pub(crate) async fn all_in_sync(&self, count: usize) {
         self.until("masters are in sync", async |it| {
-            let list = it.key("mooncake-store/mooncake_cluster/moongate/in_sync").await;
+            let list = match &it.setup.lease {
+                Some(lease) => lease.in_sync().await,
+                None => it.key("mooncake-store/mooncake_cluster/moongate/in_sync").await,
+            };
             list.is_some_and(|list| list.lines().count() == count)
         })
         .await;
     }
 
-    async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
+    pub(crate) async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
         let begun = Instant::now();
         while !is_so(self).await {
             assert!(begun.elapsed() < LIMIT, "{what}: not in time. {}", self.logs());
@@ -340,12 +404,16 @@ impl Cluster {
     }
 }
 
-fn etcd(folder: &Path, at: usize, client: &str, peer: &str, all: &str) -> Child {
+fn etcd(folder: &Path, at: usize, node: &Node, certificates: Option<&Certificates>, all: &str) -> Child {
     let mut command = Command::new("etcd");
     command.args(["--name", &format!("e{at}"), "--data-dir"]).arg(folder.join(format!("e{at}")));
-    let client = format!("http://{client}");
+    let mut client = format!("http://{}", node.plain);
+    if let Some(certificates) = certificates {
+        client = format!("{client},https://{}", node.secured);
+        command.args(certificates.flags_of_etcd());
+    }
     command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-    command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
+    command.args(["--listen-peer-urls", &node.peer, "--initial-advertise-peer-urls", &node.peer]);
     command.args(["--initial-cluster", all, "--initial-cluster-state", "new"]);
     command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     command.spawn().expect("etcd can be run; `scripts/test tools` installs it")

@@ -19,10 +19,9 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) async fn start(cluster: &Cluster) -> Self {
-        let master = format!("etcd://{}", cluster.endpoints());
         // Else a client waits 30 s for a master that sleeps.
         let variables = [("MC_RPC_TIMEOUT_MS", "1000")];
-        let node = RealNode::start_with(NEWEST, &master, HANDSHAKE, 64, &variables).await;
+        let node = RealNode::start_with(NEWEST, &cluster.entry(), HANDSHAKE, 64, &variables).await;
         Self { node, next: 0, written: Vec::new() }
     }
 

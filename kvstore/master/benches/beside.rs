@@ -1,6 +1,7 @@
 //! Calls a second of this master and of Mooncake's own, side by side.
 //!
-//! `cargo bench -p moongate-master --bench beside -- MOONCAKE_MASTER`, with the path of `mooncake_master`. Both masters run
+//! `cargo bench -p moongate-master --bench beside -- MOONCAKE_MASTER [CASE] [FLAG…]`, with the path of `mooncake_master` (not the
+//! script of the same name), a part of the names of the cases to be measured, and flags for this master. Both masters run
 //! all the time; the cases go from one to the other in turn, so that whatever else the machine does hits both. Client
 //! and master are pinned: to one core, and to two.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
@@ -37,7 +38,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     match arguments.split_first() {
         Some((first, rest)) if first == "--serve" => serve(rest),
-        Some((mooncake, _)) => compare(mooncake),
+        Some((mooncake, rest)) => compare(mooncake, rest),
         None => println!("beside: give the path of mooncake_master after `--`"),
     }
 }
@@ -74,18 +75,29 @@ impl Server {
         command.args(["-c", "0", program]).args(serve).args(FLAGS);
         command.args([format!("--rpc_port={port}"), format!("--metrics_port={}", port + 1)]);
         let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let server = Self { name, process, port };
+        let mut server = Self { name, process, port };
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert_eq!(server.process.try_wait().unwrap(), None, "{program} has ended");
             std::thread::sleep(Duration::from_millis(20));
         }
         server.fill();
         server
     }
 
+    /// Time that its threads have run.
+    fn processor_ns(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+        let run = |task: std::fs::DirEntry| {
+            let told = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            told.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        tasks.filter_map(|task| run(task.ok()?)).sum()
+    }
+
     fn connect(&self) -> Caller {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.set_nodelay(true).unwrap();
-        Caller { stream, input: BytesMut::with_capacity(1 << 20), request: BytesMut::new() }
+        Caller { stream, input: BytesMut::new(), request: BytesMut::new(), piece: vec![0; 1 << 16].into() }
     }
 
     fn fill(&self) {
@@ -131,6 +143,7 @@ struct Caller {
     stream: TcpStream,
     input: BytesMut,
     request: BytesMut,
+    piece: Box<[u8]>,
 }
 
 impl Caller {
@@ -138,16 +151,15 @@ impl Caller {
         self.request.clear();
         encode(&mut self.request);
         self.stream.write_all(&self.request).unwrap();
-        let mut piece = [0; 1 << 16];
         loop {
             if let Parsed::Frame(response) = frame::take::<ResponseHeader>(&mut self.input, 1 << 30).unwrap()
             {
                 assert_eq!(response.header.error, 0);
                 return;
             }
-            let read = self.stream.read(&mut piece).unwrap();
+            let read = self.stream.read(&mut self.piece).unwrap();
             assert!(read > 0, "the master has closed the connection");
-            self.input.extend_from_slice(&piece[..read]);
+            self.input.extend_from_slice(&self.piece[..read]);
         }
     }
 }
@@ -198,12 +210,15 @@ fn load(caller: &mut Caller, case: Case, keys: &[String], fresh: &str) -> Vec<u6
 /// What one turn showed.
 #[derive(Clone, Copy, Default)]
 struct Seen {
+    /// The master's processor time per call.
+    cpu_us: f64,
     per_second: f64,
     median_us: f64,
     p99_us: f64,
 }
 
 fn turn(server: &Server, case: Case, connections: usize, keys: &[String], round: usize) -> Seen {
+    let before = server.processor_ns();
     let mut times: Vec<u64> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..connections)
             .map(|lane| {
@@ -213,9 +228,10 @@ fn turn(server: &Server, case: Case, connections: usize, keys: &[String], round:
             .collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
+    let cpu_us = (server.processor_ns() - before) as f64 / 1000.0 / times.len() as f64;
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
-    Seen { per_second: times.len() as f64 / TURN.as_secs_f64(), median_us: at(0.5), p99_us: at(0.99) }
+    Seen { cpu_us, per_second: times.len() as f64 / TURN.as_secs_f64(), median_us: at(0.5), p99_us: at(0.99) }
 }
 
 fn median(seen: &[Seen], of: fn(&Seen) -> f64) -> f64 {
@@ -231,14 +247,18 @@ fn pin(core: usize) {
     assert!(pinned.unwrap().success());
 }
 
-fn compare(mooncake: &str) {
+fn compare(mooncake: &str, rest: &[String]) {
+    let (flags, asked): (Vec<&String>, Vec<&String>) = rest.iter().partition(|word| word.starts_with("--"));
     let own = std::env::current_exe().unwrap();
+    let serve: Vec<&str> = std::iter::once("--serve").chain(flags.iter().map(|flag| flag.as_str())).collect();
     let servers = [
-        Server::start("moongate", own.to_str().unwrap(), &["--serve"], 46_151),
+        Server::start("moongate", own.to_str().unwrap(), &serve, 46_151),
         Server::start("mooncake", mooncake, &[], 46_161),
     ];
     let keys: Vec<String> = (0..KEYS).map(key).collect();
-    println!("| case | cores | master | calls/s | p50 us | p99 us |\n|---|---|---|---|---|---|");
+    println!(
+        "| case | cores | master | calls/s | p50 us | p99 us | master's CPU us |\n|---|---|---|---|---|---|---|"
+    );
     for (name, case, connections) in [
         ("ExistKey, 1 connection", Case::Exist, 1),
         ("ExistKey, 4 connections", Case::Exist, 4),
@@ -247,6 +267,9 @@ fn compare(mooncake: &str) {
         ("PutStart + PutEnd, 1 connection", Case::Put, 1),
         ("PutStart + PutEnd, 4 connections", Case::Put, 4),
     ] {
+        if !asked.iter().all(|part| name.contains(part.as_str())) {
+            continue;
+        }
         for core in [0, 1] {
             pin(core);
             let mut seen = [const { Vec::new() }; 2];
@@ -261,14 +284,19 @@ fn compare(mooncake: &str) {
                     median(seen, |it| it.per_second),
                     median(seen, |it| it.median_us),
                     median(seen, |it| it.p99_us),
+                    median(seen, |it| it.cpu_us),
                 ]
             });
-            for (server, [per_second, p50, p99]) in servers.iter().zip(figures) {
-                println!("| {name} | {cores} | {} | {per_second:.0} | {p50:.1} | {p99:.1} |", server.name);
+            for (server, [per_second, p50, p99, cpu]) in servers.iter().zip(figures) {
+                let name_of = server.name;
+                println!(
+                    "| {name} | {cores} | {name_of} | {per_second:.0} | {p50:.1} | {p99:.1} | {cpu:.1} |"
+                );
             }
             let [ours, theirs] = figures;
             let ratio = |at: usize| ours[at] / theirs[at];
-            println!("| {name} | {cores} | ratio | {:.2} | {:.2} | {:.2} |", ratio(0), ratio(1), ratio(2));
+            let ratios = [0, 1, 2, 3].map(|at| format!("{:.2}", ratio(at))).join(" | ");
+            println!("| {name} | {cores} | ratio | {ratios} |");
         }
     }
 }

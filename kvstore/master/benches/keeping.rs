@@ -92,17 +92,27 @@ fn snapshot(durable: &Durable, master: &Master, keys: u64) {
     let (longest, reads, took) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let (mut longest, mut reads, mut number) = (Duration::ZERO, 0_u64, 1_u64);
-            let mut slow = 0_u64;
+            let (mut slow, mut waited) = (0_u64, waited_for_core());
+            let mut slowest = String::new();
             while !done.load(Relaxed) {
                 number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let key = key((number >> 20) % keys);
                 let begun = Instant::now();
                 assert!(master.exist(2000, "default", &key));
                 let took = begun.elapsed();
-                slow += u64::from(took > Duration::from_millis(1));
+                if took > Duration::from_millis(1) {
+                    slow += 1;
+                    let for_core = waited_for_core() - waited;
+                    slowest +=
+                        &format!(" {:.1} ({:.1})", took.as_secs_f64() * 1e3, for_core.as_secs_f64() * 1e3);
+                }
+                if took > Duration::from_millis(1) || reads % 256 == 0 {
+                    waited = waited_for_core();
+                }
                 (longest, reads) = (longest.max(took), reads + 1);
             }
             println!("reads of more than 1 ms while the snapshot was written: {slow} of {reads}");
+            println!("how long, and for how long of that the reader had no core, ms:{slowest}");
             (longest, reads)
         });
         let begun = Instant::now();
@@ -118,6 +128,12 @@ fn snapshot(durable: &Durable, master: &Master, keys: u64) {
         took.as_secs_f64(),
         longest.as_secs_f64() * 1e3
     );
+}
+
+/// How long this thread could have run and did not.
+fn waited_for_core() -> Duration {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(told.split_whitespace().nth(1).unwrap().parse().unwrap())
 }
 
 fn size(folder: &Path) -> u64 {

@@ -161,6 +161,12 @@ impl Recorder {
     pub fn commit(&mut self) -> io::Result<()> {
         self.last.take().map_or_else(|| self.journal.may_answer(), |last| self.journal.commit(last))
     }
+
+    /// [`Self::commit`] for another thread; none if nothing was recorded.
+    pub fn take_commit(&mut self) -> Option<impl FnOnce() -> io::Result<()> + Send + use<>> {
+        let (last, journal) = (self.last.take()?, Arc::clone(&self.journal));
+        Some(move || journal.commit(last))
+    }
 }
 
 impl Effects for Recorder {

@@ -103,6 +103,10 @@ pub struct Limits {
     pub idle: Option<std::time::Duration>,
     /// Whether small replies are sent at once (TCP_NODELAY).
     pub no_delay: bool,
+    /// How long a thread stays awake after an answer, in wait for the next request; zero for not at all.
+    pub awake: std::time::Duration,
+    /// Whether a commit may wait for a disk or for others, so that threads must not wait for it.
+    pub commits_wait: bool,
 }
 
 impl Default for Limits {
@@ -114,6 +118,8 @@ impl Default for Limits {
             stall: std::time::Duration::from_secs(60),
             idle: None,
             no_delay: true,
+            awake: std::time::Duration::from_micros(20),
+            commits_wait: false,
         }
     }
 }

@@ -158,6 +158,11 @@ impl Caller {
         self.recorder.commit()
     }
 
+    /// [`Caller::commit`] for another thread; none if there is nothing to wait for.
+    pub fn take_commit(&mut self) -> Option<impl FnOnce() -> std::io::Result<()> + Send + use<>> {
+        self.recorder.take_commit()
+    }
+
     fn answer(
         &mut self,
         now_ms: u64,

@@ -5,6 +5,7 @@
 
 mod disks;
 mod flag;
+mod ha;
 mod help;
 mod options;
 mod parse;
@@ -14,7 +15,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-pub use options::{DataOptions, EventOptions, HaFlags, MasterOptions, MetadataOptions};
+pub use ha::{Backend, HaFlags};
+pub use options::{DataOptions, EventOptions, MasterOptions, MetadataOptions};
 
 use flag::Flag;
 

@@ -11,6 +11,7 @@ use moongate_telemetry::{LogFormat, LogOptions};
 
 use super::disks::disks;
 use super::flag::{self, Flag, Use};
+use super::ha::HaFlags;
 use super::{FlagError, Values, table};
 use crate::clock;
 use crate::server::{Limits, ServerOptions};
@@ -60,27 +61,6 @@ pub struct DataOptions {
     pub snapshot_every: Duration,
 }
 
-/// A master's part among others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HaFlags {
-    /// etcd's endpoints.
-    pub endpoints: String,
-    /// The name of the store.
-    pub cluster: String,
-    /// Where clients reach this master.
-    pub address: String,
-    /// Where other masters reach it.
-    pub replication_address: String,
-    /// Where it listens for them.
-    pub replication: SocketAddr,
-    /// After which time without a renewal the lead is lost.
-    pub lease: Duration,
-    /// Silence after which a follower is given up.
-    pub patience: Duration,
-    /// Whether to lead once although others may have more.
-    pub force: bool,
-}
-
 /// Everything that can be set about a master.
 #[derive(Debug)]
 pub struct MasterOptions {
@@ -128,7 +108,7 @@ impl Values {
         self.text(name).parse().unwrap_or_default()
     }
 
-    fn milliseconds(&self, name: &str) -> u64 {
+    pub(super) fn milliseconds(&self, name: &str) -> u64 {
         flag::milliseconds(self.text(name)).unwrap_or_default()
     }
 
@@ -144,11 +124,11 @@ impl Values {
         }
     }
 
-    fn optional(&self, name: &str) -> Option<String> {
+    pub(super) fn optional(&self, name: &str) -> Option<String> {
         Some(self.text(name)).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
-    fn wrong(&self, name: &'static str, expected: impl Into<String>) -> FlagError {
+    pub(super) fn wrong(&self, name: &'static str, expected: impl Into<String>) -> FlagError {
         let (source_name, value) = (NAMED.to_owned(), self.text(name).to_owned());
         FlagError::Value { source_name, name, value, expected: expected.into() }
     }
@@ -161,7 +141,7 @@ impl Values {
         Ok(SocketAddr::new(ip, port))
     }
 
-    fn port(&self, name: &str) -> u16 {
+    pub(super) fn port(&self, name: &str) -> u16 {
         u16::try_from(self.number(name)).unwrap_or_default()
     }
 
@@ -188,7 +168,7 @@ impl MasterOptions {
             events: values.is_on("enable_kv_events").then(|| events(values)),
             quotas: values.optional("tenant_quota_connector_uri"),
             data: data(values),
-            ha: values.is_on("enable_ha").then(|| among_others(values)).transpose()?,
+            ha: values.is_on("enable_ha").then(|| HaFlags::new(values)).transpose()?,
             journal_bytes: values.size("journal_memory_bytes"),
             shutdown_grace: Duration::from_secs(values.number("shutdown_grace_seconds")),
             logs: logs(values),
@@ -198,7 +178,7 @@ impl MasterOptions {
     }
 }
 
-fn rpc(values: &Values) -> Result<SocketAddr, FlagError> {
+pub(super) fn rpc(values: &Values) -> Result<SocketAddr, FlagError> {
     let port = match values.port("rpc_port") {
         0 if values.given.contains_key("rpc_port") && !values.given.contains_key("port") => 0,
         0 => values.port("port"),
@@ -226,42 +206,6 @@ fn data(values: &Values) -> Option<DataOptions> {
     let folder = values.optional("data_dir")?.into();
     let snapshot_every = Duration::from_secs(values.number("snapshot_interval_seconds"));
     Some(DataOptions { folder, flush_always: values.is_on("data_flush_always"), snapshot_every })
-}
-
-fn among_others(values: &Values) -> Result<HaFlags, FlagError> {
-    if values.text("ha_backend_type") != "etcd" {
-        return Err(values.wrong("ha_backend_type", "etcd: nothing else is there to settle who leads"));
-    }
-    let endpoints = values.optional("ha_backend_connstring").or_else(|| values.optional("etcd_endpoints"));
-    let endpoints = endpoints
-        .ok_or_else(|| values.wrong("ha_backend_connstring", "HOST:PORT of etcd, with --enable_ha"))?;
-    let rpc = rpc(values)?;
-    let replication_port = match values.port("ha_replication_port") {
-        0 => rpc.port().wrapping_add(1),
-        port => port,
-    };
-    let address = match values.optional("ha_address") {
-        Some(address) => address,
-        None if rpc.ip().is_unspecified() || rpc.port() == 0 => {
-            return Err(values.wrong(
-                "ha_address",
-                "HOST:PORT at which clients reach this master, or give --rpc_address and --rpc_port",
-            ));
-        }
-        None => rpc.to_string(),
-    };
-    let host = address.rsplit_once(':').map(|(host, _)| host).filter(|host| !host.is_empty());
-    let host = host.ok_or_else(|| values.wrong("ha_address", "HOST:PORT"))?;
-    Ok(HaFlags {
-        endpoints,
-        cluster: values.text("cluster_id").to_owned(),
-        replication_address: format!("{host}:{replication_port}"),
-        address,
-        replication: SocketAddr::new(rpc.ip(), replication_port),
-        lease: Duration::from_secs(values.number("ha_lease_seconds")),
-        patience: Duration::from_millis(values.milliseconds("ha_follower_timeout").max(100)),
-        force: values.is_on("ha_force_leader"),
-    })
 }
 
 fn events(values: &Values) -> EventOptions {
@@ -320,6 +264,8 @@ fn server(values: &Values) -> Result<ServerOptions, FlagError> {
                 .filter(|it| *it > 0)
                 .map(Duration::from_secs),
             no_delay: values.is_on("rpc_enable_tcp_no_delay"),
+            awake: Duration::from_micros(values.number("rpc_awake_microseconds")),
+            commits_wait: values.is_on("enable_ha") || values.is_on("data_flush_always"),
         },
     })
 }
@@ -422,27 +368,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_master_among_others() {
-        let line = "--enable_ha --ha_backend_connstring=a:1;b:2 --rpc_address=10.0.0.1 --rpc_port=50051";
-        let ha = options(line).unwrap().ha.unwrap();
-        assert_eq!((ha.endpoints.as_str(), ha.cluster.as_str()), ("a:1;b:2", "mooncake_cluster"));
-        assert_eq!(
-            (ha.address.as_str(), ha.replication_address.as_str()),
-            ("10.0.0.1:50051", "10.0.0.1:50052")
-        );
-        let line = "--enable_ha --etcd_endpoints=a:1 --ha_address=host:7 --ha_replication_port=9";
-        let ha = options(line).unwrap().ha.unwrap();
-        assert_eq!((ha.address.as_str(), ha.replication_address.as_str()), ("host:7", "host:9"));
-        assert_eq!(ha.replication.to_string(), "0.0.0.0:9");
-        assert_eq!(options("--noenable_ha").unwrap().ha, None);
-    }
-
-    #[test]
     fn values_that_make_no_sense_are_refused() {
         for (line, expected) in [
-            ("--enable_ha", "--ha_backend_connstring cannot be"),
-            ("--enable_ha --etcd_endpoints=a:1", "--ha_address cannot be"),
-            ("--enable_ha --ha_backend_type=redis", "it is etcd"),
             ("--eviction_ratio=2", "--eviction_ratio cannot be `2`; it is a number from 0 to 1"),
             ("--rpc_address=nowhere", "--rpc_address cannot be `nowhere`; it is an IP address"),
             ("--default_dialect=0.2", "one of 0.3.9, 0.3.10"),

@@ -24,6 +24,7 @@ pub(super) fn parse(
     parser.line(&arguments, COMMAND_LINE, DEPTH)?;
     parser.variables()?;
     parser.config_file()?;
+    parser.downward()?;
     Ok(parser.values)
 }
 
@@ -133,6 +134,19 @@ impl<E: Fn(&str) -> Option<String>> Parser<E> {
             let variable = flag.variable();
             if let Some(value) = (self.environment)(&variable) {
                 self.values.set(flag, &value, Origin::Environment, &variable)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What Kubernetes tells a pod of itself.
+    fn downward(&mut self) -> Result<(), FlagError> {
+        for (name, variable) in [("pod_name", "POD_NAME"), ("pod_namespace", "POD_NAMESPACE")] {
+            if !self.values.text(name).is_empty() {
+                continue;
+            }
+            if let (Some(flag), Some(value)) = (find(name), (self.environment)(variable)) {
+                self.values.set(flag, &value, Origin::Environment, variable)?;
             }
         }
         Ok(())

@@ -6,17 +6,27 @@
 //! - `mooncake-store/CLUSTER/moongate/replication`: where the leader serves its followers, under the same lease.
 //! - `mooncake-store/CLUSTER/moongate/in_sync`: who may lead next; it stays.
 
+use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{Request, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::coordinator::{Bid, CoordinationError, Coordinator, Leader, Listing, Tenure, View};
 use super::member::{InSync, read_in_sync, write_in_sync};
+use super::tls::{TlsFiles, client};
 
 /// The longest answer that is read.
 const MAX_ANSWER: usize = 1 << 20;
@@ -24,7 +34,9 @@ const MAX_ANSWER: usize = 1 << 20;
 /// A client of an etcd cluster.
 #[derive(Debug)]
 pub struct Etcd {
-    http: reqwest::Client,
+    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// How long one endpoint's answer is waited for.
+    patience: Duration,
     /// URLs without a slash at the end.
     endpoints: Vec<String>,
     /// The one that answered last.
@@ -88,6 +100,16 @@ fn failed(why: impl ToString) -> CoordinationError {
     CoordinationError(why.to_string())
 }
 
+/// An error with its causes: what hyper says alone is nothing to go by.
+fn chain(error: &dyn Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
 fn number(text: &str) -> Result<i64, CoordinationError> {
     if text.is_empty() {
         Ok(0)
@@ -135,18 +157,26 @@ impl Done {
 
 impl Etcd {
     /// A client of the cluster at `endpoints`: `HOST:PORT`, several with `;` or `,` between them, each maybe with `http://` before
-    /// it. One endpoint that does not answer within `patience` is left for the next.
+    /// it, or with `https://` where there is `tls`. One endpoint that does not answer within `patience` is left for the next.
     ///
     /// # Errors
-    /// When there is no endpoint, or something that is none.
-    pub fn new(endpoints: &str, cluster: &str, patience: Duration) -> Result<Self, CoordinationError> {
+    /// When there is no endpoint, or something that is none, or when the files for TLS cannot be used.
+    pub fn new(
+        endpoints: &str,
+        cluster: &str,
+        tls: Option<&TlsFiles>,
+        patience: Duration,
+    ) -> Result<Self, CoordinationError> {
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let url = |text: &str| {
-            let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-            match reqwest::Url::parse(&url) {
-                Ok(parsed) if parsed.has_host() && parsed.scheme() == "http" => {
+            let url = if text.contains("://") { text.to_owned() } else { format!("{scheme}://{text}") };
+            match url.parse::<Uri>() {
+                Ok(parsed) if parsed.host().is_some() && parsed.scheme_str() == Some(scheme) => {
                     Ok(url.trim_end_matches('/').to_owned())
                 }
-                _ => Err(failed(format!("`{text}` is no endpoint of etcd; it is written HOST:PORT"))),
+                _ => Err(failed(format!(
+                    "`{text}` is no endpoint of etcd; it is written HOST:PORT, and https:// needs --etcd_ca"
+                ))),
             }
         };
         let texts = endpoints.split([';', ',']).map(str::trim).filter(|text| !text.is_empty());
@@ -154,16 +184,19 @@ impl Etcd {
         if endpoints.is_empty() {
             return Err(failed("no endpoint of etcd is given"));
         }
-        let http = reqwest::Client::builder()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(patience)
-            .timeout(patience)
-            .build()
-            .map_err(failed)?;
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.enforce_http(false);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(client(tls).map_err(failed)?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
+        let http = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
         let key = |name: &str| format!("mooncake-store/{cluster}/{name}");
         Ok(Self {
             http,
+            patience,
             endpoints,
             current: AtomicUsize::new(0),
             view: key("master_view"),
@@ -198,23 +231,20 @@ impl Etcd {
         Err(why)
     }
 
-    async fn ask_at(
-        &self,
-        endpoint: &str,
-        path: &str,
-        question: &Value,
-    ) -> Result<Vec<u8>, CoordinationError> {
-        let problem = |error: reqwest::Error| failed(format!("etcd at {endpoint}: {error}"));
-        let sent = self.http.post(format!("{endpoint}{path}")).json(question).send();
-        let mut response = sent.await.map_err(problem)?;
-        let status = response.status();
-        let mut answer = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(problem)? {
-            if answer.len() + chunk.len() > MAX_ANSWER {
-                return Err(failed(format!("etcd at {endpoint} sends too much")));
-            }
-            answer.extend_from_slice(&chunk);
-        }
+    async fn ask_at(&self, endpoint: &str, path: &str, question: &Value) -> Result<Bytes, CoordinationError> {
+        let problem = |error: &dyn Error| failed(format!("etcd at {endpoint}: {}", chain(error)));
+        let body = Bytes::from(question.to_string());
+        let request = Request::post(format!("{endpoint}{path}")).header(CONTENT_TYPE, "application/json");
+        let request = request.body(Full::new(body)).map_err(|error| problem(&error))?;
+        let asked = async {
+            let response = self.http.request(request).await.map_err(|error| problem(&error))?;
+            let status = response.status();
+            let answer = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+            Ok((status, answer.map_err(|error| problem(&*error))?.to_bytes()))
+        };
+        let answered = tokio::time::timeout(self.patience, asked).await;
+        let (status, answer) =
+            answered.map_err(|_| failed(format!("etcd at {endpoint} does not answer in time")))??;
         if !status.is_success() {
             let said: String = String::from_utf8_lossy(&answer).chars().take(200).collect();
             return Err(failed(format!("etcd at {endpoint} says {status}: {said}")));
@@ -324,11 +354,11 @@ mod tests {
     #[test]
     fn endpoints_are_read() {
         let patience = Duration::from_secs(1);
-        let etcd = Etcd::new("a:1;http://b:2/, 127.0.0.1:3", "c", patience).unwrap();
+        let etcd = Etcd::new("a:1;http://b:2/, 127.0.0.1:3", "c", None, patience).unwrap();
         assert_eq!(etcd.endpoints, ["http://a:1", "http://b:2", "http://127.0.0.1:3"]);
         assert_eq!(etcd.view, "mooncake-store/c/master_view");
         for wrong in ["", ";", "https://a:1", "redis://a:1", "a b"] {
-            assert!(Etcd::new(wrong, "c", patience).is_err(), "{wrong}");
+            assert!(Etcd::new(wrong, "c", None, patience).is_err(), "{wrong}");
         }
     }
 

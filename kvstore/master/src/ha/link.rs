@@ -1,18 +1,21 @@
 //! Frames on a connection, and following a leader over one.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_util::either::Either;
 
 use super::follower::{Follower, Unfollowed};
 use super::frame::{self, Frame, FrameError, HEADER};
 use super::member::Member;
 use super::replica::Replica;
+use super::tls::{TlsError, TlsFiles, connect};
 
 /// Bytes for which room is made before they have arrived.
 const AHEAD: usize = 1 << 20;
@@ -23,6 +26,9 @@ pub(super) enum LinkError {
     /// The network.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// TLS cannot be had.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The other side sends what is no frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -70,15 +76,22 @@ pub(super) async fn next(
     timeout(patience, read).await.map_err(|_| LinkError::Silent(patience))?
 }
 
+/// Sends all of it now.
+pub(super) async fn send(output: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    output.write_all(bytes).await?;
+    // TLS may hold some back.
+    output.flush().await
+}
+
 /// Follows the leader at `address` until that ends. When this is dropped, nothing more is acknowledged.
 pub(super) async fn follow(
     address: String,
     me: Member,
     term: i64,
     replica: Arc<Mutex<Replica>>,
-    patience: Duration,
+    (patience, tls): (Duration, Option<TlsFiles>),
 ) -> LinkError {
-    match run(&address, me, term, &replica, patience).await {
+    match run(&address, me, term, &replica, (patience, tls.as_ref())).await {
         Ok(never) => match never {},
         Err(error) => error,
     }
@@ -89,11 +102,31 @@ async fn run(
     member: Member,
     term: i64,
     replica: &Mutex<Replica>,
+    (patience, tls): (Duration, Option<&TlsFiles>),
+) -> Result<Infallible, LinkError> {
+    let connected = async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok::<_, LinkError>(match tls {
+            Some(files) => Either::Right(connect(files, address, stream).await?),
+            None => Either::Left(stream),
+        })
+    };
+    let connected = timeout(patience, connected).await;
+    match connected.map_err(|_| LinkError::Silent(patience))?? {
+        Either::Left(mut plain) => talk(plain.split(), member, term, replica, patience).await,
+        Either::Right(secured) => talk(tokio::io::split(secured), member, term, replica, patience).await,
+    }
+}
+
+/// The follower's side of a connection.
+async fn talk(
+    (mut input, mut output): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+    member: Member,
+    term: i64,
+    replica: &Mutex<Replica>,
     patience: Duration,
-) -> Result<std::convert::Infallible, LinkError> {
-    let connected = timeout(patience, TcpStream::connect(address)).await;
-    let mut stream = connected.map_err(|_| LinkError::Silent(patience))??;
-    stream.set_nodelay(true)?;
+) -> Result<Infallible, LinkError> {
     let has = {
         let mut replica = replica.lock();
         replica.forget_unfinished();
@@ -101,8 +134,7 @@ async fn run(
     };
     let mut out = Vec::new();
     frame::write(&Frame::Hello { member, term, has }, &mut out);
-    stream.write_all(&out).await?;
-    let (mut input, mut output) = stream.split();
+    send(&mut output, &out).await?;
     let (mut follower, mut body) = (Follower::new(term, has), Vec::new());
     loop {
         let checksum = next(&mut input, &mut body, patience).await?;
@@ -111,7 +143,7 @@ async fn run(
         if let Some(number) = acknowledged {
             out.clear();
             frame::write(&Frame::Acknowledged(number), &mut out);
-            let sent = timeout(patience, output.write_all(&out)).await;
+            let sent = timeout(patience, send(&mut output, &out)).await;
             sent.map_err(|_| LinkError::NotTaken(patience))??;
         }
     }

@@ -1,6 +1,6 @@
 //! More than one master, of which one leads and the others have its state.
 //!
-//! A store that all masters reach ([`Coordinator`]: etcd) knows who leads, for as long as the leader renews its lease, and who is *in
+//! A store that all masters reach ([`Coordinator`]: etcd or a Kubernetes Lease) knows who leads, for as long as the leader renews its lease, and who is *in
 //! sync*: who has every change that a caller was told of. Four rules make a change of the leader lose nothing:
 //!
 //! - A leader answers for a change when every master that the store lists as in sync has acknowledged it ([`Quorum`]).
@@ -22,8 +22,11 @@ mod etcd;
 mod fence;
 pub mod follower;
 pub mod frame;
+mod kubernetes;
+mod lease;
 mod link;
 mod member;
+mod pod_label;
 mod quorum;
 mod replica;
 mod replicated;
@@ -32,6 +35,7 @@ mod session;
 mod start;
 mod tending;
 mod tenure;
+mod tls;
 
 pub use coordinator::{Bid, CoordinationError, Coordinator, Leader, Listing, Tenure, View};
 pub(crate) use disk::MEMBER;
@@ -40,10 +44,13 @@ pub use elector::{Answer, Ask, Due, Elector, Times};
 pub use etcd::Etcd;
 pub use fence::{Fence, now};
 pub use follower::Follower;
+pub use kubernetes::{Kubernetes, LeaseName, config as kubernetes_config};
 pub use member::{InSync, MAX_ADDRESS, MAX_MEMBERS, Member, read_in_sync, write_in_sync};
+pub use pod_label::Pod;
 pub use quorum::Quorum;
 pub use replica::Replica;
 pub use replicated::Replicated;
 pub use run::{HaOptions, Participant, Shown};
 pub use start::{HaMaster, HaStartError, start};
 pub use tenure::TenureOptions;
+pub use tls::{TlsError, TlsFiles};

@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -51,12 +52,18 @@ pub struct Shown {
     pub standing: ArcSwap<Standing>,
     /// What it serves with now.
     pub server: Mutex<Option<Arc<Server>>>,
+    /// Whether it leads and serves.
+    pub serves: watch::Sender<bool>,
 }
 
 impl Shown {
     /// A master that has just been started.
     pub fn new() -> Self {
-        Self { standing: ArcSwap::from_pointee(Standing::starting()), server: Mutex::new(None) }
+        Self {
+            standing: ArcSwap::from_pointee(Standing::starting()),
+            server: Mutex::new(None),
+            serves: watch::Sender::new(false),
+        }
     }
 }
 
@@ -304,10 +311,10 @@ impl Participant {
         }
         let is_news = self.following.as_ref().is_none_or(|it| it.term != term);
         self.unfollow().await;
-        let (me, replica, patience) =
-            (self.me.clone(), Arc::clone(&self.replica), self.options.tenure.patience);
+        let (me, replica) = (self.me.clone(), Arc::clone(&self.replica));
+        let how = (self.options.tenure.patience, self.options.tenure.tls.clone());
         let task = self.supervisor.spawn("following", async move {
-            let error = link::follow(address, me, term, replica, patience).await;
+            let error = link::follow(address, me, term, replica, how).await;
             // Told once, not at every attempt.
             match is_news {
                 true => tracing::info!(%error, term, "does not follow the leader any more; trying again"),
@@ -333,6 +340,7 @@ impl Participant {
             (None, Some(leader)) => (Some(leader.address.clone()), Some(leader.term)),
             (None, None) => (None, None),
         };
+        self.shown.serves.send_replace(state == HaState::Serving);
         self.shown.standing.store(Arc::new(Standing { role, state, leader_address, view_version }));
         if let Some(server) = &*self.shown.server.lock() {
             server.standing.store(self.shown.standing.load_full());

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use moongate_kvcore::{Effects, Fact, SnapshotCursor, encode};
 use moongate_runtime::Supervisor;
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::frame::{self, BATCH, Frame, Records, Start, push_record};
-use super::link::{LinkError, next};
+use super::link::{LinkError, next, send};
 use super::member::{MAX_MEMBERS, Member};
 use super::replicated::Replicated;
+use super::tls::{TlsFiles, accept};
 use crate::server::Server;
 
 /// Places of the table that are looked at under one lock.
@@ -30,6 +30,8 @@ pub(super) struct Sessions {
     pub(super) term: i64,
     /// After which silence a follower is given up.
     pub(super) patience: Duration,
+    /// For TLS with followers.
+    pub(super) tls: Option<TlsFiles>,
 }
 
 impl Sessions {
@@ -68,7 +70,20 @@ impl Sessions {
 
     async fn serve(self, stream: TcpStream) -> Result<(), LinkError> {
         stream.set_nodelay(true)?;
-        let (mut input, output) = stream.into_split();
+        match &self.tls {
+            Some(files) => {
+                let secured = timeout(self.patience, accept(files, stream)).await;
+                let secured = secured.map_err(|_| LinkError::Silent(self.patience))??;
+                self.serve_on(tokio::io::split(secured)).await
+            }
+            None => self.serve_on(stream.into_split()).await,
+        }
+    }
+
+    async fn serve_on(
+        self,
+        (mut input, output): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+    ) -> Result<(), LinkError> {
         let mut body = Vec::new();
         let checksum = next(&mut input, &mut body, self.patience).await?;
         let Frame::Hello { member, term, has } = frame::read(&body, checksum)? else {
@@ -93,7 +108,7 @@ impl Sessions {
 
     async fn listen_to(
         &self,
-        input: &mut OwnedReadHalf,
+        input: &mut (impl AsyncRead + Unpin),
         member: &Member,
         body: &mut Vec<u8>,
     ) -> Result<(), LinkError> {
@@ -115,7 +130,7 @@ impl Sessions {
         }
     }
 
-    async fn feed(&self, feed: &mut Feed, start: Start) -> Result<(), LinkError> {
+    async fn feed(&self, feed: &mut Feed<impl AsyncWrite + Unpin>, start: Start) -> Result<(), LinkError> {
         let mut wanted = self.journal.wanted();
         feed.send(&Frame::Welcome { term: self.term, start }).await?;
         let (Start::Resume(number) | Start::Snapshot(number)) = start;
@@ -134,7 +149,7 @@ impl Sessions {
     }
 
     /// Changes are sent between its pieces, so that none is forgotten before it is sent.
-    async fn send_state(&self, feed: &mut Feed) -> Result<(), LinkError> {
+    async fn send_state(&self, feed: &mut Feed<impl AsyncWrite + Unpin>) -> Result<(), LinkError> {
         let (mut cursor, mut piece) = (Some(SnapshotCursor::default()), Piece::default());
         self.journal.beside().tell(|record| piece.push(record));
         while let Some(from) = cursor {
@@ -155,8 +170,8 @@ impl Sessions {
 }
 
 /// The sending half of a connection.
-struct Feed {
-    output: OwnedWriteHalf,
+struct Feed<W> {
+    output: W,
     patience: Duration,
     /// The next record to send.
     next: u64,
@@ -164,7 +179,7 @@ struct Feed {
     records: Vec<u8>,
 }
 
-impl Feed {
+impl<W: AsyncWrite + Unpin> Feed<W> {
     async fn send(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
         self.out.clear();
         frame::write(frame, &mut self.out);
@@ -174,7 +189,7 @@ impl Feed {
     async fn flush(&mut self) -> Result<(), LinkError> {
         // A follower that reads a state may be busy for a while.
         let patience = self.patience * 10;
-        let sent = timeout(patience, self.output.write_all(&self.out)).await;
+        let sent = timeout(patience, send(&mut self.output, &self.out)).await;
         Ok(sent.map_err(|_| LinkError::NotTaken(patience))??)
     }
 

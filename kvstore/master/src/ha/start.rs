@@ -7,17 +7,21 @@ use std::{io, thread};
 use moongate_kvcore::Settings;
 use moongate_oplog::Options;
 use moongate_runtime::Supervisor;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
+use super::coordinator::{CoordinationError, Coordinator};
 use super::disk::{Disk, DiskError, DiskOptions};
 use super::elector::Times;
 use super::etcd::Etcd;
+use super::kubernetes::{self, Kubernetes};
+use super::pod_label::PodLabel;
 use super::run::{HaOptions, Participant, Shown};
 use super::tenure::TenureOptions;
+use super::tls::TlsError;
 use crate::durable::Pace;
 use crate::faces::MetadataPlace;
-use crate::flags::{DataOptions, HaFlags, MasterOptions};
+use crate::flags::{Backend, DataOptions, HaFlags, MasterOptions};
 use crate::state::State;
 
 /// Bytes of a file of the log: one is read at a time to send followers what they missed.
@@ -32,9 +36,12 @@ pub struct HaMaster {
 /// Why a master does not take part.
 #[derive(Debug, thiserror::Error)]
 pub enum HaStartError {
-    /// etcd's endpoints cannot be used.
+    /// The store that masters decide with cannot be used.
     #[error("--ha_backend_connstring: {0}")]
-    Endpoints(#[from] super::CoordinationError),
+    Backend(#[from] CoordinationError),
+    /// Files for TLS cannot be used.
+    #[error("--ha_replication_…: {0}")]
+    Tls(#[from] TlsError),
     /// Its state cannot be kept.
     #[error("the state cannot be kept; --data_dir wants a folder that can be written to")]
     Data(#[from] DiskError),
@@ -57,7 +64,7 @@ impl HaMaster {
 ///
 /// # Errors
 /// [`HaStartError`].
-pub fn start(
+pub async fn start(
     flags: HaFlags,
     options: MasterOptions,
     supervisor: &Supervisor,
@@ -87,18 +94,30 @@ pub fn start(
     if let Some(metadata) = &mut faces.metadata {
         metadata.place = MetadataPlace::State;
     }
-    let HaFlags { endpoints, cluster, address, replication_address, replication, lease, patience, force } =
-        flags;
+    let HaFlags { backend, address, replication_address, replication, tls, lease, patience, force } = flags;
     let times = Times { lease };
-    let coordinator = Arc::new(Etcd::new(&endpoints, &cluster, times.patience() / 2)?);
+    if let Some(files) = &tls {
+        // Read again for every connection; what cannot be used is better told now.
+        files.client()?;
+        files.server()?;
+    }
     let disk = data.as_ref().map(|data| open(data, &server.core)).transpose()?;
     let pace = data.as_ref().map(pace).unwrap_or_default();
-    let tenure = TenureOptions { server, rpc, replication, faces, pace, journal_bytes, patience, report };
-    tracing::info!(address, replication_address, endpoints, cluster, "one of several masters");
-    let options = HaOptions { address, replication_address, times, force, tenure };
     let shown = Arc::new(Shown::new());
-    let (ended, has_ended) = oneshot::channel::<()>();
     let runtime = Builder::new_current_thread().enable_all().build()?;
+    tracing::info!(address, replication_address, ?backend, "one of several masters");
+    let coordinator = match coordinator(backend, times, &runtime, &shown, supervisor).await {
+        Ok(coordinator) => coordinator,
+        Err(error) => {
+            // It must not be waited for here.
+            runtime.shutdown_background();
+            return Err(error.into());
+        }
+    };
+    let tenure =
+        TenureOptions { server, rpc, replication, faces, pace, journal_bytes, patience, tls, report };
+    let options = HaOptions { address, replication_address, times, force, tenure };
+    let (ended, has_ended) = oneshot::channel::<()>();
     let participant = Participant::new(
         options,
         disk,
@@ -117,6 +136,29 @@ pub fn start(
         let _ = has_ended.await;
     });
     Ok(HaMaster { shown })
+}
+
+/// The store that masters decide with. Its connections belong to `runtime`.
+async fn coordinator(
+    backend: Backend,
+    times: Times,
+    runtime: &Runtime,
+    shown: &Arc<Shown>,
+    supervisor: &Supervisor,
+) -> Result<Arc<dyn Coordinator>, CoordinationError> {
+    let (lease, pod) = match backend {
+        Backend::Etcd { endpoints, cluster, tls } => {
+            return Ok(Arc::new(Etcd::new(&endpoints, &cluster, tls.as_ref(), times.patience() / 2)?));
+        }
+        Backend::Kubernetes { lease, pod } => (lease, pod),
+    };
+    let config = kubernetes::config().await?;
+    if let Some(pod) = pod {
+        let label = PodLabel::new(config.clone(), &pod)?;
+        supervisor.spawn("pod label", label.follow(Arc::clone(shown), supervisor.token()));
+    }
+    let _on = runtime.enter();
+    Ok(Arc::new(Kubernetes::new(config, &lease, times.lease)?))
 }
 
 fn pace(data: &DataOptions) -> Pace {

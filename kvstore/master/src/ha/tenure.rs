@@ -16,6 +16,7 @@ use super::fence::Fence;
 use super::member::Member;
 use super::replicated::Replicated;
 use super::session::Sessions;
+use super::tls::TlsFiles;
 use crate::clock::Clock;
 use crate::durable::{Durable, Keeper, Pace};
 use crate::faces::{Faces, FacesOptions};
@@ -48,6 +49,8 @@ pub struct TenureOptions {
     pub journal_bytes: usize,
     /// After which silence a follower is given up.
     pub patience: Duration,
+    /// For TLS between masters.
+    pub tls: Option<TlsFiles>,
     /// Whether to log the most important figures every ten seconds.
     pub report: bool,
 }
@@ -212,6 +215,7 @@ async fn open(
         journal: Arc::clone(journal),
         term,
         patience: options.patience,
+        tls: options.tls.clone(),
     };
     supervisor.spawn("followers", sessions.listen(followers, supervisor.clone()));
     faces.start(server, supervisor).await.map_err(|error| error.to_string())?;

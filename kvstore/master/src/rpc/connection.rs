@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
+use super::awake::{Habit, Thread};
 use super::budget::{Budget, Held};
 use crate::call::{Caller, Progress, Rest};
 use crate::server::Limits;
@@ -47,6 +48,7 @@ pub(super) async fn serve(
     caller: Caller,
     limits: Limits,
     budget: Arc<Budget>,
+    thread: Thread,
     stop: CancellationToken,
 ) {
     let peer = stream.peer_addr().ok();
@@ -55,6 +57,7 @@ pub(super) async fn serve(
         caller,
         limits,
         held: Held::new(&budget),
+        habit: Habit::new(thread),
         input: BytesMut::new(),
         output: BytesMut::new(),
     };
@@ -73,6 +76,7 @@ struct Connection {
     caller: Caller,
     limits: Limits,
     held: Held,
+    habit: Habit,
     input: BytesMut,
     output: BytesMut,
 }
@@ -83,13 +87,22 @@ impl Connection {
         let mut missing = 0;
         // When the request has to be there whose beginning is.
         let mut deadline = None;
+        let mut was_whole = false;
         loop {
             self.input.reserve(missing.clamp(READ, AHEAD));
             self.measure()?;
-            if !self.read(deadline, stopped.as_mut()).await? {
+            let at_once = match was_whole && self.input.is_empty() {
+                true => self.habit.next(&self.stream, &mut self.input).await?,
+                false => None,
+            };
+            let goes_on = match at_once {
+                Some(bytes) => bytes > 0 && !stop.is_cancelled(),
+                None => self.read(deadline, stopped.as_mut()).await?,
+            };
+            if !goes_on {
                 return Ok(());
             }
-            let was_whole = self.execute(&mut missing).await?;
+            was_whole = self.execute(&mut missing).await?;
             deadline = match deadline {
                 _ if self.input.is_empty() => None,
                 Some(deadline) if !was_whole => Some(deadline),
@@ -151,9 +164,19 @@ impl Connection {
         }
     }
 
+    async fn commit(&mut self) -> io::Result<()> {
+        if self.limits.commits_wait
+            && let Some(commit) = self.caller.take_commit()
+        {
+            // The thread's other connections go on.
+            return tokio::task::spawn_blocking(commit).await.map_err(io::Error::other)?;
+        }
+        self.caller.commit()
+    }
+
     async fn answer(&mut self) -> Result<(), Closed> {
         // Even a call without a reply may have changed something.
-        self.caller.commit().map_err(Closed::Journal)?;
+        self.commit().await.map_err(Closed::Journal)?;
         if self.output.is_empty() {
             return Ok(());
         }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use super::awake::{Awake, Thread};
 use super::budget::Budget;
 use super::worker::{Accepted, Worker};
 use crate::server::Server;
@@ -50,7 +52,7 @@ impl Rpc {
     }
 }
 
-/// Serves RPCs on `address` with so many threads, until the supervisor's shutdown.
+/// Serves RPCs on `address` with so many threads, at most one per core, until the supervisor's shutdown.
 ///
 /// # Errors
 /// [`RpcError`].
@@ -64,11 +66,15 @@ pub fn serve(
     let address = listener.local_addr()?;
     let stop = supervisor.token().child_token();
     let budget = Budget::new(server.limits.buffer_bytes);
-    let workers: io::Result<Vec<_>> = (0..threads.max(1))
+    // More threads than cores would only take turns.
+    let cores = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
+    let awake = Awake::new(server.limits.awake, cores);
+    let workers: io::Result<Vec<_>> = (0..threads.clamp(1, cores.get()))
         .map(|lane| {
             Worker {
                 server: Arc::clone(server),
                 budget: Arc::clone(&budget),
+                thread: Thread::new(&awake),
                 supervisor: supervisor.clone(),
                 stop: stop.child_token(),
                 lane,

@@ -3,6 +3,7 @@
 //! Every thread has a runtime of its own. A connection stays on one thread, where its requests are read, executed and
 //! answered without a hand-over.
 
+mod awake;
 mod budget;
 mod connection;
 mod listener;

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::awake::Thread;
 use super::budget::Budget;
 use super::connection;
 use crate::call::Caller;
@@ -29,6 +30,7 @@ pub(super) struct Accepted {
 pub(super) struct Worker {
     pub(super) server: Arc<Server>,
     pub(super) budget: Arc<Budget>,
+    pub(super) thread: Thread,
     pub(super) supervisor: Supervisor,
     pub(super) stop: CancellationToken,
     /// The number of the thread.
@@ -79,6 +81,7 @@ impl Worker {
             caller,
             self.server.limits,
             Arc::clone(&self.budget),
+            self.thread.clone(),
             self.stop.clone(),
         );
         self.supervisor.spawn("rpc connection", async move {

@@ -1,0 +1,148 @@
+//! A real Kubernetes control plane on loopback, without nodes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Namespace as NamespaceObject, ServiceAccount};
+use kube::api::{DeleteParams, ObjectMeta, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Api, Client, Config};
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/control-plane");
+
+/// Long, because it only says when something hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The one that all tests of a process share.
+static SHARED: OnceCell<Arc<ControlPlane>> = OnceCell::const_new();
+
+/// A control plane cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlPlaneError {
+    /// `scripts/control-plane` cannot be run, or no folder can be made for it.
+    #[error("scripts/control-plane: {0}")]
+    Io(#[from] io::Error),
+    /// It does not start. The text says why.
+    #[error("{0}")]
+    Start(String),
+    /// Its kubeconfig cannot be used.
+    #[error("kubeconfig: {0}")]
+    Kubeconfig(#[from] KubeconfigError),
+    /// The API server refuses something.
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+}
+
+/// etcd, API server, controllers and scheduler. They end when this is dropped, or with the process.
+#[derive(Debug)]
+pub struct ControlPlane {
+    folder: TempDir,
+}
+
+/// A namespace of one test. It is deleted by [`Self::delete`], or with the control plane.
+#[derive(Clone)]
+pub struct Namespace {
+    /// Its name.
+    pub name: String,
+    /// A client that looks here unless told otherwise.
+    pub client: Client,
+}
+
+impl ControlPlane {
+    /// Starts one and waits until it is ready, which takes some seconds.
+    ///
+    /// # Errors
+    /// [`ControlPlaneError`], for instance when `scripts/control-plane build` has not been run.
+    pub async fn start() -> Result<Self, ControlPlaneError> {
+        let folder = TempDir::with_prefix("moongate-control-plane-")?;
+        let path = folder.path().to_owned();
+        let up = tokio::task::spawn_blocking(move || {
+            // It ends with its caller, which must be this process and no shell.
+            Command::new(SCRIPT).args(["up", "--remove"]).arg(path).stdin(Stdio::null()).output()
+        });
+        let up = up.await.map_err(io::Error::other)??;
+        match up.status.success() {
+            true => Ok(Self { folder }),
+            false => Err(ControlPlaneError::Start(String::from_utf8_lossy(&up.stderr).into_owned())),
+        }
+    }
+
+    /// The one of this process, which is started by whoever asks first and ends with the process.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn shared() -> Result<Arc<Self>, ControlPlaneError> {
+        let shared = SHARED.get_or_try_init(async || Self::start().await.map(Arc::new));
+        Ok(Arc::clone(shared.await?))
+    }
+
+    /// Its administrator's configuration.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("kubeconfig")
+    }
+
+    /// Where its parts write their logs.
+    pub fn logs(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The same for a client, with `namespace` as the one that it looks in.
+    ///
+    /// # Errors
+    /// [`ControlPlaneError::Kubeconfig`].
+    pub async fn config(&self, namespace: &str) -> Result<Config, ControlPlaneError> {
+        let file = Kubeconfig::read_from(self.kubeconfig())?;
+        let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+        namespace.clone_into(&mut config.default_namespace);
+        Ok(config)
+    }
+
+    /// Makes a namespace that no other test has, and waits until pods can be made in it. Its name begins with `prefix`.
+    ///
+    /// # Errors
+    /// [`ControlPlaneError`].
+    pub async fn namespace(&self, prefix: &str) -> Result<Namespace, ControlPlaneError> {
+        let client = Client::try_from(self.config("default").await?)?;
+        let generate_name = Some(format!("{prefix}-"));
+        let metadata = ObjectMeta { generate_name, ..ObjectMeta::default() };
+        let object = NamespaceObject { metadata, ..NamespaceObject::default() };
+        let made = Api::all(client).create(&PostParams::default(), &object).await?;
+        let name = made.metadata.name.unwrap_or_default();
+        let client = Client::try_from(self.config(&name).await?)?;
+        let accounts = Api::<ServiceAccount>::default_namespaced(client.clone());
+        let begun = Instant::now();
+        while accounts.get_opt("default").await?.is_none() {
+            if begun.elapsed() > PATIENCE {
+                return Err(ControlPlaneError::Start(format!("namespace {name} gets no service account")));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(Namespace { name, client })
+    }
+}
+
+impl Namespace {
+    /// Asks for its end and that of all it holds, without waiting for it.
+    ///
+    /// # Errors
+    /// [`ControlPlaneError::Api`].
+    pub async fn delete(&self) -> Result<(), ControlPlaneError> {
+        let all = Api::<NamespaceObject>::all(self.client.clone());
+        all.delete(&self.name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        // If that fails, it ends with the process.
+        let _ = Command::new(SCRIPT).arg("down").arg(self.folder.path()).stderr(Stdio::null()).status();
+    }
+}

@@ -1,0 +1,201 @@
+//! Flags of a master among others.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::options::rpc;
+use super::{FlagError, Values};
+use crate::ha::{LeaseName, Pod, TlsFiles};
+
+/// Where masters settle who leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// In etcd.
+    Etcd {
+        /// Its endpoints.
+        endpoints: String,
+        /// The name of the store.
+        cluster: String,
+        /// For reaching it over TLS.
+        tls: Option<TlsFiles>,
+    },
+    /// In Kubernetes.
+    Kubernetes {
+        /// The Lease.
+        lease: LeaseName,
+        /// The pod to label while this master leads.
+        pod: Option<Pod>,
+    },
+}
+
+/// How a master takes part with others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HaFlags {
+    /// Where they settle who leads.
+    pub backend: Backend,
+    /// Where clients reach this master.
+    pub address: String,
+    /// Where other masters reach it.
+    pub replication_address: String,
+    /// Where it listens for them.
+    pub replication: SocketAddr,
+    /// For following each other over TLS.
+    pub tls: Option<TlsFiles>,
+    /// After which time without a renewal the lead is lost.
+    pub lease: Duration,
+    /// Silence after which a follower is given up.
+    pub patience: Duration,
+    /// Whether to lead once although others may have more.
+    pub force: bool,
+}
+
+impl HaFlags {
+    pub(super) fn new(values: &Values) -> Result<Self, FlagError> {
+        let rpc = rpc(values)?;
+        let replication_port = match values.port("ha_replication_port") {
+            0 => rpc.port().wrapping_add(1),
+            port => port,
+        };
+        let backend = backend(values)?;
+        let address = match values.optional("ha_address") {
+            Some(address) => address,
+            None if rpc.ip().is_unspecified() || rpc.port() == 0 => {
+                return Err(values.wrong(
+                    "ha_address",
+                    "HOST:PORT at which clients reach this master, or give --rpc_address and --rpc_port",
+                ));
+            }
+            None => rpc.to_string(),
+        };
+        let host = address.rsplit_once(':').map(|(host, _)| host).filter(|host| !host.is_empty());
+        let host = host.ok_or_else(|| values.wrong("ha_address", "HOST:PORT"))?;
+        let names = ["ha_replication_ca", "ha_replication_cert", "ha_replication_key"];
+        let tls = tls(values, names)?;
+        if tls.as_ref().is_some_and(|files| files.own.is_none()) {
+            return Err(values.wrong("ha_replication_cert", "a file: each master shows the others who it is"));
+        }
+        Ok(Self {
+            backend,
+            replication_address: format!("{host}:{replication_port}"),
+            address,
+            replication: SocketAddr::new(rpc.ip(), replication_port),
+            tls,
+            lease: Duration::from_secs(values.number("ha_lease_seconds")),
+            patience: Duration::from_millis(values.milliseconds("ha_follower_timeout").max(100)),
+            force: values.is_on("ha_force_leader"),
+        })
+    }
+}
+
+fn backend(values: &Values) -> Result<Backend, FlagError> {
+    let told = values.optional("ha_backend_connstring");
+    match values.text("ha_backend_type") {
+        "etcd" => {
+            let endpoints = told.or_else(|| values.optional("etcd_endpoints"));
+            let endpoints = endpoints.ok_or_else(|| {
+                values.wrong("ha_backend_connstring", "HOST:PORT of etcd, with --enable_ha")
+            })?;
+            let tls = tls(values, ["etcd_ca", "etcd_cert", "etcd_key"])?;
+            Ok(Backend::Etcd { endpoints, cluster: values.text("cluster_id").to_owned(), tls })
+        }
+        "k8s" => {
+            let lease = told.as_deref().and_then(LeaseName::read);
+            let lease = lease.ok_or_else(|| {
+                values.wrong("ha_backend_connstring", "NAMESPACE/NAME of a Lease, with --ha_backend_type=k8s")
+            })?;
+            let pod = values.optional("pod_namespace").zip(values.optional("pod_name"));
+            Ok(Backend::Kubernetes { lease, pod: pod.map(|(namespace, name)| Pod { namespace, name }) })
+        }
+        _ => Err(values.wrong("ha_backend_type", "etcd or k8s: nothing else is there to settle who leads")),
+    }
+}
+
+/// Files for TLS: the authorities, the certificate that is shown, its key.
+fn tls(values: &Values, [ca, cert, key]: [&'static str; 3]) -> Result<Option<TlsFiles>, FlagError> {
+    let file = |name| values.optional(name).map(Into::into);
+    let own = match (file(cert), file(key)) {
+        (Some(cert), Some(key)) => Some((cert, key)),
+        (None, None) => None,
+        (Some(_), None) => return Err(values.wrong(key, "the file with the certificate's key")),
+        (None, Some(_)) => return Err(values.wrong(cert, "the file with the key's certificate")),
+    };
+    match (file(ca), own) {
+        (Some(ca), own) => Ok(Some(TlsFiles { ca, own })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(values.wrong(ca, "the file with the certificates that sign the other side's")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::{Asked, read};
+
+    fn flags(line: &str, variables: &[(&str, &str)]) -> Result<HaFlags, FlagError> {
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        let line = format!("--enable_ha {line}");
+        match read(line.split(' ').filter(|word| !word.is_empty()).map(Into::into), variable)? {
+            Asked::Serve(options) => Ok(options.ha.unwrap()),
+            Asked::Show(text) => panic!("{text}"),
+        }
+    }
+
+    #[test]
+    fn with_etcd() {
+        let line = "--ha_backend_connstring=a:1;b:2 --rpc_address=10.0.0.1 --rpc_port=50051";
+        let ha = flags(line, &[]).unwrap();
+        let etcd = |endpoints: &str, tls| Backend::Etcd {
+            endpoints: endpoints.to_owned(),
+            cluster: "mooncake_cluster".to_owned(),
+            tls,
+        };
+        assert_eq!(ha.backend, etcd("a:1;b:2", None));
+        assert_eq!(
+            (ha.address.as_str(), ha.replication_address.as_str()),
+            ("10.0.0.1:50051", "10.0.0.1:50052")
+        );
+        let line = "--etcd_endpoints=a:1 --ha_address=host:7 --ha_replication_port=9 --etcd_ca=/ca";
+        let ha = flags(line, &[]).unwrap();
+        assert_eq!((ha.address.as_str(), ha.replication_address.as_str()), ("host:7", "host:9"));
+        assert_eq!((ha.replication.to_string().as_str(), &ha.tls), ("0.0.0.0:9", &None));
+        assert_eq!(ha.backend, etcd("a:1", Some(TlsFiles { ca: "/ca".into(), own: None })));
+    }
+
+    #[test]
+    fn with_a_lease() {
+        let line = "--ha_backend_type=k8s --ha_backend_connstring=llm/store --ha_address=host:7";
+        let lease = LeaseName { namespace: "llm".to_owned(), name: "store".to_owned() };
+        let with = |pod| Backend::Kubernetes { lease: lease.clone(), pod };
+        let pod = |name: &str| Some(Pod { namespace: "llm".to_owned(), name: name.to_owned() });
+        assert_eq!(flags(line, &[]).unwrap().backend, with(None));
+        assert_eq!(flags(line, &[("POD_NAME", "m-0")]).unwrap().backend, with(None));
+        let variables = [("POD_NAME", "m-0"), ("POD_NAMESPACE", "llm")];
+        assert_eq!(flags(line, &variables).unwrap().backend, with(pod("m-0")));
+        let line = format!("{line} --pod_name=m-1");
+        assert_eq!(flags(&line, &variables).unwrap().backend, with(pod("m-1")));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let etcd = "--etcd_endpoints=a:1 --ha_address=h:1";
+        for (line, expected) in [
+            (String::new(), "--ha_backend_connstring cannot be"),
+            ("--etcd_endpoints=a:1".to_owned(), "--ha_address cannot be"),
+            ("--ha_backend_type=redis".to_owned(), "it is etcd or k8s"),
+            ("--ha_backend_type=k8s --ha_backend_connstring=a:1".to_owned(), "NAMESPACE/NAME"),
+            ("--ha_backend_type=k8s --etcd_endpoints=a".to_owned(), "--ha_backend_connstring cannot be"),
+            (format!("{etcd} --etcd_ca=/ca --etcd_key=/k"), "--etcd_cert cannot be"),
+            (format!("{etcd} --etcd_cert=/c --etcd_key=/k"), "--etcd_ca cannot be"),
+            (
+                format!("{etcd} --ha_replication_ca=/ca --ha_replication_cert=/c"),
+                "--ha_replication_key cannot be",
+            ),
+            (format!("{etcd} --ha_replication_ca=/ca"), "--ha_replication_cert cannot be"),
+        ] {
+            let error = flags(&line, &[]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! A commit that waits for a disk or for other masters keeps nobody else waiting.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod caller;
+
+use std::io;
+use std::sync::Arc;
+
+use caller::{Connection, LIMIT, key};
+use mooncake_wire::rpc::ExistKey;
+use mooncake_wire::types::Uuid;
+use moongate_master::journal::{Journal, MemoryJournal};
+use moongate_master::{Limits, Server, ServerOptions, Standing, rpc};
+use moongate_runtime::Supervisor;
+use parking_lot::{Condvar, Mutex};
+
+/// Commits nothing while it is shut.
+struct Gate {
+    facts: MemoryJournal,
+    shut: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn set(&self, shut: bool) {
+        *self.shut.lock() = shut;
+        self.opened.notify_all();
+    }
+}
+
+impl Journal for Gate {
+    fn append(&self, fact: &[u8]) -> u64 {
+        self.facts.append(fact)
+    }
+
+    fn commit(&self, _: u64) -> io::Result<()> {
+        self.opened.wait_while(&mut self.shut.lock(), |shut| *shut);
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn others_on_the_same_thread_are_answered_meanwhile() {
+    let gate = Arc::new(Gate {
+        facts: MemoryJournal::new(1 << 16),
+        shut: Mutex::new(false),
+        opened: Condvar::new(),
+    });
+    let limits = Limits { commits_wait: true, ..Limits::default() };
+    let options = ServerOptions { limits, ..ServerOptions::default() };
+    let server = Arc::new(Server::new(options, Arc::clone(&gate) as Arc<_>));
+    server.standing.store(Arc::new(Standing::alone()));
+    let supervisor = Supervisor::new();
+    let rpc = rpc::serve(&server, "127.0.0.1:0".parse().unwrap(), 1, &supervisor).unwrap();
+    let address = rpc.address().to_string();
+
+    let (mut writer, mut reader) = (Connection::at(&address).await, Connection::at(&address).await);
+    let node = Uuid { first: 1, second: 2 };
+    writer.mount(node, 1 << 24).await;
+    writer.put(node, "k", 1000).await;
+    gate.set(true);
+    let mut put = std::pin::pin!(writer.put(node, "late", 1000));
+    let asked = key("k");
+    for _ in 0..100 {
+        tokio::select! {
+            biased;
+            () = &mut put => panic!("answered before it is committed"),
+            found = reader.call::<ExistKey>(&asked) => assert_eq!(found, Ok(true)),
+        }
+    }
+    gate.set(false);
+    tokio::time::timeout(LIMIT, put).await.expect("answered once it is committed");
+    assert_eq!(reader.call::<ExistKey>(&key("late")).await, Ok(true));
+    supervisor.shutdown(LIMIT).await.unwrap();
+}
