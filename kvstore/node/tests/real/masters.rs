@@ -1,7 +1,7 @@
 //! Masters and metadata servers of either kind.
 
 use moongate_kvstore::admin::{self, Admin};
-use moongate_master::MetadataFace;
+use moongate_master::{MetadataFace, MetadataPlace};
 
 use crate::caller::{Ours, ours};
 use crate::world::{HANDSHAKE, NEWEST, RealMaster};
@@ -29,7 +29,11 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) async fn start(whose: Whose, found: Found) -> Self {
-        let face = MetadataFace { address: "127.0.0.1:0".parse().unwrap(), folder: None, cleanup: false };
+        let face = MetadataFace {
+            address: "127.0.0.1:0".parse().unwrap(),
+            place: MetadataPlace::Memory,
+            cleanup: false,
+        };
         // Mooncake's own metadata server listens on all interfaces, and has no port 0; ours answers the same.
         let ours = ours(matches!(found, Found::ByServer).then_some(face)).await;
         let metadata = match ours.faces.metadata {
