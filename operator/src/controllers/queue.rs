@@ -115,7 +115,7 @@ mod tests {
         Key { kind: Kind::Group, namespace: "n".into(), name: name.into() }
     }
 
-    #[tokio::test(start_paused = false)]
+    #[tokio::test]
     async fn nobody_works_twice_on_one_key_at_a_time() {
         let queue = Queue::default();
         queue.push(key("a"));
