@@ -43,20 +43,25 @@ impl Writer {
             Action::Apply(manifest) => {
                 let Some(kind) = Kind::named(manifest.kind()) else { return Ok(Outcome::Unknown) };
                 let params = PatchParams::apply(FIELD_MANAGER).force();
-                let object = self.api(kind, namespace).patch(manifest.name(), &params, &Patch::Apply(manifest)).await?;
+                let object = self
+                    .api(kind, namespace)
+                    .patch(manifest.name(), &params, &Patch::Apply(manifest))
+                    .await?;
                 Ok(Outcome::Is(kind, Box::new(object)))
             }
             Action::Create(manifest) => self.create(namespace, manifest).await,
             Action::Replace { kind, name, object } => {
                 let object: DynamicObject =
                     serde_json::from_value(object.clone()).map_err(Error::SerdeError)?;
-                let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                let params =
+                    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
                 let object = self.api(*kind, namespace).replace(name, &params, &object).await?;
                 Ok(Outcome::Is(*kind, Box::new(object)))
             }
             Action::Patch { kind, name, status, body } => {
                 let api = self.api(*kind, namespace);
-                let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let params =
+                    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
                 let patch = if kind.is_custom() { Patch::Merge(body) } else { Patch::Strategic(body) };
                 let object = match status {
                     true => api.patch_status(name, &params, &patch).await?,

@@ -68,16 +68,22 @@ impl Live {
         }
         let key = Key { kind, namespace: metadata.namespace.clone()?, name: metadata.name.clone()? };
         let uid = metadata.uid.clone()?;
-        let version = metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0);
+        let version =
+            metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0);
         let owners = metadata.owner_references.as_deref().unwrap_or_default();
         let controller = owners.iter().find(|owner| owner.controller == Some(true)).and_then(|owner| {
             let kind = Kind::named(&owner.kind)?;
-            Some((Key { kind, namespace: key.namespace.clone(), name: owner.name.clone() }, owner.uid.clone()))
+            Some((
+                Key { kind, namespace: key.namespace.clone(), name: owner.name.clone() },
+                owner.uid.clone(),
+            ))
         });
         let group = metadata.labels.as_ref().and_then(|labels| labels.get(keys::GROUP_NAME)).cloned();
         if object.types.is_none() {
-            object.types =
-                Some(kube::api::TypeMeta { api_version: kind.api_version().into(), kind: kind.name().into() });
+            object.types = Some(kube::api::TypeMeta {
+                api_version: kind.api_version().into(),
+                kind: kind.name().into(),
+            });
         }
         let text = serde_json::to_string(&object).ok()?.into_boxed_str();
         Some(Self { key, uid, controller, group, version, text })
@@ -112,7 +118,9 @@ impl Live {
         if self.key.kind.is_custom() {
             all.push(self.key.clone());
         }
-        all.extend(self.controller.iter().map(|(owner, _)| owner.clone()).filter(|owner| owner.kind.is_custom()));
+        all.extend(
+            self.controller.iter().map(|(owner, _)| owner.clone()).filter(|owner| owner.kind.is_custom()),
+        );
         if self.key.kind == Kind::Service
             && let Some(name) = self.group.clone()
         {
@@ -237,10 +245,10 @@ mod tests {
     fn old_news_do_not_count() {
         let mut observed = Observed::default();
         let owner = Key { kind: Kind::Instance, namespace: "n".into(), name: "i".into() };
-        assert_eq!(observed.take(Kind::Pod, pod("a", 5)), [owner.clone()]);
+        assert_eq!(observed.take(Kind::Pod, pod("a", 5)), vec![owner.clone()]);
         assert!(observed.take(Kind::Pod, pod("a", 4)).is_empty());
         let key = observed.children("owner", Kind::Pod)[0].key.clone();
-        assert_eq!(observed.lose(&key, "a"), [owner.clone()]);
+        assert_eq!(observed.lose(&key, "a"), vec![owner.clone()]);
         assert!(observed.take(Kind::Pod, pod("a", 6)).is_empty(), "it is gone for good");
         assert_eq!(observed.take(Kind::Pod, pod("b", 7)), [owner]);
         assert!(observed.lose(&key, "a").is_empty(), "another one has the name now");

@@ -44,7 +44,9 @@ impl Lease {
             match self.hold(false).await {
                 Ok(true) => break,
                 Ok(false) => {}
-                Err(error) => tracing::warn!(lease = self.name, %error, "the lease cannot be read or written"),
+                Err(error) => {
+                    tracing::warn!(lease = self.name, %error, "the lease cannot be read or written");
+                }
             }
             tokio::time::sleep(self.pause()).await;
         }
@@ -62,7 +64,9 @@ impl Lease {
             match tokio::time::timeout(left, self.hold(true)).await {
                 Ok(Ok(true)) => renewed = begun,
                 Ok(Ok(false)) | Err(_) => return LeaseError(self.name.clone()),
-                Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "the lease was not renewed; trying again"),
+                Ok(Err(error)) => {
+                    tracing::warn!(lease = self.name, %error, "the lease was not renewed; trying again");
+                }
             }
         }
     }

@@ -129,7 +129,9 @@ async fn client(options: &Options) -> Result<Client, OperatorError> {
     let config = match &options.kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(|error| failed(&error))?
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .map_err(|error| failed(&error))?
         }
         None => Config::infer().await.map_err(|error| failed(&error))?,
     };

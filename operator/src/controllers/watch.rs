@@ -55,7 +55,8 @@ fn take(shared: &Shared, kind: Kind, event: Event<DynamicObject>, era: &mut u64)
                 let metadata = object.metadata;
                 let (namespace, name) = (metadata.namespace, metadata.name);
                 let key = namespace.zip(name).map(|(namespace, name)| Key { kind, namespace, name });
-                key.map(|key| observed.lose(&key, metadata.uid.as_deref().unwrap_or_default())).unwrap_or_default()
+                key.map(|key| observed.lose(&key, metadata.uid.as_deref().unwrap_or_default()))
+                    .unwrap_or_default()
             }
         }
     };

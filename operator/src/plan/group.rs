@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
-use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, RoleTarget, WorkloadKind};
+use moongate_render::{
+    GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, RoleTarget, WorkloadKind,
+};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use rbg_api::{IntOrPercent, Round, keys};
 use serde_json::Value;
@@ -91,13 +93,15 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     }
     for (index, (role, target, live, manifest)) in roles.iter().enumerate() {
         let spec = &input.group.spec.roles[index];
-        let is_unready = |name: &&String| states.iter().any(|state| state.name == **name && !state.is_ready());
+        let is_unready =
+            |name: &&String| states.iter().any(|state| state.name == **name && !state.is_ready());
         if let Some(other) = spec.dependencies.iter().find(is_unready) {
             states[index].held = Some(format!("role {} waits for {other}", spec.name));
             continue;
         }
         if !is_written(manifest, *live) {
-            let reason = if live.is_some() { "the role's spec has changed" } else { "the role has no workload" };
+            let reason =
+                if live.is_some() { "the role's spec has changed" } else { "the role has no workload" };
             plan.push(Action::Apply(manifest.clone()), format!("{}: {reason}", spec.name));
         }
         if let Some(uid) = live.and_then(|live| live["metadata"]["uid"].as_str())
@@ -192,7 +196,8 @@ fn state(role: &Role<'_>, target: &RoleTarget, live: Option<&Value>, manifest: &
         serde_json::from_value(wanted["spec"]["updateStrategy"]["partition"].clone()).ok();
     let held = partition.and_then(|partition| partition.of(target.replicas, Round::Down)).unwrap_or(0);
     let current = written && observed;
-    let revision = format!("{}{}", keys::ROLE_REVISION_PREFIX, label(&wanted, keys::ROLE_NAME).unwrap_or_default());
+    let revision =
+        format!("{}{}", keys::ROLE_REVISION_PREFIX, label(&wanted, keys::ROLE_NAME).unwrap_or_default());
     let same_spec = live.is_some_and(|live| label(live, &revision) == Some(role.revision().as_str()));
     RoleState {
         name: label(&wanted, keys::ROLE_NAME).unwrap_or_default().to_owned(),

@@ -62,7 +62,9 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
     };
     let id = pod_label(pod, keys::COMPONENT_ID).and_then(|id| id.parse().ok()).unwrap_or(0);
     let mut labels = texts(&old, &component.template, "labels");
-    labels.extend(pod::labels(live, component, id, &revision.hash).into_iter().map(|(key, value)| (key, value.into())));
+    labels.extend(
+        pod::labels(live, component, id, &revision.hash).into_iter().map(|(key, value)| (key, value.into())),
+    );
     let mut annotations = texts(&old, &component.template, "annotations");
     let mut body = json!({ "metadata": { "uid": pod.metadata.uid } });
     if !images.is_empty() {
@@ -73,7 +75,8 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
         let grace = grace_seconds(input);
         annotations.insert(GRACE.to_owned(), Value::Null);
         if grace > 0 {
-            let waiting = json!({ "revision": revision.name, "containerImages": images, "graceSeconds": grace });
+            let waiting =
+                json!({ "revision": revision.name, "containerImages": images, "graceSeconds": grace });
             annotations.insert(GRACE.to_owned(), waiting.to_string().into());
             plan.look_again(after(input.now, Duration::from_secs(grace)));
         } else {
@@ -145,7 +148,10 @@ fn is_same_image(wanted: &str, running: &str) -> bool {
         if last.contains([':', '@']) { image.to_owned() } else { format!("{image}:latest") }
     };
     let (wanted, running) = (tagged(wanted), tagged(running));
-    running == wanted || running.strip_suffix(&wanted).is_some_and(|rest| rest == "docker.io/" || rest == "docker.io/library/")
+    running == wanted
+        || running
+            .strip_suffix(&wanted)
+            .is_some_and(|rest| rest == "docker.io/" || rest == "docker.io/library/")
 }
 
 fn close(input: InstanceInput<'_>, pod: &Pod, name: &str, plan: &mut Plan) {
@@ -198,8 +204,11 @@ fn texts(old: &PodTemplate, new: &PodTemplate, member: &str) -> Map<String, Valu
         texts.and_then(Value::as_object).cloned().unwrap_or_default()
     };
     let (old, new) = (of(old), of(new));
-    let mut texts: Map<String, Value> =
-        old.into_iter().filter(|(key, _)| !new.contains_key(key)).map(|(key, _)| (key, Value::Null)).collect();
+    let mut texts: Map<String, Value> = old
+        .into_iter()
+        .filter(|(key, _)| !new.contains_key(key))
+        .map(|(key, _)| (key, Value::Null))
+        .collect();
     texts.extend(new);
     texts.remove(keys::COMPONENT_DISCOVERY);
     texts

@@ -40,8 +40,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
         return Ok(plan);
     }
     let revision = find_revision(input, &mut plan)?;
-    let pods: Vec<&Pod> =
-        input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
+    let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
     match restart::plan(input, &pods, &revision, &mut plan) {
         restart::Verdict::Restarted => return Ok(plan),
         restart::Verdict::Later => {}
@@ -54,9 +53,8 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
     tell_pods(input, &pods, &revision, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
-    let is_used = |name: &str| {
-        name == revision.name || in_use.contains(&name.rsplit('-').next().unwrap_or_default())
-    };
+    let is_used =
+        |name: &str| name == revision.name || in_use.contains(&name.rsplit('-').next().unwrap_or_default());
     revisions::prune(input.revisions, is_used, HISTORY, &mut plan);
     let mut after = status::instance(live, &pods, (&revision.name, &revision.hash), input.now);
     restart::settle(&mut after, input.now);

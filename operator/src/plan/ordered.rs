@@ -18,7 +18,8 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
     let by_ordinal: BTreeMap<i32, &RoleInstance> =
         own.iter().filter_map(|instance| Some((ordinal(instance)?, *instance))).collect();
     let end = view.replicas + surge(view, &by_ordinal);
-    let surplus = by_ordinal.range(end..).rev().filter(|(_, live)| live.metadata.deletion_timestamp.is_none());
+    let surplus =
+        by_ordinal.range(end..).rev().filter(|(_, live)| live.metadata.deletion_timestamp.is_none());
     for (_, extra) in surplus {
         plan.push(delete(extra), "there are more instances than the set shall have");
         if view.one_by_one {

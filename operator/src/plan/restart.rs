@@ -72,7 +72,13 @@ pub(super) fn plan(
     status.last_restart_time = Some(Time(input.now));
     let text = ("RestartPolicyTriggered", "a pod crashed: all pods of the instance are made anew");
     set_condition(&mut status.conditions, RESTARTING, true, text, input.now);
-    set_condition(&mut status.conditions, READY, false, ("PodsNotReady", "the instance is made anew"), input.now);
+    set_condition(
+        &mut status.conditions,
+        READY,
+        false,
+        ("PodsNotReady", "the instance is made anew"),
+        input.now,
+    );
     // The status first: it is what keeps the next one patient.
     plan.status(Kind::Instance, name(live), live.status.as_ref(), &status);
     for pod in pods {
@@ -117,6 +123,5 @@ fn has_crashed(pod: &Pod, revision: &revisions::Found) -> bool {
     let is_crash = |status: &k8s_openapi::api::core::v1::ContainerStatus| {
         status.restart_count > in_place::explained_restarts(pod, &status.name)
     };
-    is_failed(pod)
-        || !in_place::is_updating(pod, revision) && statuses.into_iter().flatten().any(is_crash)
+    is_failed(pod) || !in_place::is_updating(pod, revision) && statuses.into_iter().flatten().any(is_crash)
 }

@@ -68,7 +68,12 @@ pub(super) fn find_or_make(
 }
 
 /// Revisions beyond the newest `kept` that nobody has.
-pub(super) fn prune(stored: &[ControllerRevision], in_use: impl Fn(&str) -> bool, kept: usize, plan: &mut Plan) {
+pub(super) fn prune(
+    stored: &[ControllerRevision],
+    in_use: impl Fn(&str) -> bool,
+    kept: usize,
+    plan: &mut Plan,
+) {
     let mut idle: Vec<&ControllerRevision> =
         stored.iter().filter(|stored| !in_use(stored.metadata.name.as_deref().unwrap_or_default())).collect();
     idle.sort_by_key(|stored| std::cmp::Reverse(stored.revision));

@@ -166,7 +166,8 @@ impl View<'_> {
         }
         let mut object = serde_json::to_value(instance).unwrap_or_default();
         for member in ["labels", "annotations"] {
-            let Some(Value::Object(wanted)) = wanted.0.get("metadata").and_then(|meta| meta.get(member)) else {
+            let Some(Value::Object(wanted)) = wanted.0.get("metadata").and_then(|meta| meta.get(member))
+            else {
                 continue;
             };
             if let Value::Object(metadata) = &mut object["metadata"] {

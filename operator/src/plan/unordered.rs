@@ -64,7 +64,8 @@ fn make(view: &View<'_>, own: &[&RoleInstance], index: usize, plan: &mut Plan) -
         }
     };
     let old = own.iter().filter(|live| !view.is_updated(live)).count();
-    let held_back = view.before.as_ref().filter(|_| old + index < usize::try_from(view.partition).unwrap_or(0));
+    let held_back =
+        view.before.as_ref().filter(|_| old + index < usize::try_from(view.partition).unwrap_or(0));
     let now = view.input.now.to_string();
     let manifest = match held_back {
         Some((set, revision)) => instance::unordered(set, &id, &revision.hash, &now)?,

@@ -58,7 +58,8 @@ pub fn group(
         status.role_statuses = roles.iter().map(one).collect();
     }
     let names = |which: &dyn Fn(&RoleState) -> bool| {
-        let names: Vec<&str> = roles.iter().filter(|role| which(role)).map(|role| role.name.as_str()).collect();
+        let names: Vec<&str> =
+            roles.iter().filter(|role| which(role)).map(|role| role.name.as_str()).collect();
         names.join(", ")
     };
     let unready = names(&|role| !role.is_ready());

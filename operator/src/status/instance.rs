@@ -88,7 +88,8 @@ pub fn instance(
     let instance_name = instance.metadata.name.as_deref().unwrap_or_default();
     status.label_selector = Some(format!("{}={instance_name}", keys::ROLE_INSTANCE_NAME));
     let conditions = &mut status.conditions;
-    let of_pods = if ready { ("PodsReady", "Ready") } else { ("AtLeastOnePodNotReady", "a pod is not ready") };
+    let of_pods =
+        if ready { ("PodsReady", "Ready") } else { ("AtLeastOnePodNotReady", "a pod is not ready") };
     set_condition(conditions, ALL_PODS_READY, ready, of_pods, now);
     let gated = instance.spec.readiness_gates.iter().any(|gate| gate.condition_type == IN_PLACE_UPDATE_READY);
     if gated {

@@ -41,7 +41,8 @@ pub fn set(set: &RoleInstanceSet, facts: &SetFacts) -> RoleInstanceSetStatus {
     status.current_replicas = if is_current { facts.updated } else { facts.replicas - facts.updated };
     status.update_revision = Some(facts.update_revision.clone());
     let labels = set.spec.selector.as_ref().and_then(|selector| selector.match_labels.as_ref());
-    let pairs: Vec<String> = labels.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+    let pairs: Vec<String> =
+        labels.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
     status.label_selector = Some(pairs.join(","));
     status
 }

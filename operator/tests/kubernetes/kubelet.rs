@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Runs the pods of one namespace. It ends when it is dropped.
-pub struct Kubelet(tokio::task::JoinHandle<()>);
+pub(crate) struct Kubelet(tokio::task::JoinHandle<()>);
 
 impl Drop for Kubelet {
     fn drop(&mut self) {
@@ -31,7 +31,7 @@ struct Container {
 
 impl Kubelet {
     /// Starts it with a node of its own.
-    pub async fn start(client: Client, namespace: &str) -> Self {
+    pub(crate) async fn start(client: Client, namespace: &str) -> Self {
         let node = format!("node-{namespace}");
         let object: Node = serde_json::from_value(json!({ "metadata": { "name": node } })).unwrap();
         Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
@@ -66,15 +66,20 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
     let (name, uid) = (pod.metadata.name.clone().unwrap(), pod.metadata.uid.clone().unwrap());
     if pod.metadata.deletion_timestamp.is_some() {
         let same = Preconditions { uid: Some(uid), resource_version: None };
-        let now = DeleteParams { grace_period_seconds: Some(0), preconditions: Some(same), ..DeleteParams::default() };
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(same),
+            ..DeleteParams::default()
+        };
         api.delete(&name, &now).await?;
         return Ok(());
     }
     let spec = pod.spec.as_ref().unwrap();
     if spec.node_name.is_none() {
-        let binding: Binding =
-            serde_json::from_value(json!({ "metadata": { "name": name }, "target": { "kind": "Node", "name": node } }))
-                .unwrap();
+        let binding: Binding = serde_json::from_value(
+            json!({ "metadata": { "name": name }, "target": { "kind": "Node", "name": node } }),
+        )
+        .unwrap();
         let _: Value = api.create_subresource("binding", &name, &PostParams::default(), &binding).await?;
         return Ok(());
     }
@@ -97,8 +102,13 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
         if state.is_up {
             state.image_id = format!("sha256:{image}");
         }
-        let running = if state.is_up { json!({ "running": {} }) } else { json!({ "waiting": { "reason": "ContainerCreating" } }) };
-        statuses.push(json!({ "name": one.name, "image": image, "imageID": state.image_id, "ready": state.is_up,
+        let running = if state.is_up {
+            json!({ "running": {} })
+        } else {
+            json!({ "waiting": { "reason": "ContainerCreating" } })
+        };
+        statuses
+            .push(json!({ "name": one.name, "image": image, "imageID": state.image_id, "ready": state.is_up,
             "started": state.is_up, "restartCount": state.restarts, "state": running }));
     }
     let live = serde_json::to_value(&pod.status).unwrap();
@@ -107,14 +117,24 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
         conditions.filter(|one| one["type"] == kind).any(|one| one["status"] == "True")
     };
     let gates = spec.readiness_gates.iter().flatten().all(|gate| has(&gate.condition_type));
-    let conditions = [("PodScheduled", true), ("Initialized", true), ("ContainersReady", all_up), ("Ready", all_up && gates)];
+    let conditions = [
+        ("PodScheduled", true),
+        ("Initialized", true),
+        ("ContainersReady", all_up),
+        ("Ready", all_up && gates),
+    ];
     let ours = live["containerStatuses"].as_array().is_some_and(|live| {
-        live.iter().zip(&statuses).all(|(live, ours)| live["ready"] == ours["ready"] && live["imageID"] == ours["imageID"] && live["restartCount"] == ours["restartCount"])
+        live.iter().zip(&statuses).all(|(live, ours)| {
+            live["ready"] == ours["ready"]
+                && live["imageID"] == ours["imageID"]
+                && live["restartCount"] == ours["restartCount"]
+        })
     });
     if ours && conditions.iter().all(|(kind, truth)| has(kind) == *truth) {
         return Ok(());
     }
-    let conditions = conditions.map(|(kind, truth)| json!({ "type": kind, "status": if truth { "True" } else { "False" } }));
+    let conditions = conditions
+        .map(|(kind, truth)| json!({ "type": kind, "status": if truth { "True" } else { "False" } }));
     let status = json!({ "status": { "phase": "Running", "podIP": "10.1.0.1", "podIPs": [{ "ip": "10.1.0.1" }],
         "conditions": conditions, "containerStatuses": statuses } });
     api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await?;

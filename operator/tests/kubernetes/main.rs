@@ -1,5 +1,6 @@
 //! The operator on a real control plane, with a kubelet that runs no containers.
-#![expect(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests fail by panicking, and say why to whoever runs them")]
+#![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 mod kubelet;
 
@@ -67,14 +68,18 @@ async fn settled(groups: &Api<RoleBasedGroup>) -> RoleBasedGroup {
             status.conditions.iter().any(|one| one.kind == kind && one.status == value)
         };
         let current = status.observed_generation == group.metadata.generation;
-        (current && has("Ready", "True") && has("Progressing", "False") && has("RollingUpdateInProgress", "False"))
-            .then_some(group)
+        (current
+            && has("Ready", "True")
+            && has("Progressing", "False")
+            && has("RollingUpdateInProgress", "False"))
+        .then_some(group)
     })
     .await
 }
 
 async fn pods(client: &Client) -> Vec<Pod> {
-    let mut pods = Api::<Pod>::default_namespaced(client.clone()).list(&ListParams::default()).await.unwrap().items;
+    let mut pods =
+        Api::<Pod>::default_namespaced(client.clone()).list(&ListParams::default()).await.unwrap().items;
     pods.sort_by_key(|pod| pod.metadata.name.clone());
     pods
 }
@@ -140,7 +145,10 @@ async fn a_group_is_made_updated_in_place_scaled_and_deleted() {
     wanted[1]["replicas"] = 0.into();
     groups.patch("g", &patch, &Patch::Merge(json!({ "spec": { "roles": wanted } }))).await.unwrap();
     settled(&groups).await;
-    eventually("b has no pods", async || (names(&pods(&client).await) == ["g-a-0", "g-a-1", "g-a-2"]).then_some(())).await;
+    eventually("b has no pods", async || {
+        (names(&pods(&client).await) == ["g-a-0", "g-a-1", "g-a-2"]).then_some(())
+    })
+    .await;
 
     groups.delete("g", &DeleteParams::background()).await.unwrap();
     eventually("all is gone", async || {
