@@ -99,7 +99,9 @@ impl Writer {
                 let is_going = object.metadata.deletion_timestamp.is_some();
                 if is_going { Outcome::Is(kind, Box::new(object)) } else { gone() }
             })),
-            Err(Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(gone()),
+            Err(Error::Api(status)) if status.code == 404 => Ok(gone()),
+            // Another one has the name by now, or it was changed at this moment: a watch tells.
+            Err(Error::Api(status)) if status.code == 409 => Ok(Outcome::Unknown),
             Err(error) => Err(error),
         }
     }

@@ -60,6 +60,7 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
         plan.push(delete(pod), format!("{name}: more than its images has changed"));
         return;
     };
+    let images = with_pending(images, pod, &component.template);
     let id = pod_label(pod, keys::COMPONENT_ID).and_then(|id| id.parse().ok()).unwrap_or(0);
     let mut labels = texts(&old, &component.template, "labels");
     labels.extend(
@@ -195,6 +196,19 @@ fn images(old: &PodTemplate, new: &PodTemplate) -> Option<Map<String, Value>> {
         }
     }
     (old == *new_spec).then_some(images)
+}
+
+/// Also those that the pod does not have yet: an earlier update may not have come to the end of its grace period.
+fn with_pending(mut images: Map<String, Value>, pod: &Pod, new: &PodTemplate) -> Map<String, Value> {
+    for live in pod.spec.iter().flat_map(|spec| &spec.containers) {
+        let template = new.containers().iter().find(|one| one["name"] == live.name.as_str());
+        if let Some(image) = template.and_then(|one| one.get("image"))
+            && image.as_str() != live.image.as_deref()
+        {
+            images.insert(live.name.clone(), image.clone());
+        }
+    }
+    images
 }
 
 /// Labels or annotations that a template has, and null for those that it no longer has.

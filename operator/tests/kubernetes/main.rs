@@ -1,5 +1,9 @@
 //! The operator on a real control plane, with a kubelet that runs no containers.
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests fail by panicking, and say why to whoever runs them")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "tests fail by panicking, and say why to whoever runs them"
+)]
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 mod kubelet;
