@@ -9,6 +9,7 @@ mod revisions;
 mod set;
 mod unordered;
 
+pub(crate) use group::check_dependencies;
 pub use group::{GroupInput, group};
 pub use instance::{InstanceInput, instance};
 pub use set::{SetInput, set};
