@@ -3,6 +3,7 @@
 mod group;
 mod in_place;
 mod instance;
+mod observed;
 mod ordered;
 mod restart;
 mod revisions;
@@ -12,6 +13,7 @@ mod unordered;
 pub(crate) use group::check_dependencies;
 pub use group::{GroupInput, group};
 pub use instance::{InstanceInput, instance};
+pub use observed::observed;
 pub use set::{SetInput, set};
 
 use std::time::Duration;
