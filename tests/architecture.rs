@@ -70,7 +70,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/oplog", "moongate-oplog", &[]),
-    ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer"]),
+    ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
     ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
     ("kvstore/transfer", "moongate-transfer", &["moongate-runtime"]),
     ("kvstore/wire", "mooncake-wire", &[]),
