@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use moongate_transfer::Device;
 use parking_lot::Mutex;
 
-use crate::connection::{Message, MessageError, NicPath};
+use crate::connection::{Message, NicPath};
 use crate::fabric::Fabric;
 use crate::link::Link;
 use crate::nic::Nic;
@@ -32,14 +31,14 @@ impl Acceptor {
         Self { fabric, node, links: Mutex::default() }
     }
 
-    /// Answers a question with an answer as JSON. `described` finds a device of a peer in its descriptor: peers of
-    /// older releases do not tell in the question what their device is called on the network.
-    pub fn answer(&self, question: &[u8], described: impl FnOnce(&NicPath) -> Option<Device>) -> Vec<u8> {
+    /// Answers a question, both as JSON.
+    #[must_use]
+    pub fn answer(&self, question: &[u8]) -> Vec<u8> {
         let question = match Message::read(question) {
             Ok(question) => question,
             Err(error) => return Message::refusal(&Message::default(), error.to_string()).write(),
         };
-        match self.connect(&question, described) {
+        match self.connect(&question) {
             Ok(answer) => answer.write(),
             Err(reason) => {
                 tracing::warn!(peer = question.local_nic_path, reason, "an RDMA connection is refused");
@@ -54,17 +53,9 @@ impl Acceptor {
         self.links.lock().len()
     }
 
-    fn connect(
-        &self,
-        question: &Message,
-        described: impl FnOnce(&NicPath) -> Option<Device>,
-    ) -> Result<Message, String> {
+    fn connect(&self, question: &Message) -> Result<Message, String> {
         let nic = self.nic(&question.peer_nic_path)?;
-        let path = NicPath::parse(&question.local_nic_path);
-        let path = path.ok_or_else(|| format!("`{}` is no device of a node", question.local_nic_path))?;
-        // Only those who do not tell are looked up.
-        let device = if question.local_gid.is_empty() { described(&path) } else { None };
-        let remote = question.remote(device.as_ref()).map_err(|error: MessageError| error.to_string())?;
+        let remote = question.remote(None).map_err(|error| error.to_string())?;
         let link = Link::new(nic, question.local_nic_path.clone()).map_err(|error| error.to_string())?;
         link.connect(&remote).map_err(|error| error.to_string())?;
         let answer = Message {
