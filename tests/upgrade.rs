@@ -1,14 +1,15 @@
 //! Store nodes are replaced one after another under load: requests go on, and pages are found as before.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::print_stdout, reason = "the numbers are the point of a run by hand")]
 
 mod world;
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use moongate_kvclient::{Client, Options};
 use moongate_loadtest::engine::{Face, Role, SimConfig, SimEngine, SimFleet};
 use moongate_master::RunningMaster;
@@ -187,12 +188,12 @@ async fn nodes_are_replaced(signal: &str) {
     let mut flags = engines.flags();
     flags.push(format!("--mooncake-admin={}", store.master.faces().admin));
     let gateway = Gateway::start_ready(&flags).await;
-    let load = Arc::new(Load {
+    let load = Load {
         url: gateway.url("/v1/completions"),
         next: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         samples: Mutex::default(),
-    });
+    };
     let client = client();
     for number in 0..PROMPTS {
         load.ask(&client, number).await;
@@ -201,26 +202,22 @@ async fn nodes_are_replaced(signal: &str) {
     let puts = || engines.all().map(|engine| engine.stats().store_puts).sum::<u64>();
     until("all pages are stored", || puts() >= all_put).await;
 
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|_| {
-            let load = Arc::clone(&load);
-            tokio::spawn(async move { load.run().await })
-        })
-        .collect();
-    let begun = Instant::now();
-    load.more(REQUESTS).await;
-    let replaced = Instant::now();
-    for node in &mut store.nodes {
-        node.replace(signal).await;
-        load.more(REQUESTS / NODES).await;
-    }
-    let ended = Instant::now();
-    load.more(REQUESTS).await;
-    load.stop.store(true, Ordering::Relaxed);
-    for client in clients {
-        // A request that failed has panicked.
-        client.await.unwrap();
-    }
+    let upgrade = async {
+        let begun = Instant::now();
+        load.more(REQUESTS).await;
+        let replaced = Instant::now();
+        for node in &mut store.nodes {
+            node.replace(signal).await;
+            load.more(REQUESTS / NODES).await;
+        }
+        let ended = Instant::now();
+        load.more(REQUESTS).await;
+        load.stop.store(true, Ordering::Relaxed);
+        (begun, replaced, ended)
+    };
+    // A request that fails panics.
+    let clients = join_all((0..CLIENTS).map(|_| load.run()));
+    let ((begun, replaced, ended), _) = tokio::join!(upgrade, clients);
 
     let (before, during, after) =
         (load.found(begun, replaced), load.found(replaced, ended), load.found(ended, Instant::now()));
