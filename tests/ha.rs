@@ -15,7 +15,11 @@ mod writer;
 use std::time::Duration;
 
 use cluster::{Cluster, Network, Probe};
+use tokio::sync::Mutex;
 use writer::Writer;
+
+/// A cluster is a dozen processes: several at a time keep each other waiting for longer than masters wait for each other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// What a leader that sleeps has to sleep for, so that another leads.
 const SLEEP: Duration = Duration::from_secs(8);
@@ -25,6 +29,7 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
     if !store::has(store::NEWEST).await {
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().await;
     let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
@@ -78,6 +83,7 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
     if !store::has(store::NEWEST).await {
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().await;
     let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
@@ -119,6 +125,7 @@ async fn leaders_are_cut_off_and_no_key_is_lost() {
     if !store::has(store::NEWEST).await {
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().await;
     let network = match Network::namespaces().await {
         Ok(network) => network,
         Err(line) => {
@@ -170,6 +177,7 @@ async fn leaders_by_a_lease_die_and_sleep_and_no_key_is_lost() {
     if !store::has(store::NEWEST).await {
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().await;
     let mut cluster = Cluster::start_with_lease().await;
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
@@ -216,6 +224,7 @@ async fn a_leader_dies_where_all_is_encrypted() {
     if !store::has(store::NEWEST).await {
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().await;
     let mut cluster = Cluster::start_secured().await;
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
