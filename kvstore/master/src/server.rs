@@ -118,7 +118,7 @@ impl Default for Limits {
             stall: std::time::Duration::from_secs(60),
             idle: None,
             no_delay: true,
-            awake: std::time::Duration::from_micros(20),
+            awake: std::time::Duration::from_micros(60),
             commits_wait: false,
         }
     }

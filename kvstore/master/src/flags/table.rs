@@ -40,7 +40,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ours("rpc_max_frame_bytes", Number(1024, MOST), "268435456", "Bytes of one request"),
     ours("rpc_buffer_bytes", Number(1_048_576, i64::MAX), "1073741824", "Bytes that all RPC connections together may hold in requests and replies"),
     ours("rpc_stall_timeout_seconds", Number(1, MOST), "60", "Seconds in which a request that has begun must arrive, and replies must be taken"),
-    ours("rpc_awake_microseconds", Number(0, 1000), "20", "Microseconds for which a thread stays awake after an answer, in wait for the next request; 0 saves CPU"),
+    ours("rpc_awake_microseconds", Number(0, 1000), "60", "Microseconds for which a thread stays awake after an answer, in wait for the next request; 0 saves CPU"),
     ours("data_dir", Text, "", "Folder that keeps the state, so that it outlives the process"),
     ours("data_flush_always", Bool, "false", "Answer writers when the disk has their change, so that it outlives the machine too"),
     ours("journal_memory_bytes", Number(0, i64::MAX), "67108864", "Bytes of the newest changes that are kept for those who follow them"),

@@ -1,0 +1,68 @@
+//! A master's admin and metadata servers answer any request, whatever its path, query and body. The first line is method and
+//! target, the rest is the body.
+
+#![no_main]
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use http::{Method, Request, StatusCode};
+use http_body_util::BodyExt as _;
+use libfuzzer_sys::fuzz_target;
+use mooncake_wire::types::{Segment, Uuid};
+use moongate_kvcore::Settings;
+use moongate_master::http::{Admin, admin_router};
+use moongate_master::journal::MemoryJournal;
+use moongate_master::metadata::{Metadata, metadata_router};
+use moongate_master::observe::{Observed, Observer};
+use moongate_master::summary::Summary;
+use moongate_master::{Server, ServerOptions, Standing};
+use parking_lot::Mutex;
+use tower::ServiceExt as _;
+
+fn admin() -> Arc<Admin> {
+    let observer = Arc::new(Observer::new(None));
+    let journal = Observed::new(Arc::new(MemoryJournal::new(1 << 16)), Arc::clone(&observer));
+    let core = Settings { shards: 2, ..Settings::default() };
+    let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
+    server.standing.store(Arc::new(Standing::alone()));
+    let node = Uuid { first: 1, second: 2 };
+    let segment = Segment {
+        id: node,
+        name: "10.0.0.1:12345",
+        base: 1 << 32,
+        size: 1 << 24,
+        te_endpoint: "10.0.0.1:12345",
+        protocol: "tcp",
+        host_id: "",
+    };
+    server
+        .master
+        .mount(server.clock.now_ms(), &segment, node, &mut server.recorder())
+        .expect("a good segment is taken");
+    let summary = Mutex::new(Summary::new(&server));
+    Arc::new(Admin { server, observer, events: None, quotas: None, summary })
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let (line, body) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len()));
+    let Some((method, target)) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(' ')) else {
+        return;
+    };
+    let Ok(method) = method.parse::<Method>() else { return };
+    let body = body.get(1..).unwrap_or_default().to_vec();
+    let router = if target.starts_with("/metadata") {
+        metadata_router(Arc::new(Metadata::in_memory()))
+    } else {
+        admin_router(admin())
+    };
+    let Ok(request) = Request::builder().method(method).uri(target).body(Body::from(body)) else { return };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a thread is there");
+    runtime.block_on(async {
+        let Ok(response) = router.oneshot(request).await;
+        let status = response.status();
+        assert!(status != StatusCode::INTERNAL_SERVER_ERROR, "{status}");
+        response.into_body().collect().await.expect("an answer is whole");
+    });
+});
