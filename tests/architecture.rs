@@ -77,7 +77,14 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     (
         "loadtest",
         "moongate-loadtest",
-        &["moongate-scheduler", "moongate-pages", "moongate-runtime", "moongate-zmtp", "mooncake-wire"],
+        &[
+            "moongate-scheduler",
+            "moongate-pages",
+            "moongate-kvclient",
+            "moongate-runtime",
+            "moongate-zmtp",
+            "mooncake-wire",
+        ],
     ),
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
