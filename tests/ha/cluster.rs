@@ -403,6 +403,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     /// Where a test fails, what everybody had to say.
+    #[expect(clippy::print_stderr, reason = "a test says why it has failed")]
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
