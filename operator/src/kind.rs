@@ -5,6 +5,8 @@ use kube::api::{ApiResource, GroupVersionKind};
 /// A kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
+    /// `RoleBasedGroupSet`
+    GroupSet,
     /// `RoleBasedGroup`
     Group,
     /// `RoleInstanceSet`
@@ -27,7 +29,8 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
+        Self::GroupSet,
         Self::Group,
         Self::Set,
         Self::Instance,
@@ -43,6 +46,7 @@ impl Kind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::GroupSet => "RoleBasedGroupSet",
             Self::Group => "RoleBasedGroup",
             Self::Set => "RoleInstanceSet",
             Self::Instance => "RoleInstance",
@@ -65,7 +69,7 @@ impl Kind {
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::Group | Self::Set | Self::Instance => "workloads.x-k8s.io/v1alpha2",
+            Self::GroupSet | Self::Group | Self::Set | Self::Instance => "workloads.x-k8s.io/v1alpha2",
             Self::Pod | Self::ConfigMap | Self::Service => "v1",
             Self::Revision | Self::StatefulSet | Self::Deployment => "apps/v1",
         }
@@ -74,7 +78,7 @@ impl Kind {
     /// Whether it is a definition of ours: other patches are understood than for kinds that Kubernetes knows by itself.
     #[must_use]
     pub fn is_custom(self) -> bool {
-        matches!(self, Self::Group | Self::Set | Self::Instance)
+        matches!(self, Self::GroupSet | Self::Group | Self::Set | Self::Instance)
     }
 
     /// Where the API server serves it.
@@ -91,7 +95,12 @@ impl Kind {
         match self {
             Self::Pod => Some(rbg_api::keys::ROLE_INSTANCE_NAME),
             Self::Service | Self::StatefulSet | Self::Deployment => Some(rbg_api::keys::GROUP_NAME),
-            Self::Group | Self::Set | Self::Instance | Self::ConfigMap | Self::Revision => None,
+            Self::GroupSet
+            | Self::Group
+            | Self::Set
+            | Self::Instance
+            | Self::ConfigMap
+            | Self::Revision => None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What is to be done: ordered steps, each with its reason. Pure: time and entropy are part of the input.
 
 mod group;
+mod group_set;
 mod in_place;
 mod instance;
 mod ordered;
@@ -10,6 +11,7 @@ mod set;
 mod unordered;
 
 pub use group::{GroupInput, group};
+pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
 pub use instance::{InstanceInput, instance};
 pub use set::{SetInput, set};
 

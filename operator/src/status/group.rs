@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupStatus, RoleStatus};
 
-use super::set_condition;
+use super::{has, set_condition};
 
 /// What is known of one role.
 #[derive(Debug, Clone, Default)]
@@ -36,6 +36,20 @@ impl RoleState {
     fn is_rolling(&self) -> bool {
         self.replicas > 0 && (!self.current || self.updated < self.expected_updated)
     }
+}
+
+/// Whether all roles of the group are ready as its present spec wants them.
+#[must_use]
+pub fn is_group_ready(group: &RoleBasedGroup) -> bool {
+    let Some(status) = &group.status else { return false };
+    status.observed_generation == group.metadata.generation && has(&status.conditions, "Ready")
+}
+
+/// Whether the group is ready and nothing of its present spec is still to come.
+#[must_use]
+pub fn is_group_settled(group: &RoleBasedGroup) -> bool {
+    let is_moving = |kind| group.status.as_ref().is_some_and(|status| has(&status.conditions, kind));
+    is_group_ready(group) && !is_moving("Progressing") && !is_moving("RollingUpdateInProgress")
 }
 
 /// The status. It says nothing of a spec that has not reached the pods.
