@@ -3,21 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::Profiles;
-use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance, RoleInstanceSet};
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
 use crate::Kind;
 use crate::apply::Outcome;
-use crate::observed::{Key, Live};
-use crate::plan::{self, GroupInput, InstanceInput, Plan, PlanError, SetInput};
+use crate::observed::Key;
+use crate::plan;
 
 /// Takes keys from the queue until stopped. A write in progress is ended first.
 pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
@@ -39,7 +33,7 @@ pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
 }
 
 async fn reconcile(shared: &Shared, key: &Key, stop: &CancellationToken) -> bool {
-    let plan = match make_plan(shared, key) {
+    let plan = match plan::observed(&shared.observed, key, shared.gang, Timestamp::now(), fastrand::u64(..)) {
         Ok(plan) => plan,
         Err(error) => {
             tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");
@@ -82,53 +76,4 @@ fn take(shared: &Shared, outcome: Outcome, namespace: &str) {
     for key in concerns {
         shared.queue.push(key);
     }
-}
-
-fn make_plan(shared: &Shared, key: &Key) -> Result<Plan, PlanError> {
-    let Some(live) = shared.observed.lock().get(key) else { return Ok(Plan::default()) };
-    let now = Timestamp::now();
-    match key.kind {
-        Kind::Group => Ok(plan_group(shared, key, &live, now)),
-        Kind::Set => {
-            let Some(set) = live.read::<RoleInstanceSet>() else { return Ok(Plan::default()) };
-            let revisions: Vec<ControllerRevision> = children(shared, &live, Kind::Revision);
-            let instances: Vec<RoleInstance> = children(shared, &live, Kind::Instance);
-            let entropy = fastrand::u64(..);
-            plan::set(SetInput { set: &set, revisions: &revisions, instances: &instances, now, entropy })
-        }
-        Kind::Instance => {
-            let Some(instance) = live.read::<RoleInstance>() else { return Ok(Plan::default()) };
-            let revisions: Vec<ControllerRevision> = children(shared, &live, Kind::Revision);
-            let pods: Vec<Pod> = children(shared, &live, Kind::Pod);
-            plan::instance(InstanceInput { instance: &instance, revisions: &revisions, pods: &pods, now })
-        }
-        _ => Ok(Plan::default()),
-    }
-}
-
-fn plan_group(shared: &Shared, key: &Key, live: &Live, now: Timestamp) -> Plan {
-    let Some(group) = live.read::<RoleBasedGroup>() else { return Plan::default() };
-    let revisions: Vec<ControllerRevision> = children(shared, live, Kind::Revision);
-    let kinds = [Kind::Set, Kind::StatefulSet, Kind::Deployment];
-    let workloads: Vec<Value> = kinds.into_iter().flat_map(|kind| children(shared, live, kind)).collect();
-    let profiles = Profiles::new();
-    let other = |kind, name: &str| {
-        let key = Key { kind, namespace: key.namespace.clone(), name: name.to_owned() };
-        let live = shared.observed.lock().get(&key);
-        live.and_then(|live| live.read::<Value>())
-    };
-    plan::group(GroupInput {
-        group: &group,
-        profiles: &profiles,
-        gang: shared.gang,
-        revisions: &revisions,
-        workloads: &workloads,
-        live: &other,
-        now,
-    })
-}
-
-fn children<T: DeserializeOwned>(shared: &Shared, owner: &Live, kind: Kind) -> Vec<T> {
-    let all = shared.observed.lock().children(&owner.uid, kind);
-    all.iter().filter_map(|live| live.read()).collect()
 }

@@ -4,6 +4,7 @@ mod group;
 mod group_set;
 mod in_place;
 mod instance;
+mod observed;
 mod ordered;
 mod restart;
 mod revisions;
@@ -13,6 +14,7 @@ mod unordered;
 pub use group::{GroupInput, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
 pub use instance::{InstanceInput, instance};
+pub use observed::observed;
 pub use set::{SetInput, set};
 
 use std::time::Duration;
