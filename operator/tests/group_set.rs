@@ -63,7 +63,9 @@ impl World {
                 // As the API server keeps what our writes set.
                 let fields = |member: &str| -> Value {
                     let keys = object["metadata"][member].as_object().into_iter().flatten();
-                    keys.map(|(key, _)| (format!("f:{key}"), json!({}))).collect::<serde_json::Map<_, _>>().into()
+                    keys.map(|(key, _)| (format!("f:{key}"), json!({})))
+                        .collect::<serde_json::Map<_, _>>()
+                        .into()
                 };
                 let fields = json!({ "f:metadata": {
                     "f:labels": fields("labels"), "f:annotations": fields("annotations") } });
@@ -140,7 +142,10 @@ fn groups_are_made_with_all_that_the_template_says() {
     let status = world.set.status.clone().unwrap();
     assert_eq!((status.replicas, status.ready_replicas, status.observed_generation), (2, 2, Some(1)));
     let group = &world.groups[1];
-    assert_eq!(group.spec, world.set.spec.group_template.spec, "role templates and nulls of patches included");
+    assert_eq!(
+        group.spec, world.set.spec.group_template.spec,
+        "role templates and nulls of patches included"
+    );
     let labels = group.metadata.labels.as_ref().unwrap();
     assert_eq!((labels["app"].as_str(), labels[keys::GROUPSET_NAME].as_str()), ("a", "s"));
     assert_eq!(labels[keys::GROUPSET_INDEX], "1");

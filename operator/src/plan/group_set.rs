@@ -149,8 +149,11 @@ fn update(
             }
             budget -= 1;
         }
-        let action =
-            Action::Replace { kind: Kind::Group, name: name(live).to_owned(), object: rewritten(live, wanted) };
+        let action = Action::Replace {
+            kind: Kind::Group,
+            name: name(live).to_owned(),
+            object: rewritten(live, wanted),
+        };
         plan.push(action, format!("{} is not as the set's template says", name(live)));
     }
 }
@@ -168,8 +171,7 @@ fn max_unavailable(set: &RoleBasedGroupSet, replicas: i32) -> i32 {
 /// of them does not count.
 fn is_written(wanted: &Manifest, live: &RoleBasedGroup) -> bool {
     let spec = wanted.0.get("spec").cloned().unwrap_or_default();
-    let same_spec =
-        serde_json::from_value::<RoleBasedGroupSpec>(spec).is_ok_and(|spec| spec == live.spec);
+    let same_spec = serde_json::from_value::<RoleBasedGroupSpec>(spec).is_ok_and(|spec| spec == live.spec);
     let metadata = Manifest([("metadata".to_owned(), wanted.0["metadata"].clone())].into_iter().collect());
     same_spec
         && serde_json::to_value(live).is_ok_and(|live| metadata.is_in(&live))
@@ -188,7 +190,8 @@ fn stale(wanted: &Manifest, live: &RoleBasedGroup, member: &str) -> BTreeSet<Str
     let metadata = &live.metadata;
     let live = if member == "labels" { &metadata.labels } else { &metadata.annotations };
     let is_stale = |key: &&str| {
-        live.as_ref().is_some_and(|live| live.contains_key(*key)) && wanted.0["metadata"][member].get(key).is_none()
+        live.as_ref().is_some_and(|live| live.contains_key(*key))
+            && wanted.0["metadata"][member].get(key).is_none()
     };
     keys.filter(is_stale).map(str::to_owned).collect()
 }

@@ -12,6 +12,8 @@ pub struct RoleState {
     pub name: String,
     /// Instances that it shall have.
     pub desired: i32,
+    /// Instances that it shall have now, which coordination may keep below what is desired.
+    pub asked: i32,
     /// Instances of the new revision that it shall have: fewer where some are held back.
     pub expected_updated: i32,
     /// Instances that exist.
@@ -31,6 +33,12 @@ impl RoleState {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.current && self.desired == self.replicas && self.desired == self.ready
+    }
+
+    /// Whether all that it shall have now is there and ready.
+    #[must_use]
+    pub fn is_as_asked(&self) -> bool {
+        self.current && self.asked == self.replicas && self.asked == self.ready
     }
 
     fn is_rolling(&self) -> bool {
