@@ -79,7 +79,7 @@ fn as_run(group: &RoleBasedGroup, workloads: &[Value]) -> Option<RoleBasedGroup>
 
 /// Why a group cannot be run.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+pub(crate) enum Refusal {
     #[error(transparent)]
     Render(#[from] PlanError),
     #[error("role `{0}` depends on `{1}`, which is no role of this group")]
@@ -176,7 +176,7 @@ fn plan_adapters(input: GroupInput<'_>, roles: &[LiveRole<'_>], plan: &mut Plan)
     }
 }
 
-fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> {
+pub(crate) fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> {
     let roles = &group.spec.roles;
     for role in roles {
         if let Some(other) = role.dependencies.iter().find(|name| group.spec.role(name).is_none()) {
