@@ -6,6 +6,7 @@
 )]
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
+mod articles;
 mod group_set;
 mod kubelet;
 mod scaling;

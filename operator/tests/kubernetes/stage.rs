@@ -12,7 +12,7 @@ use super::kubelet::Kubelet;
 
 pub(crate) struct Stage {
     pub(crate) client: Client,
-    namespace: Namespace,
+    pub(crate) namespace: Namespace,
     supervisor: Supervisor,
     operator: JoinHandle<()>,
     _kubelet: Kubelet,
@@ -20,7 +20,10 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) async fn begin(name: &str) -> Self {
-        let plane = ControlPlane::shared().await.unwrap();
+        Self::begin_on(&*ControlPlane::shared().await.unwrap(), name).await
+    }
+
+    pub(crate) async fn begin_on(plane: &ControlPlane, name: &str) -> Self {
         let namespace = plane.namespace(name).await.unwrap();
         let client = namespace.client.clone();
         super::install(&client).await;

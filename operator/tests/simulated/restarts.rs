@@ -101,7 +101,7 @@ fn the_restart_that_an_update_in_place_causes_is_no_crash() {
     for seed in 0..5 {
         let mut cluster = up(together(json!({})), seed);
         cluster.edit(Kind::Group, "g", |group| {
-            group["spec"]["roles"][0]["leaderWorkerPattern"]["template"] = template("i:2")
+            group["spec"]["roles"][0]["leaderWorkerPattern"]["template"] = template("i:2");
         });
         cluster.run(|_| {});
         assert!(cluster.ended.is_empty(), "seed {seed}");

@@ -33,7 +33,7 @@ fn a_group_says_it_is_updated_only_when_its_pods_are() {
         let mut cluster = up(json!([role("a", 3, "i:1"), role("b", 2, "i:1")]), seed);
         for image in ["i:2", "i:3"] {
             cluster.edit(Kind::Group, "g", |group| {
-                group["spec"]["roles"][0]["standalonePattern"]["template"] = template(image)
+                group["spec"]["roles"][0]["standalonePattern"]["template"] = template(image);
             });
             cluster.run(check);
             assert_eq!(unsettled(&cluster.server), [""; 0]);
