@@ -31,7 +31,7 @@ async fn webhooks(namespace: &Namespace) -> Supervisor {
         port: listener.local_addr().unwrap().port(),
         secret: "certificate".to_owned(),
     };
-    webhooks::start(listener, namespace.client.clone(), options, &supervisor).unwrap();
+    webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();
     supervisor
 }
 
