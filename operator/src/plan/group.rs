@@ -61,7 +61,7 @@ pub fn group(input: GroupInput<'_>) -> Plan {
 
 /// Why a group cannot be run.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+pub(crate) enum Refusal {
     #[error(transparent)]
     Render(#[from] PlanError),
     #[error("role `{0}` depends on `{1}`, which is no role of this group")]
@@ -158,7 +158,7 @@ fn plan_adapters(input: GroupInput<'_>, roles: &[LiveRole<'_>], plan: &mut Plan)
     }
 }
 
-fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> {
+pub(crate) fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> {
     let roles = &group.spec.roles;
     for role in roles {
         if let Some(other) = role.dependencies.iter().find(|name| group.spec.role(name).is_none()) {

@@ -15,6 +15,7 @@ mod targets;
 mod unordered;
 
 pub use adapter::{AdapterInput, adapter};
+pub(crate) use group::check_dependencies;
 pub use group::{GroupInput, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
 pub use instance::{InstanceInput, instance};
