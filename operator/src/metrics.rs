@@ -176,7 +176,8 @@ mod tests {
         let text = metrics.text();
         let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         let real: BTreeSet<_> = types.filter_map(|line| line.split_once(' ')).collect();
-        let rows = include_str!("../README.md").lines().filter(|line| line.starts_with("| `moongate_operator_"));
+        let rows =
+            include_str!("../README.md").lines().filter(|line| line.starts_with("| `moongate_operator_"));
         let described: BTreeSet<_> = rows
             .filter_map(|row| {
                 let mut cells = row.trim_matches('|').split('|').map(str::trim);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use axum::http::Request;
 use k8s_openapi::api::core::v1::{Pod, Service};

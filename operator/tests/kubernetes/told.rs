@@ -69,10 +69,8 @@ async fn events_say_what_no_status_keeps_and_metrics_count() {
         serde_json::from_value(json!({ "metadata": { "name": "q" }, "spec": { "hard": { "pods": "1" } } }))
             .unwrap();
     stage.api().create(&PostParams::default(), &quota).await.unwrap();
-    eventually("the quota holds", async || {
-        stage.api::<ResourceQuota>().get("q").await.unwrap().status?.used
-    })
-    .await;
+    eventually("the quota holds", async || stage.api::<ResourceQuota>().get("q").await.unwrap().status?.used)
+        .await;
     let wanted = patch(json!([role("a", 2, "engine:2")]));
     groups.patch("g", &PatchParams::default(), &wanted).await.unwrap();
     let refused = event(&stage, "RoleInstance", "g-a-1", "WriteRefused").await;
