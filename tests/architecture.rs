@@ -63,6 +63,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-kvclient",
             "moongate-kvstore",
             "moongate-memory",
+            "moongate-tier",
             "moongate-transfer",
             "mooncake-wire",
             "moongate-runtime",
