@@ -34,6 +34,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &["moongate-testkit"]),
     ("operator/render", "moongate-render", &["rbg-api", "moongate-testkit"]),
+    (
+        "operator",
+        "moongate-operator",
+        &["moongate-render", "rbg-api", "moongate-runtime", "moongate-testkit"],
+    ),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     (
         "kvstore/client",
@@ -71,13 +76,21 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/oplog", "moongate-oplog", &[]),
+    ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
     ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
     ("kvstore/transfer", "moongate-transfer", &["moongate-runtime"]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",
         "moongate-loadtest",
-        &["moongate-scheduler", "moongate-pages", "moongate-runtime", "moongate-zmtp", "mooncake-wire"],
+        &[
+            "moongate-scheduler",
+            "moongate-pages",
+            "moongate-kvclient",
+            "moongate-runtime",
+            "moongate-zmtp",
+            "mooncake-wire",
+        ],
     ),
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
@@ -106,11 +119,14 @@ const NOT_IN_SCHEDULER: &[&str] =
     &["std::env", "std::fs", "std::io", "std::net", "std::process", "std::thread", "Instant", "SystemTime"];
 
 /// Crates that may have unsafe code, and all files with any.
-const UNSAFE_CRATES: &[&str] = &["moongate-memory", "moongate-tier"];
+const UNSAFE_CRATES: &[&str] = &["moongate-memory", "moongate-rdma", "moongate-tier"];
 const UNSAFE_FILES: &[&str] = &[
     "kvstore/memory/src/mapping.rs",
     "kvstore/memory/src/numa.rs",
     "kvstore/memory/src/socket.rs",
+    "kvstore/rdma/src/verbs/context.rs",
+    "kvstore/rdma/src/verbs/queue_pair.rs",
+    "kvstore/rdma/src/verbs/registered.rs",
     "kvstore/tier/src/ring.rs",
 ];
 

@@ -1,0 +1,219 @@
+//! The machine's RDMA devices, as `/sys/class/infiniband` tells them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::gid::Gid;
+
+/// Where the kernel tells.
+pub const SYSFS: &str = "/sys";
+/// Entries of a port's table of identifiers that are looked at.
+const MOST_GIDS: u32 = 256;
+
+/// How a port's packets go over the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// Ethernet.
+    Ethernet,
+    /// InfiniBand.
+    InfiniBand,
+}
+
+/// An identifier of a port, and its place in the port's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Place in the table.
+    pub index: u8,
+    /// The identifier.
+    pub gid: Gid,
+    /// Whether packets go in UDP, which routers pass on.
+    pub is_v2: bool,
+}
+
+/// A port that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// As the system calls the device, for example `mlx5_0`.
+    pub name: String,
+    /// The port's number.
+    pub port: u8,
+    /// What it is connected to.
+    pub link: Link,
+    /// Local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// The identifier that peers are told.
+    pub gid: GidEntry,
+    /// The memory node it is near to, if the machine tells.
+    pub numa: Option<u32>,
+}
+
+/// Why a device is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// No port is up.
+    #[error("none of its ports is active")]
+    Down,
+    /// There is no identifier.
+    #[error("its port {port} has no {wanted}; give its network interface an address")]
+    NoGid {
+        /// The port.
+        port: u8,
+        /// What is missed.
+        wanted: &'static str,
+    },
+    /// The system does not tell.
+    #[error("{path}: {problem}", path = path.display())]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        problem: io::Error,
+    },
+}
+
+/// Devices that can be used, and why others cannot, in the order of their names.
+///
+/// # Errors
+/// When the system does not tell. A machine that has none tells that it has none.
+pub fn devices(sysfs: &Path) -> io::Result<Vec<(String, Result<Device, Unusable>)>> {
+    let folder = sysfs.join("class/infiniband");
+    let mut names = match fs::read_dir(&folder) {
+        Ok(entries) => entries
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect::<io::Result<Vec<_>>>()?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    names.sort();
+    Ok(names
+        .into_iter()
+        .map(|name| {
+            let device = device(&folder.join(&name), &name);
+            (name, device)
+        })
+        .collect())
+}
+
+fn device(folder: &Path, name: &str) -> Result<Device, Unusable> {
+    let ports = folder.join("ports");
+    let listed = fs::read_dir(&ports).map_err(|problem| Unusable::Io { path: ports.clone(), problem })?;
+    let mut numbers: Vec<u8> =
+        listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    for port in numbers {
+        let place = ports.join(port.to_string());
+        // As "4: ACTIVE".
+        if !text(&place.join("state"))?.contains("ACTIVE") {
+            continue;
+        }
+        let ethernet = text(&place.join("link_layer")).is_ok_and(|layer| layer == "Ethernet");
+        let link = if ethernet { Link::Ethernet } else { Link::InfiniBand };
+        let lid = text(&place.join("lid")).unwrap_or_default();
+        let lid = u16::from_str_radix(lid.trim_start_matches("0x"), 16).unwrap_or(0);
+        let wanted = if ethernet { "RoCE v2 identifier" } else { "identifier" };
+        let gid = choose(&gids(&place), link).ok_or(Unusable::NoGid { port, wanted })?;
+        let numa = text(&folder.join("device/numa_node")).ok().and_then(|node| node.parse().ok());
+        return Ok(Device { name: name.to_owned(), port, link, lid, gid, numa });
+    }
+    Err(Unusable::Down)
+}
+
+fn gids(port: &Path) -> Vec<GidEntry> {
+    let entry = |index: u32| {
+        let gid: Gid = text(&port.join(format!("gids/{index}"))).ok()?.parse().ok()?;
+        // Reading the kind of an entry that is not used is an error.
+        let kind = text(&port.join(format!("gid_attrs/types/{index}"))).unwrap_or_default();
+        let index = u8::try_from(index).ok()?;
+        (!gid.is_empty()).then_some(GidEntry { index, gid, is_v2: kind == "RoCE v2" })
+    };
+    (0..MOST_GIDS).filter_map(entry).collect()
+}
+
+/// The identifier that most peers reach: on Ethernet an IPv4 address over UDP before a global IPv6 address before one
+/// of the link; on InfiniBand the first.
+fn choose(entries: &[GidEntry], link: Link) -> Option<GidEntry> {
+    let rank = |entry: &GidEntry| match (entry.gid.is_ipv4(), entry.gid.is_link_local()) {
+        (true, _) => 0,
+        (false, false) => 1,
+        (false, true) => 2,
+    };
+    let mut usable = entries.iter().filter(|entry| link == Link::InfiniBand || entry.is_v2);
+    match link {
+        Link::InfiniBand => usable.next().copied(),
+        Link::Ethernet => usable.min_by_key(|entry| rank(entry)).copied(),
+    }
+}
+
+fn text(path: &Path) -> Result<String, Unusable> {
+    let read = fs::read_to_string(path);
+    let text = read.map_err(|problem| Unusable::Io { path: path.to_owned(), problem })?;
+    Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        fn file(&self, path: &str, content: &str) -> &Self {
+            let path = self.0.path().join("class/infiniband").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{content}\n")).unwrap();
+            self
+        }
+
+        fn port(&self, device: &str, state: &str, layer: &str, gids: &[(&str, &str)]) -> &Self {
+            self.file(&format!("{device}/ports/1/state"), state);
+            self.file(&format!("{device}/ports/1/link_layer"), layer);
+            self.file(&format!("{device}/ports/1/lid"), "0x1f");
+            for (index, (gid, kind)) in gids.iter().enumerate() {
+                self.file(&format!("{device}/ports/1/gids/{index}"), gid);
+                self.file(&format!("{device}/ports/1/gid_attrs/types/{index}"), kind);
+            }
+            self
+        }
+    }
+
+    const LOCAL: &str = "fe80:0000:0000:0000:5054:00ff:fe77:0001";
+    const IPV4: &str = "0000:0000:0000:0000:0000:ffff:0a4d:0001";
+    const IPV6: &str = "fd00:0000:0000:0000:0000:0000:0000:0001";
+    const NONE: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
+
+    #[test]
+    fn identifiers_that_most_peers_reach_are_chosen() {
+        let tree = Tree::new();
+        let (v1, v2) = ("IB/RoCE v1", "RoCE v2");
+        tree.port(
+            "a",
+            "4: ACTIVE",
+            "Ethernet",
+            &[(LOCAL, v1), (LOCAL, v2), (IPV4, v1), (IPV6, v2), (IPV4, v2)],
+        );
+        tree.port("b", "4: ACTIVE", "Ethernet", &[(NONE, v2), (LOCAL, v2), (IPV6, v2)]);
+        tree.port("c", "4: ACTIVE", "InfiniBand", &[(LOCAL, v1), (IPV6, v1)]);
+        tree.port("d", "4: ACTIVE", "Ethernet", &[(IPV4, v1)]);
+        tree.port("e", "1: DOWN", "Ethernet", &[(IPV4, v2)]);
+        tree.file("a/device/numa_node", "1").file("b/device/numa_node", "-1");
+        let found = devices(tree.0.path()).unwrap();
+        let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c", "d", "e"]);
+        let device = |at: usize| found[at].1.as_ref().unwrap();
+        assert_eq!((device(0).gid.index, device(0).gid.is_v2, device(0).numa), (4, true, Some(1)));
+        assert_eq!((device(1).gid.index, device(1).numa), (2, None));
+        assert_eq!((device(2).gid.index, device(2).link, device(2).lid), (0, Link::InfiniBand, 0x1f));
+        assert!(matches!(found[3].1, Err(Unusable::NoGid { port: 1, .. })));
+        assert!(matches!(found[4].1, Err(Unusable::Down)));
+    }
+
+    #[test]
+    fn a_machine_without_devices_has_none() {
+        assert!(devices(Tree::new().0.path()).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,126 @@
+//! All devices that a process uses, and how it describes itself to peers that have RDMA too.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use moongate_memory::Region;
+use moongate_transfer::{Buffer, SegmentDescriptor};
+
+use crate::device::{self, SYSFS};
+use crate::nic::Nic;
+use crate::topology::{self, PriorityMatrix};
+use crate::verbs::Registered;
+
+/// What descriptors call this way of transferring.
+pub const PROTOCOL: &str = "rdma";
+
+/// Devices at work.
+#[derive(Debug)]
+pub struct Fabric {
+    nics: Vec<Arc<Nic>>,
+    matrix: PriorityMatrix,
+}
+
+/// Why there is no RDMA.
+#[derive(Debug, thiserror::Error)]
+pub enum NoRdma {
+    /// The machine does not tell.
+    #[error("the devices of this machine cannot be listed: {0}")]
+    Unlisted(#[source] io::Error),
+    /// There is nothing.
+    #[error("this machine has no RDMA device")]
+    NoDevice,
+    /// There is nothing that can be used.
+    #[error("none of the RDMA devices can be used: {0}")]
+    Unusable(String),
+}
+
+/// Memory of a process that is registered with all of its devices.
+#[derive(Debug)]
+pub struct Lent {
+    /// In the order of the devices.
+    pub registered: Vec<Arc<Registered>>,
+}
+
+impl Lent {
+    /// The keys of a descriptor's buffer.
+    pub fn describe(&self, buffer: &mut Buffer) {
+        buffer.rkey = self.registered.iter().map(|each| each.remote_key()).collect();
+        buffer.lkey = self.registered.iter().map(|each| each.local_key()).collect();
+    }
+}
+
+impl Fabric {
+    /// Opens the devices of these names; all that can be used if there are no names.
+    ///
+    /// # Errors
+    /// [`NoRdma`].
+    pub fn open(names: &[String]) -> Result<Self, NoRdma> {
+        let sysfs = Path::new(SYSFS);
+        let listed = device::devices(sysfs).map_err(NoRdma::Unlisted)?;
+        if listed.is_empty() {
+            return Err(NoRdma::NoDevice);
+        }
+        let mut reasons: Vec<String> = names
+            .iter()
+            .filter(|name| listed.iter().all(|(listed, _)| listed != *name))
+            .map(|name| format!("{name}: there is no such device"))
+            .collect();
+        let mut nics = Vec::new();
+        for (name, found) in listed {
+            if !names.is_empty() && !names.contains(&name) {
+                continue;
+            }
+            match found
+                .map_err(|error| error.to_string())
+                .and_then(|device| Nic::open(device).map_err(|error| error.to_string()))
+            {
+                Ok(nic) => nics.push(nic),
+                Err(reason) => reasons.push(format!("{name}: {reason}")),
+            }
+        }
+        if nics.is_empty() {
+            return Err(NoRdma::Unusable(reasons.join("; ")));
+        }
+        for reason in reasons {
+            tracing::warn!("an RDMA device is not used: {reason}");
+        }
+        let devices: Vec<_> = nics.iter().map(|nic| nic.device().clone()).collect();
+        let matrix = topology::priority_matrix(&topology::memory_nodes(sysfs), &devices);
+        Ok(Self { nics, matrix })
+    }
+
+    /// The devices.
+    #[must_use]
+    pub fn nics(&self) -> &[Arc<Nic>] {
+        &self.nics
+    }
+
+    /// Which device is used for which memory.
+    #[must_use]
+    pub fn matrix(&self) -> &PriorityMatrix {
+        &self.matrix
+    }
+
+    /// Lets peers read and write memory through all devices.
+    ///
+    /// # Errors
+    /// As the system says; the limit of locked memory (`ulimit -l`) must be as large.
+    pub fn lend(&self, region: &Arc<Region>) -> io::Result<Lent> {
+        let registered = self.nics.iter().map(|nic| nic.register(Arc::clone(region)));
+        Ok(Lent { registered: registered.collect::<io::Result<_>>()? })
+    }
+
+    /// Says in a descriptor that the node has RDMA, over which devices.
+    pub fn describe(&self, descriptor: &mut SegmentDescriptor) {
+        let device = |nic: &Arc<Nic>| moongate_transfer::Device {
+            name: nic.device().name.clone(),
+            lid: nic.device().lid,
+            gid: nic.device().gid.gid.to_string(),
+        };
+        descriptor.protocol = PROTOCOL.to_owned();
+        descriptor.devices = self.nics.iter().map(device).collect();
+        descriptor.priority_matrix = self.matrix.clone();
+    }
+}

@@ -1,0 +1,203 @@
+//! An opened device with what all connections over it share: a protection domain and a completion queue.
+#![expect(unsafe_code, reason = "libibverbs is a C library")]
+
+use std::ffi::{CStr, CString, c_int};
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use ibverbs_sys as sys;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Completions that are taken from the queue at once.
+const BATCH: usize = 32;
+
+/// Something of libibverbs', given back when dropped.
+pub(super) struct Handle<T> {
+    pointer: NonNull<T>,
+    free: unsafe extern "C" fn(*mut T) -> c_int,
+    what: &'static str,
+}
+
+// SAFETY: libibverbs' objects belong to no thread, and its functions may be called by several threads at once
+// (its manual pages say so of all that are used here).
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as for Send. A handle lends only the pointer.
+unsafe impl<T> Sync for Handle<T> {}
+
+impl<T> Handle<T> {
+    /// Takes what a function of libibverbs has returned; null is an error of the system.
+    ///
+    /// # Safety
+    /// `pointer` is null or is valid until `free` is called with it, which nobody else does.
+    pub(super) unsafe fn new(
+        pointer: *mut T,
+        free: unsafe extern "C" fn(*mut T) -> c_int,
+        what: &'static str,
+    ) -> io::Result<Self> {
+        let pointer = NonNull::new(pointer).ok_or_else(|| {
+            let error = io::Error::last_os_error();
+            io::Error::new(error.kind(), format!("no {what}: {error}"))
+        })?;
+        Ok(Self { pointer, free, what })
+    }
+
+    pub(super) fn pointer(&self) -> *mut T {
+        self.pointer.as_ptr()
+    }
+}
+
+impl<T> fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.what)
+    }
+}
+
+impl<T> Drop for Handle<T> {
+    fn drop(&mut self) {
+        // SAFETY: see `new`. Whoever uses the pointer borrows the handle, or keeps it in an `Arc`.
+        let code = unsafe { (self.free)(self.pointer.as_ptr()) };
+        if code != 0 {
+            let error = io::Error::from_raw_os_error(code.abs());
+            tracing::error!("an RDMA {} cannot be given back: {error}", self.what);
+        }
+    }
+}
+
+/// An opened device. Fields are given back in this order.
+#[derive(Debug)]
+pub(crate) struct Context {
+    queue: Handle<sys::ibv_cq>,
+    channel: Handle<sys::ibv_comp_channel>,
+    pub(super) domain: Handle<sys::ibv_pd>,
+    pub(super) device: Handle<sys::ibv_context>,
+    pub(super) mtu: u32,
+}
+
+/// How a work request has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Completion {
+    pub(crate) id: u64,
+    pub(crate) error: Option<String>,
+}
+
+impl Context {
+    /// Opens the device of this name, with room for `depth` completions.
+    pub(crate) fn open(name: &str, port: u8, depth: u32) -> io::Result<Self> {
+        let device = open(name)?;
+        let mtu = active_mtu(&device, port)?;
+        let context = device.pointer();
+        // SAFETY: the context is open. The domain's field is dropped before the context's.
+        let domain =
+            unsafe { Handle::new(sys::ibv_alloc_pd(context), sys::ibv_dealloc_pd, "protection domain")? };
+        // SAFETY: as for the domain.
+        let channel = unsafe {
+            let channel = sys::ibv_create_comp_channel(context);
+            Handle::new(channel, sys::ibv_destroy_comp_channel, "completion channel")?
+        };
+        let depth = c_int::try_from(depth).unwrap_or(c_int::MAX);
+        // SAFETY: as for the domain; the channel is dropped after the queue too. Nothing is kept for the null pointer.
+        let queue = unsafe {
+            let queue = sys::ibv_create_cq(context, depth, ptr::null_mut(), channel.pointer(), 0);
+            Handle::new(queue, sys::ibv_destroy_cq, "completion queue")?
+        };
+        Ok(Self { queue, channel, domain, device, mtu })
+    }
+
+    pub(super) fn queue(&self) -> *mut sys::ibv_cq {
+        self.queue.pointer()
+    }
+
+    /// Asks for a notice of the next completion. What came before must be looked for afterwards.
+    pub(crate) fn arm(&self) -> io::Result<()> {
+        // SAFETY: the device is open, and its table of functions does not change.
+        let notify = unsafe { (*self.device.pointer()).ops.req_notify_cq };
+        let notify = notify.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: the queue is of this device.
+        checked(unsafe { notify(self.queue.pointer(), 0) })
+    }
+
+    /// Waits for a notice, at most this long. Only one thread may wait.
+    pub(crate) fn wait(&self, limit: Duration) -> io::Result<bool> {
+        // SAFETY: the channel and its descriptor are open as long as `self`.
+        let fd = unsafe { BorrowedFd::borrow_raw((*self.channel.pointer()).fd) };
+        let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let (mut queue, mut told) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel is open, and both pointers are written before they are read.
+        checked(unsafe { sys::ibv_get_cq_event(self.channel.pointer(), &raw mut queue, &raw mut told) })?;
+        // SAFETY: the notice is of this queue, the only one of the channel, and is acknowledged once.
+        unsafe { sys::ibv_ack_cq_events(self.queue.pointer(), 1) };
+        Ok(true)
+    }
+
+    /// Takes completions from the queue, each once.
+    pub(crate) fn poll(&self) -> io::Result<Vec<Completion>> {
+        // SAFETY: as for `arm`.
+        let take = unsafe { (*self.device.pointer()).ops.poll_cq }.ok_or(io::ErrorKind::Unsupported)?;
+        let mut found = [sys::ibv_wc::default(); BATCH];
+        // SAFETY: the queue is of this device, and there is room for as many as are asked for.
+        let count = unsafe { take(self.queue.pointer(), BATCH as c_int, found.as_mut_ptr()) };
+        let count =
+            usize::try_from(count).map_err(|_| io::Error::other("the completion queue has failed"))?;
+        Ok(found.iter().take(count).map(completion).collect())
+    }
+}
+
+fn completion(found: &sys::ibv_wc) -> Completion {
+    let error = found.error().map(|(status, vendor)| {
+        // SAFETY: the function knows all numbers, and returns text that is never freed.
+        let text = unsafe { CStr::from_ptr(sys::ibv_wc_status_str(status)) };
+        format!("{} (status {status}, vendor's code {vendor:#x})", text.to_string_lossy())
+    });
+    Completion { id: found.wr_id(), error }
+}
+
+fn open(name: &str) -> io::Result<Handle<sys::ibv_context>> {
+    let wanted = CString::new(name)?;
+    let mut count = 0;
+    // SAFETY: the count is written.
+    let list = unsafe { sys::ibv_get_device_list(&raw mut count) };
+    if list.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the list has `count` devices, which are valid until it is freed.
+    let found = unsafe { std::slice::from_raw_parts(list, count) }.iter().copied().find(|device| {
+        // SAFETY: as above; the name is text.
+        unsafe { CStr::from_ptr(sys::ibv_get_device_name(*device)) == wanted.as_c_str() }
+    });
+    let opened = match found {
+        // SAFETY: the device is of the list. An opened one stays valid without it.
+        Some(device) => unsafe {
+            Handle::new(sys::ibv_open_device(device), sys::ibv_close_device, "access to the device")
+        },
+        None => Err(io::Error::new(io::ErrorKind::NotFound, "libibverbs has no driver for the device")),
+    };
+    // SAFETY: it is the list of above, and is freed once.
+    unsafe { sys::ibv_free_device_list(list) };
+    opened
+}
+
+fn active_mtu(device: &Handle<sys::ibv_context>, port: u8) -> io::Result<u32> {
+    let mut attributes = sys::ibv_port_attr::default();
+    // SAFETY: the function writes no more than a whole structure of this kind; the name of the type is that of its
+    // beginning, which older programs know.
+    checked(unsafe { sys::ibv_query_port(device.pointer(), port, (&raw mut attributes).cast()) })?;
+    Ok(attributes.active_mtu)
+}
+
+/// Functions of libibverbs return 0, an error's number, or -1 and set it aside.
+pub(super) fn checked(code: c_int) -> io::Result<()> {
+    match code {
+        0 => Ok(()),
+        -1 => Err(io::Error::last_os_error()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}

@@ -1,0 +1,120 @@
+//! A node that answers handshakes, and a client that connects, over a device of this machine. `tests/rdma/run` has a
+//! virtual machine with one.
+#![cfg(feature = "verbs")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use moongate_memory::{Pages, Region};
+use moongate_rdma::{Acceptor, Connection, DialError, Fabric, Lent, PIECE, Staging};
+use moongate_runtime::Supervisor;
+use moongate_transfer::handshake::{self, Answers, HandshakeLimits, Kind};
+use moongate_transfer::{Buffer, Limits, Peers, SegmentDescriptor};
+use tokio::net::TcpListener;
+
+const SIZE: u64 = 32 << 20;
+
+struct Node(Acceptor);
+
+impl Answers for Node {
+    fn answer(&self, _: Kind, question: &[u8]) -> Vec<u8> {
+        self.0.answer(question)
+    }
+}
+
+/// A node as its peers see it, and its memory.
+struct World {
+    supervisor: Supervisor,
+    fabric: Arc<Fabric>,
+    staging: Arc<Staging>,
+    node: Arc<Node>,
+    region: Arc<Region>,
+    _lent: Lent,
+    address: String,
+    descriptor: SegmentDescriptor,
+}
+
+impl World {
+    async fn new() -> Self {
+        let supervisor = Supervisor::new();
+        let fabric = Arc::new(Fabric::open(&[]).unwrap());
+        let region = Arc::new(Region::anonymous(SIZE, Pages::Normal).unwrap());
+        let lent = fabric.lend(&region).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let node = Arc::new(Node(Acceptor::new(Arc::clone(&fabric), address.clone())));
+        let answers: Arc<dyn Answers> = Arc::<Node>::clone(&node);
+        let limits = HandshakeLimits::default();
+        handshake::listen(listener, answers, Peers::all(), limits, supervisor.token(), &supervisor);
+        let mut buffer =
+            Buffer { name: "cpu:0".to_owned(), addr: region.base(), length: SIZE, ..Buffer::default() };
+        lent.describe(&mut buffer);
+        let mut descriptor = SegmentDescriptor {
+            name: address.clone(),
+            buffers: vec![buffer],
+            ..SegmentDescriptor::default()
+        };
+        fabric.describe(&mut descriptor);
+        let staging = Arc::new(Staging::new(&fabric, 4).unwrap());
+        Self { supervisor, fabric, staging, node, region, _lent: lent, address, descriptor }
+    }
+
+    async fn connect(&self, descriptor: &SegmentDescriptor) -> Result<Connection, DialError> {
+        let descriptor = Arc::new(descriptor.clone());
+        let limits = Limits { stall: Duration::from_secs(60), ..Limits::default() };
+        Connection::open(&self.fabric, Arc::clone(&self.staging), "client", &self.address, descriptor, limits)
+            .await
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs an RDMA device"]
+async fn a_client_reads_what_it_wrote_into_a_nodes_memory() {
+    let world = World::new().await;
+    assert_eq!(world.descriptor.protocol, "rdma");
+    let connection = world.connect(&world.descriptor).await.unwrap();
+    for (offset, len) in [(0, 1), (17, 70_000), (5, PIECE as usize * 5 + 3)] {
+        let bytes: Vec<u8> = (0..len).map(|at| (at % 239) as u8).collect();
+        connection.write(world.region.base() + offset, &bytes).await.unwrap();
+        let mut there = vec![0; len];
+        world.region.read_at(offset, &mut there).unwrap();
+        assert!(there == bytes, "{len} bytes written");
+        there.fill(0);
+        connection.read(world.region.base() + offset, &mut there).await.unwrap();
+        assert!(there == bytes, "{len} bytes read");
+    }
+    // Another client's connection is another link.
+    let _other = world.connect(&world.descriptor).await.unwrap();
+    assert_eq!(world.node.0.links(), 2);
+    world.supervisor.shutdown(Duration::from_secs(30)).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs an RDMA device"]
+async fn wrong_ranges_keys_and_devices_are_refused() {
+    let world = World::new().await;
+    let connection = world.connect(&world.descriptor).await.unwrap();
+    for start in [0, world.region.base() + SIZE, world.region.base() - 1, u64::MAX] {
+        let refused = connection.write(start, b"moon").await;
+        assert!(matches!(refused, Err(DialError::Rejected { .. })), "{refused:?}");
+    }
+    assert!(!connection.is_broken());
+
+    let mut wrong = world.descriptor.clone();
+    wrong.buffers[0].rkey[0] ^= 0x00ff_ff00;
+    let connection = world.connect(&wrong).await.unwrap();
+    let failed = connection.write(world.region.base(), b"moon").await;
+    assert!(matches!(failed, Err(DialError::Link(_))), "{failed:?}");
+    assert!(connection.is_broken());
+
+    let mut wrong = world.descriptor.clone();
+    wrong.devices[0].name = "none".to_owned();
+    let refused = world.connect(&wrong).await.unwrap_err().to_string();
+    assert!(refused.contains("this node has no device none"), "{refused}");
+    let nowhere = SegmentDescriptor { devices: Vec::new(), ..world.descriptor.clone() };
+    assert!(matches!(world.connect(&nowhere).await, Err(DialError::NoDevice { .. })));
+
+    let again = world.connect(&world.descriptor).await.unwrap();
+    again.write(world.region.base(), b"moon").await.unwrap();
+}
