@@ -29,11 +29,13 @@ pub enum Kind {
     StatefulSet,
     /// `Deployment`
     Deployment,
+    /// `ClusterEngineRuntimeProfile`, which is in no namespace
+    Profile,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::GroupSet,
         Self::Group,
         Self::Adapter,
@@ -46,6 +48,7 @@ impl Kind {
         Self::Revision,
         Self::StatefulSet,
         Self::Deployment,
+        Self::Profile,
     ];
 
     /// As an object's `kind` has it.
@@ -64,6 +67,7 @@ impl Kind {
             Self::Revision => "ControllerRevision",
             Self::StatefulSet => "StatefulSet",
             Self::Deployment => "Deployment",
+            Self::Profile => "ClusterEngineRuntimeProfile",
         }
     }
 
@@ -77,9 +81,13 @@ impl Kind {
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::GroupSet | Self::Group | Self::Adapter | Self::Policy | Self::Set | Self::Instance => {
-                "workloads.x-k8s.io/v1alpha2"
-            }
+            Self::GroupSet
+            | Self::Group
+            | Self::Adapter
+            | Self::Policy
+            | Self::Set
+            | Self::Instance
+            | Self::Profile => "workloads.x-k8s.io/v1alpha2",
             Self::Pod | Self::ConfigMap | Self::Service => "v1",
             Self::Revision | Self::StatefulSet | Self::Deployment => "apps/v1",
         }

@@ -9,6 +9,7 @@
 mod articles;
 mod group_set;
 mod kubelet;
+mod profiles;
 mod scaling;
 mod stage;
 mod told;
