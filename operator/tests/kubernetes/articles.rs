@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use axum::http::Request;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -33,7 +34,7 @@ async fn webhooks(namespace: &Namespace) -> Supervisor {
         port: listener.local_addr().unwrap().port(),
         secret: "certificate".to_owned(),
     };
-    webhooks::start(listener, namespace.client.clone(), options, &supervisor).unwrap();
+    webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();
     supervisor
 }
 

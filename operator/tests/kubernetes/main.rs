@@ -11,6 +11,7 @@ mod group_set;
 mod kubelet;
 mod scaling;
 mod stage;
+mod told;
 
 use std::time::{Duration, Instant};
 
