@@ -9,6 +9,7 @@
 mod articles;
 mod group_set;
 mod kubelet;
+mod requests;
 mod scaling;
 mod stage;
 mod told;

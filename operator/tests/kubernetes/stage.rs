@@ -23,7 +23,7 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) async fn begin(name: &str) -> Self {
-        Self::begin_on(&*ControlPlane::shared().await.unwrap(), name).await
+        Self::begin_on(&ControlPlane::shared().await.unwrap(), name).await
     }
 
     pub(crate) async fn begin_on(plane: &ControlPlane, name: &str) -> Self {
