@@ -2,6 +2,7 @@
 
 mod adapter;
 mod coordination;
+mod gang;
 mod group;
 mod group_set;
 mod in_place;

@@ -9,6 +9,7 @@
 mod articles;
 mod group_set;
 mod kubelet;
+mod others;
 mod scaling;
 mod stage;
 

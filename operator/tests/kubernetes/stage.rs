@@ -15,12 +15,12 @@ pub(crate) struct Stage {
     pub(crate) namespace: Namespace,
     supervisor: Supervisor,
     operator: JoinHandle<()>,
-    _kubelet: Kubelet,
+    pub(crate) kubelet: Option<Kubelet>,
 }
 
 impl Stage {
     pub(crate) async fn begin(name: &str) -> Self {
-        Self::begin_on(&*ControlPlane::shared().await.unwrap(), name).await
+        Self::begin_on(&ControlPlane::shared().await.unwrap(), name).await
     }
 
     pub(crate) async fn begin_on(plane: &ControlPlane, name: &str) -> Self {
@@ -38,7 +38,7 @@ impl Stage {
             let supervisor = supervisor.clone();
             async move { moongate_operator::run(options, &supervisor).await.unwrap() }
         });
-        Self { client, namespace, supervisor, operator, _kubelet: kubelet }
+        Self { client, namespace, supervisor, operator, kubelet: Some(kubelet) }
     }
 
     pub(crate) fn api<T>(&self) -> Api<T>
