@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
-use moongate_operator::{Options, webhooks};
+use clap::{Args, ValueEnum};
+use moongate_operator::{GangScheduler, Options, admin, webhooks};
 use moongate_runtime::{Supervisor, bind, terminated};
 use moongate_telemetry::LogOptions;
 
@@ -36,11 +37,40 @@ pub(crate) struct OperatorCommand {
     #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE", default_value = "default")]
     own_namespace: String,
 
+    /// Address of `/healthz`, `/readyz` and `/metrics`
+    #[arg(long, value_name = "ADDRESS", env = "MOONGATE_ADMIN_LISTEN", default_value = "0.0.0.0:8082")]
+    admin_listen: SocketAddr,
+
+    /// Who schedules groups whose pods are scheduled at once or not at all
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME",
+        env = "MOONGATE_SCHEDULER_NAME",
+        default_value = "scheduler-plugins"
+    )]
+    scheduler_name: Scheduler,
+
     #[command(flatten)]
     webhooks: WebhookFlags,
 
     #[command(flatten)]
     pub(crate) logs: LogOptions,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Scheduler {
+    SchedulerPlugins,
+    Volcano,
+}
+
+impl From<Scheduler> for GangScheduler {
+    fn from(scheduler: Scheduler) -> Self {
+        match scheduler {
+            Scheduler::SchedulerPlugins => Self::SchedulerPlugins,
+            Scheduler::Volcano => Self::Volcano,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -71,8 +101,9 @@ impl WebhookFlags {
             port: self.webhook_service_port,
             secret: self.webhook_secret,
         };
-        let client = moongate_operator::client(operator.kubeconfig.as_deref()).await?;
-        webhooks::start(bind(self.webhook_listen)?, client, options, supervisor)?;
+        let client = moongate_operator::client(operator.kubeconfig.as_deref(), &operator.metrics).await?;
+        let metrics = Arc::clone(&operator.metrics);
+        webhooks::start(bind(self.webhook_listen)?, client, options, metrics, supervisor)?;
         Ok(())
     }
 }
@@ -83,9 +114,11 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
         kubeconfig: command.kubeconfig,
         namespace: command.namespace,
         workers: command.max_concurrent_reconciles,
+        gang: command.scheduler_name.into(),
         lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
         ..Options::default()
     };
+    admin::start(bind(command.admin_listen)?, Arc::clone(&options.metrics), &supervisor);
     command.webhooks.start(&options, &command.own_namespace, &supervisor).await?;
     let stop = supervisor.token();
     let mut running = std::pin::pin!(moongate_operator::run(options, &supervisor));

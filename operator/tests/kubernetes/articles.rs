@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use axum::http::Request;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams};
 use moongate_operator::webhooks;
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{ControlPlane, Namespace};
+use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
 use super::stage::Stage;
@@ -31,7 +34,7 @@ async fn webhooks(namespace: &Namespace) -> Supervisor {
         port: listener.local_addr().unwrap().port(),
         secret: "certificate".to_owned(),
     };
-    webhooks::start(listener, namespace.client.clone(), options, &supervisor).unwrap();
+    webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();
     supervisor
 }
 
@@ -50,20 +53,43 @@ async fn apply(stage: &Stage, file: &str) {
         );
         let object: DynamicObject = serde_json::from_value(object).unwrap();
         let api: Api<DynamicObject> = Api::default_namespaced_with(stage.client.clone(), &resource);
-        // Until the API server knows of the webhooks it stores only what needs none.
-        eventually("the webhooks answer", async || match api.create(&PostParams::default(), &object).await {
-            Ok(made) => {
-                let origin = "conversion.workloads.x-k8s.io/origin";
-                let is_group = made.types.is_some_and(|types| types.kind == "RoleBasedGroup");
-                let annotated = made.metadata.annotations.is_some_and(|all| all.contains_key(origin));
-                assert!(!is_group || !annotated, "v1alpha1 does not show where it is from");
-                Some(())
+        eventually("the object is stored", async || {
+            match api.create(&PostParams::default(), &object).await {
+                Ok(_) => Some(()),
+                Err(kube::Error::Api(status)) if status.message.contains("webhook") => None,
+                Err(other) => unreachable!("{other}"),
             }
-            Err(kube::Error::Api(status)) if status.message.contains("webhook") => None,
-            Err(other) => unreachable!("{other}"),
         })
         .await;
     }
+}
+
+/// Waits until the API server asks for conversion. Before that it stores what it gets as if it were of the other version.
+async fn converts(stage: &Stage) {
+    let crds: Api<CustomResourceDefinition> = Api::all(stage.client.clone());
+    eventually("the webhook is registered", async || {
+        let crd = crds.get("rolebasedgroups.workloads.x-k8s.io").await.unwrap();
+        (crd.spec.conversion?.strategy == "Webhook").then_some(())
+    })
+    .await;
+    let older: DynamicObject = serde_json::from_value(json!({ "metadata": { "name": "probe" },
+        "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
+        "spec": { "roles": [{ "name": "r", "replicas": 0, "template": { "spec": { "containers": [] } } }] } }))
+    .unwrap();
+    let gvk = GroupVersionKind::gvk("workloads.x-k8s.io", "v1alpha1", "RoleBasedGroup");
+    let resource = ApiResource::from_gvk_with_plural(&gvk, "rolebasedgroups");
+    let of_then: Api<DynamicObject> = Api::default_namespaced_with(stage.client.clone(), &resource);
+    let of_now: Api<RoleBasedGroup> = stage.api();
+    eventually("objects are converted", async || {
+        of_then.create(&PostParams::default(), &older).await.ok()?;
+        let stored = of_now.get("probe").await.ok();
+        eventually("the probe is gone", async || {
+            of_now.delete("probe", &DeleteParams::default()).await.err().map(drop)
+        })
+        .await;
+        stored?.metadata.annotations?.contains_key(rbg_api::conversion::ORIGIN).then_some(())
+    })
+    .await;
 }
 
 async fn own_pods(stage: &Stage, group: &str) -> BTreeMap<String, Pod> {
@@ -79,7 +105,7 @@ fn is_ready(pod: &Pod) -> bool {
 
 /// Waits until the group has so many pods and says so.
 async fn ready(stage: &Stage, group: &str, count: usize) -> BTreeMap<String, Pod> {
-    let groups: Api<rbg_api::v1alpha2::RoleBasedGroup> = stage.api();
+    let groups: Api<RoleBasedGroup> = stage.api();
     eventually("the group is ready", async || {
         let live = groups.get(group).await.unwrap();
         let status = live.status.unwrap_or_default();
@@ -119,6 +145,7 @@ async fn what_articles_show_runs_and_is_updated_as_they_say() {
     let plane = ControlPlane::start().await.unwrap();
     let stage = Stage::begin_on(&plane, "articles").await;
     let webhooks = webhooks(&stage.namespace).await;
+    converts(&stage).await;
     disaggregated(&stage).await;
     standalone(&stage).await;
     webhooks.token().cancel();

@@ -12,6 +12,7 @@ mod kubelet;
 mod others;
 mod scaling;
 mod stage;
+mod told;
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,10 @@
 //! A namespace with a kubelet and an operator, on the control plane that these tests share.
 
+use std::sync::Arc;
+
 use kube::Client;
 use kube::api::{Api, ListParams};
-use moongate_operator::Options;
+use moongate_operator::{Metrics, Options};
 use moongate_runtime::Supervisor;
 use moongate_testkit::{ControlPlane, Namespace};
 use tokio::task::JoinHandle;
@@ -13,6 +15,7 @@ use super::kubelet::Kubelet;
 pub(crate) struct Stage {
     pub(crate) client: Client,
     pub(crate) namespace: Namespace,
+    pub(crate) metrics: Arc<Metrics>,
     supervisor: Supervisor,
     operator: JoinHandle<()>,
     pub(crate) kubelet: Option<Kubelet>,
@@ -29,16 +32,18 @@ impl Stage {
         super::install(&client).await;
         let kubelet = Kubelet::start(client.clone(), &namespace.name).await;
         let supervisor = Supervisor::new();
+        let metrics = Arc::<Metrics>::default();
         let options = Options {
             kubeconfig: Some(plane.kubeconfig()),
             namespace: Some(namespace.name.clone()),
+            metrics: Arc::clone(&metrics),
             ..Options::default()
         };
         let operator = tokio::spawn({
             let supervisor = supervisor.clone();
             async move { moongate_operator::run(options, &supervisor).await.unwrap() }
         });
-        Self { client, namespace, supervisor, operator, kubelet: Some(kubelet) }
+        Self { client, namespace, metrics, supervisor, operator, kubelet: Some(kubelet) }
     }
 
     pub(crate) fn api<T>(&self) -> Api<T>
