@@ -43,9 +43,7 @@ async fn wait_until_served(shared: &Shared, kind: Kind) {
         };
         if pause == ABSENT {
             shared.observed.lock().set_absent(kind, true);
-            shared.listed.send_modify(|listed| {
-                listed.insert(kind);
-            });
+            mark_listed(shared, kind);
         }
         tokio::time::sleep(pause).await;
     }
@@ -110,12 +108,17 @@ fn take(shared: &Shared, kind: Kind, event: Event<DynamicObject>, era: &mut u64)
         shared.queue.push(key);
     }
     if kind_is_listed(shared, kind, *era) {
-        shared.listed.send_modify(|listed| {
-            listed.insert(kind);
-        });
-        if shared.listed.borrow().len() == Kind::ALL.len() {
-            shared.metrics.all_are_listed();
-        }
+        mark_listed(shared, kind);
+    }
+}
+
+/// All that there is of the kind is known.
+fn mark_listed(shared: &Shared, kind: Kind) {
+    shared.listed.send_modify(|listed| {
+        listed.insert(kind);
+    });
+    if shared.listed.borrow().len() == Kind::ALL.len() {
+        shared.metrics.all_are_listed();
     }
 }
 
