@@ -1,14 +1,17 @@
 //! The operator's plans over a cluster in memory, where every order of events can be had, and had again.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod components;
 mod examples;
 mod kills;
 mod kubelet;
 mod restarts;
 mod server;
 mod simulation;
+mod stuck;
 mod takeover;
 mod truth;
+mod writes;
 
 use std::collections::BTreeMap;
 use std::path::Path;

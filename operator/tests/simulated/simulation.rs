@@ -125,6 +125,16 @@ impl Simulation {
         panic!("it has no end; the queue: {:?}, later: {:?}", self.queue, self.later);
     }
 
+    /// Makes so many moves, or fewer if nothing is left to do.
+    pub(crate) fn run_for(&mut self, moves: usize, mut look: impl FnMut(&Server)) {
+        for _ in 0..moves {
+            if !self.step() {
+                return;
+            }
+            look(&self.server);
+        }
+    }
+
     fn step(&mut self) -> bool {
         self.server.now = self.server.now.checked_add(TICK).unwrap();
         let now = self.server.now;

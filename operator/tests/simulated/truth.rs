@@ -80,14 +80,16 @@ fn every_pod_has_its_own_ordinal_before_and_after_an_update_in_place() {
 #[test]
 fn the_discovery_file_follows_the_number_of_replicas() {
     let mut cluster = up(json!([role("a", 1, "i:1")]), 1);
-    // As upstream leaves it on groups of sets.
-    cluster.edit(Kind::Group, "g", |group| {
-        group["spec"]["roles"][0]["replicas"] = 3.into();
-        group["metadata"]["annotations"] = json!({});
-    });
-    cluster.run(check);
-    let file = &cluster.server.get(Kind::ConfigMap, "g").unwrap()["data"]["config.yaml"];
-    assert!(file.as_str().unwrap().contains("g-a-2.s-g-a"), "{file}");
+    // Upstream writes no file when this is missing or says `legacy`, although pods mount it.
+    for (replicas, annotations) in [(2, json!({})), (3, json!({ keys::DISCOVERY_CONFIG_MODE: "legacy" }))] {
+        cluster.edit(Kind::Group, "g", |group| {
+            group["spec"]["roles"][0]["replicas"] = replicas.into();
+            group["metadata"]["annotations"] = annotations;
+        });
+        cluster.run(check);
+        let file = &cluster.server.get(Kind::ConfigMap, "g").unwrap()["data"]["config.yaml"];
+        assert!(file.as_str().unwrap().contains(&format!("g-a-{}.s-g-a", replicas - 1)), "{file}");
+    }
 }
 
 #[test]
