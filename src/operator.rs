@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
-use moongate_operator::{Options, admin, webhooks};
+use clap::{Args, ValueEnum};
+use moongate_operator::{GangScheduler, Options, admin, webhooks};
 use moongate_runtime::{Supervisor, bind, terminated};
 use moongate_telemetry::LogOptions;
 
@@ -41,11 +41,36 @@ pub(crate) struct OperatorCommand {
     #[arg(long, value_name = "ADDRESS", env = "MOONGATE_ADMIN_LISTEN", default_value = "0.0.0.0:8082")]
     admin_listen: SocketAddr,
 
+    /// Who schedules groups whose pods are scheduled at once or not at all
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME",
+        env = "MOONGATE_SCHEDULER_NAME",
+        default_value = "scheduler-plugins"
+    )]
+    scheduler_name: Scheduler,
+
     #[command(flatten)]
     webhooks: WebhookFlags,
 
     #[command(flatten)]
     pub(crate) logs: LogOptions,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Scheduler {
+    SchedulerPlugins,
+    Volcano,
+}
+
+impl From<Scheduler> for GangScheduler {
+    fn from(scheduler: Scheduler) -> Self {
+        match scheduler {
+            Scheduler::SchedulerPlugins => Self::SchedulerPlugins,
+            Scheduler::Volcano => Self::Volcano,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -89,6 +114,7 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
         kubeconfig: command.kubeconfig,
         namespace: command.namespace,
         workers: command.max_concurrent_reconciles,
+        gang: command.scheduler_name.into(),
         lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
         ..Options::default()
     };

@@ -41,7 +41,7 @@ impl Writer {
     pub async fn write(&self, namespace: &str, action: &Action) -> Result<Outcome, Error> {
         match action {
             Action::Apply(manifest) => {
-                let Some(kind) = Kind::named(manifest.kind()) else { return Ok(Outcome::Unknown) };
+                let Some(kind) = Kind::of(manifest) else { return Ok(Outcome::Unknown) };
                 let params = PatchParams::apply(FIELD_MANAGER).force();
                 let object = self
                     .api(kind, namespace)
@@ -74,7 +74,7 @@ impl Writer {
     }
 
     async fn create(&self, namespace: &str, manifest: &Manifest) -> Result<Outcome, Error> {
-        let Some(kind) = Kind::named(manifest.kind()) else { return Ok(Outcome::Unknown) };
+        let Some(kind) = Kind::of(manifest) else { return Ok(Outcome::Unknown) };
         let object = serde_json::to_value(manifest).and_then(serde_json::from_value);
         let object: DynamicObject = object.map_err(Error::SerdeError)?;
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };

@@ -1,6 +1,7 @@
 //! The kinds of objects that the operator reads and writes.
 
 use kube::api::{ApiResource, GroupVersionKind};
+use moongate_render::Manifest;
 
 /// A kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,11 +32,17 @@ pub enum Kind {
     Deployment,
     /// `ClusterEngineRuntimeProfile`, which is in no namespace
     Profile,
+    /// `LeaderWorkerSet`
+    LeaderWorkerSet,
+    /// `PodGroup` of scheduler-plugins
+    PodGroup,
+    /// `PodGroup` of Volcano
+    VolcanoPodGroup,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::GroupSet,
         Self::Group,
         Self::Adapter,
@@ -49,6 +56,9 @@ impl Kind {
         Self::StatefulSet,
         Self::Deployment,
         Self::Profile,
+        Self::LeaderWorkerSet,
+        Self::PodGroup,
+        Self::VolcanoPodGroup,
     ];
 
     /// As an object's `kind` has it.
@@ -68,6 +78,8 @@ impl Kind {
             Self::StatefulSet => "StatefulSet",
             Self::Deployment => "Deployment",
             Self::Profile => "ClusterEngineRuntimeProfile",
+            Self::LeaderWorkerSet => "LeaderWorkerSet",
+            Self::PodGroup | Self::VolcanoPodGroup => "PodGroup",
         }
     }
 
@@ -75,6 +87,14 @@ impl Kind {
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The kind of an object to write.
+    #[must_use]
+    pub fn of(manifest: &Manifest) -> Option<Self> {
+        let is_it =
+            |kind: &Self| kind.name() == manifest.kind() && kind.api_version() == manifest.api_version();
+        Self::ALL.into_iter().find(is_it)
     }
 
     /// `group/version`.
@@ -90,6 +110,9 @@ impl Kind {
             | Self::Profile => "workloads.x-k8s.io/v1alpha2",
             Self::Pod | Self::ConfigMap | Self::Service => "v1",
             Self::Revision | Self::StatefulSet | Self::Deployment => "apps/v1",
+            Self::LeaderWorkerSet => "leaderworkerset.x-k8s.io/v1",
+            Self::PodGroup => "scheduling.x-k8s.io/v1alpha1",
+            Self::VolcanoPodGroup => "scheduling.volcano.sh/v1beta1",
         }
     }
 
@@ -97,6 +120,12 @@ impl Kind {
     #[must_use]
     pub fn is_custom(self) -> bool {
         self.api_version().starts_with("workloads.x-k8s.io/")
+    }
+
+    /// Whether a cluster may do without it: others define it.
+    #[must_use]
+    pub fn is_optional(self) -> bool {
+        matches!(self, Self::LeaderWorkerSet | Self::PodGroup | Self::VolcanoPodGroup)
     }
 
     /// Where the API server serves it.
@@ -115,7 +144,9 @@ impl Kind {
     pub fn label(self) -> Option<&'static str> {
         match self {
             Self::Pod => Some(rbg_api::keys::ROLE_INSTANCE_NAME),
-            Self::Service | Self::StatefulSet | Self::Deployment => Some(rbg_api::keys::GROUP_NAME),
+            Self::Service | Self::StatefulSet | Self::Deployment | Self::LeaderWorkerSet => {
+                Some(rbg_api::keys::GROUP_NAME)
+            }
             _ => None,
         }
     }

@@ -26,3 +26,4 @@ pub mod webhooks;
 pub use controllers::{Options, client, run};
 pub use kind::Kind;
 pub use metrics::Metrics;
+pub use moongate_render::GangScheduler;

@@ -52,6 +52,8 @@ pub struct Observed {
     era: u64,
     /// Kinds of which a complete list has been seen.
     listed: BTreeSet<Kind>,
+    /// Kinds that the API server does not serve.
+    absent: BTreeSet<Kind>,
 }
 
 #[derive(Debug)]
@@ -106,10 +108,10 @@ impl Live {
         }
     }
 
-    /// Clusters have many revisions and ConfigMaps that others keep.
+    /// Clusters have many revisions, ConfigMaps and PodGroups that others keep.
     fn is_ours(&self) -> bool {
         match self.key.kind {
-            Kind::Revision | Kind::ConfigMap => {
+            Kind::Revision | Kind::ConfigMap | Kind::PodGroup | Kind::VolcanoPodGroup => {
                 self.controller.as_ref().is_some_and(|(owner, _)| owner.kind.is_custom())
             }
             _ => true,
@@ -213,6 +215,27 @@ impl Observed {
     #[must_use]
     pub fn has_ended(&self, kind: Kind) -> bool {
         self.listed.contains(&kind)
+    }
+
+    /// Says whether the API server serves a kind.
+    pub fn set_absent(&mut self, kind: Kind, is_absent: bool) {
+        if is_absent {
+            self.absent.insert(kind);
+        } else {
+            self.absent.remove(&kind);
+        }
+    }
+
+    /// Whether the API server is known not to serve the kind.
+    #[must_use]
+    pub fn is_absent(&self, kind: Kind) -> bool {
+        self.absent.contains(&kind)
+    }
+
+    /// Names of all objects of a kind.
+    #[must_use]
+    pub fn all(&self, kind: Kind) -> Vec<Key> {
+        self.objects.keys().filter(|key| key.kind == kind).cloned().collect()
     }
 
     /// An object by name.

@@ -60,6 +60,12 @@ impl Manifest {
         Self(object)
     }
 
+    /// `group/version` of its kind.
+    #[must_use]
+    pub fn api_version(&self) -> &str {
+        self.text("/apiVersion")
+    }
+
     /// The kind.
     #[must_use]
     pub fn kind(&self) -> &str {

@@ -2,16 +2,23 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::TryStreamExt;
+use kube::Error;
 use kube::api::{Api, DynamicObject};
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{Event, watcher};
 use kube::runtime::{WatchStreamExt, watcher::Config};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
 use crate::Kind;
 use crate::observed::Key;
+
+/// Between two looks at whether a kind is served by now.
+const ABSENT: Duration = Duration::from_secs(30);
+/// The same after an API server that did not say.
+const UNKNOWN: Duration = Duration::from_secs(1);
 
 /// Follows the objects of a kind until stopped.
 pub(super) async fn follow(shared: Arc<Shared>, kind: Kind, stop: CancellationToken) {
@@ -21,7 +28,40 @@ pub(super) async fn follow(shared: Arc<Shared>, kind: Kind, stop: CancellationTo
     }
 }
 
+/// Returns when the API server serves the kind. Work goes on without it.
+async fn wait_until_served(shared: &Shared, kind: Kind) {
+    let resource = kind.resource();
+    loop {
+        let pause = match shared.client.list_api_group_resources(&resource.api_version).await {
+            Ok(list) if list.resources.iter().any(|served| served.name == resource.plural) => break,
+            Ok(_) => ABSENT,
+            Err(Error::Api(status)) if status.code == 404 => ABSENT,
+            Err(error) => {
+                tell(kind, &error);
+                UNKNOWN
+            }
+        };
+        if pause == ABSENT {
+            shared.observed.lock().set_absent(kind, true);
+            mark_listed(shared, kind);
+        }
+        tokio::time::sleep(pause).await;
+    }
+    // Groups that were refused for want of it.
+    let waiting = {
+        let mut observed = shared.observed.lock();
+        observed.set_absent(kind, false);
+        observed.all(Kind::Group)
+    };
+    for key in waiting {
+        shared.queue.push(key);
+    }
+}
+
 async fn watch(shared: &Shared, kind: Kind) {
+    if kind.is_optional() {
+        wait_until_served(shared, kind).await;
+    }
     let api: Api<DynamicObject> = match &shared.namespace {
         Some(namespace) if kind != Kind::Profile => {
             Api::namespaced_with(shared.client.clone(), namespace, &kind.resource())
@@ -70,12 +110,17 @@ fn take(shared: &Shared, kind: Kind, event: Event<DynamicObject>, era: &mut u64)
         shared.queue.push(key);
     }
     if kind_is_listed(shared, kind, *era) {
-        shared.listed.send_modify(|listed| {
-            listed.insert(kind);
-        });
-        if shared.listed.borrow().len() == Kind::ALL.len() {
-            shared.metrics.all_are_listed();
-        }
+        mark_listed(shared, kind);
+    }
+}
+
+/// All that there is of the kind is known.
+fn mark_listed(shared: &Shared, kind: Kind) {
+    shared.listed.send_modify(|listed| {
+        listed.insert(kind);
+    });
+    if shared.listed.borrow().len() == Kind::ALL.len() {
+        shared.metrics.all_are_listed();
     }
 }
 
@@ -83,7 +128,7 @@ fn kind_is_listed(shared: &Shared, kind: Kind, era: u64) -> bool {
     era > 0 && !shared.listed.borrow().contains(&kind) && shared.observed.lock().has_ended(kind)
 }
 
-fn tell(kind: Kind, error: &watcher::Error) {
+fn tell(kind: Kind, error: &dyn std::error::Error) {
     let kind = kind.name();
     tracing::warn!(kind, %error, "a watch failed and is begun anew; check the API server and the operator's role");
 }

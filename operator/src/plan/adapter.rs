@@ -111,8 +111,11 @@ fn scaled(group: &RoleBasedGroup, role: &str, replicas: i32) -> Action {
     }
 }
 
-/// One pod per instance, where there is one that speaks for it: an autoscaler divides by the replicas.
+/// Selector of the role's pods. One pod per instance, where there is one that speaks for it: an autoscaler divides by the replicas.
 fn selector(workload: &Value, role: &RoleSpec) -> Option<String> {
+    if workload["kind"] == Kind::LeaderWorkerSet.name() {
+        return workload["status"]["hpaPodSelector"].as_str().map(str::to_owned);
+    }
     let labels = workload["spec"]["selector"]["matchLabels"].as_object()?;
     let leader = role.leader_worker_pattern.as_ref().filter(|_| workload["kind"] == Kind::Set.name());
     let leader = leader.map(|_| (keys::COMPONENT_INDEX, "0"));

@@ -10,8 +10,8 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
 use serde_json::Value;
 
-use super::targets::{LiveRole, Target, targets};
-use super::{Action, Plan, PlanError, adapter, profiles, revisions};
+use super::targets::{LiveRole, Target, is_observed, targets};
+use super::{Action, Plan, PlanError, adapter, gang, profiles, revisions};
 use crate::Kind;
 use crate::status::{self, RoleState};
 
@@ -37,6 +37,8 @@ pub struct GroupInput<'a> {
     pub scheduled: &'a dyn Fn(&str) -> i32,
     /// Any other object of its namespace.
     pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
+    /// Whether the cluster does without a kind.
+    pub is_absent: &'a dyn Fn(Kind) -> bool,
     /// The time.
     pub now: Timestamp,
 }
@@ -86,19 +88,23 @@ pub(crate) enum Refusal {
     NoSuchRole(String, String),
     #[error("these roles depend on each other in a circle: {0}")]
     Circle(String),
+    #[error("this cluster does not serve {kind} ({version})", kind = .0.name(), version = .0.api_version())]
+    Absent(Kind),
 }
 
 fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState>) -> Result<(), Refusal> {
     let group = Group::new(input.group, input.profiles, input.gang)?;
     check_dependencies(input.group)?;
     let roles = live_roles(input, group)?;
-    let policy = policy(input, group, plan)?;
+    let mut policy = policy(input, group, plan)?;
+    policy.iter_mut().for_each(|policy| gang::without_steps(group, policy));
     let targets = targets(input, policy.as_ref(), &roles, plan);
     store_revision(input, group, plan);
     let now = targets.iter().map(|(name, target)| (name.clone(), target.now.clone())).collect();
     if let Some(manifest) = group.config_map(&now)? {
         apply_if_other(&manifest, (input.live)(Kind::ConfigMap, manifest.name()), plan, "the discovery file");
     }
+    gang::plan(input, group, plan)?;
     let mut wanted = Vec::new();
     for LiveRole { spec, role, live } in &roles {
         let Some(target) = targets.get(&spec.name) else { continue };
@@ -131,14 +137,18 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     Ok(())
 }
 
-fn live_roles<'a>(input: GroupInput<'a>, group: Group<'a>) -> Result<Vec<LiveRole<'a>>, PlanError> {
+fn live_roles<'a>(input: GroupInput<'a>, group: Group<'a>) -> Result<Vec<LiveRole<'a>>, Refusal> {
     let of_one = |spec: &'a RoleSpec| {
         let live = workload(input.workloads, spec);
         let mut names = RoleNames::new(input.group.metadata.name.as_deref().unwrap_or_default(), &spec.name);
         if let Some(name) = live.and_then(|live| live["metadata"]["name"].as_str()) {
             name.clone_into(&mut names.workload);
         }
-        Ok(LiveRole { spec, role: Role::new(group, spec, names)?, live })
+        let role = Role::new(group, spec, names)?;
+        if role.kind() == WorkloadKind::LeaderWorkerSet && (input.is_absent)(Kind::LeaderWorkerSet) {
+            return Err(Refusal::Absent(Kind::LeaderWorkerSet));
+        }
+        Ok(LiveRole { spec, role, live })
     };
     input.group.spec.roles.iter().map(of_one).collect()
 }
@@ -230,7 +240,7 @@ fn is_written(manifest: &Manifest, live: Option<&Value>) -> bool {
     manifest.is_in(live) && template(&wanted) == template(live)
 }
 
-fn apply_if_other(manifest: &Manifest, live: Option<Value>, plan: &mut Plan, what: &str) {
+pub(super) fn apply_if_other(manifest: &Manifest, live: Option<Value>, plan: &mut Plan, what: &str) {
     match live {
         Some(live) if manifest.is_in(&live) => {}
         Some(_) => plan.push(Action::Apply(manifest.clone()), format!("{what} has changed")),
@@ -245,9 +255,7 @@ fn state(role: &Role<'_>, target: &Target, live: Option<&Value>, manifest: &Mani
         let number = status.and_then(|status| status[name].as_i64()).unwrap_or(0);
         i32::try_from(number).unwrap_or(i32::MAX)
     };
-    let observed = live.is_some_and(|live| {
-        live["status"]["observedGeneration"].as_i64() == live["metadata"]["generation"].as_i64()
-    });
+    let observed = live.is_some_and(is_observed);
     let wanted = Value::Object(manifest.0.clone());
     let revision =
         format!("{}{}", keys::ROLE_REVISION_PREFIX, label(&wanted, keys::ROLE_NAME).unwrap_or_default());

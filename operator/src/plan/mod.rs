@@ -3,6 +3,7 @@
 mod adapter;
 mod components;
 mod coordination;
+mod gang;
 mod group;
 mod group_set;
 mod in_place;

@@ -88,6 +88,7 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         adapters: &adapters,
         scheduled: &scheduled,
         live: &other,
+        is_absent: &|kind| observed.lock().is_absent(kind),
         now,
     })
 }
@@ -104,7 +105,7 @@ fn profiles(observed: &Mutex<Observed>, group: &RoleBasedGroup) -> Profiles {
 }
 
 fn workloads(observed: &Mutex<Observed>, group: &Live) -> Vec<Value> {
-    let kinds = [Kind::Set, Kind::StatefulSet, Kind::Deployment];
+    let kinds = [Kind::Set, Kind::StatefulSet, Kind::Deployment, Kind::LeaderWorkerSet];
     kinds.into_iter().flat_map(|kind| children(observed, group, kind)).collect()
 }
 

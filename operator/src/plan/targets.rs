@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::coordination::{self, LiveFacts, RoleFacts, Update};
 use super::group::GroupInput;
 use super::{adapter, after};
+use crate::Kind;
 
 /// A role, and its workload if it has one.
 pub(super) struct LiveRole<'a> {
@@ -101,15 +102,22 @@ fn live_facts(input: GroupInput<'_>, role: &LiveRole<'_>, live: &Value, by_sched
     }
 }
 
+/// Whether the workload's status speaks of its present spec. Early LeaderWorkerSets do not say of which they do.
+pub(super) fn is_observed(live: &Value) -> bool {
+    let observed = &live["status"]["observedGeneration"];
+    let is_silent = observed.is_null() && live["kind"] == Kind::LeaderWorkerSet.name();
+    *observed == live["metadata"]["generation"] || is_silent && live["status"].is_object()
+}
+
 fn update(role: &LiveRole<'_>, live: &Value, asked: i32) -> Update {
     let label = format!("{}{}", keys::ROLE_REVISION_PREFIX, role.spec.name);
     if live["metadata"]["labels"][label.as_str()].as_str() != Some(role.role.revision().as_str()) {
         return Update::Unwritten;
     }
-    let status = &live["status"];
-    if status["observedGeneration"] != live["metadata"]["generation"] {
+    if !is_observed(live) {
         return Update::Unseen;
     }
+    let status = &live["status"];
     let count = |name: &str| status[name].as_i64().unwrap_or(0);
     let is_done = match role.role.kind() {
         WorkloadKind::Deployment | WorkloadKind::LeaderWorkerSet => {

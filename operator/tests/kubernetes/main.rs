@@ -9,6 +9,7 @@
 mod articles;
 mod group_set;
 mod kubelet;
+mod others;
 mod profiles;
 mod requests;
 mod scaling;

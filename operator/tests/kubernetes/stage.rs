@@ -18,7 +18,7 @@ pub(crate) struct Stage {
     pub(crate) metrics: Arc<Metrics>,
     supervisor: Supervisor,
     operator: JoinHandle<()>,
-    _kubelet: Kubelet,
+    pub(crate) kubelet: Option<Kubelet>,
 }
 
 impl Stage {
@@ -43,7 +43,7 @@ impl Stage {
             let supervisor = supervisor.clone();
             async move { moongate_operator::run(options, &supervisor).await.unwrap() }
         });
-        Self { client, namespace, metrics, supervisor, operator, _kubelet: kubelet }
+        Self { client, namespace, metrics, supervisor, operator, kubelet: Some(kubelet) }
     }
 
     pub(crate) fn api<T>(&self) -> Api<T>
