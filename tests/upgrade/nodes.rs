@@ -28,6 +28,8 @@ pub(crate) enum Whose {
 pub(crate) struct Node {
     program: PathBuf,
     arguments: Vec<String>,
+    /// Its address, which Mooncake's nodes take only from the environment.
+    master: String,
     /// What it says when it serves.
     ready: &'static str,
     running: Option<Binary>,
@@ -42,11 +44,11 @@ impl Node {
         let holder = Binary::start(&["store-holder", "--socket", socket.to_str().unwrap()]);
         until("the holder is there", || socket.exists()).await;
         let memory = format!("--memory=holder:{}", socket.display());
-        let master = format!("-Dmaster_server_address={master}");
-        let arguments = ["store", "--port=0", HOST, SEGMENT, &memory, &master];
+        let arguments = ["store", "--port=0", HOST, SEGMENT, &memory];
         Self {
             program: env!("CARGO_BIN_EXE_moongate").into(),
             arguments: arguments.map(str::to_owned).into(),
+            master: master.to_owned(),
             ready: "this node lends memory",
             running: None,
             _holder: Some(holder),
@@ -55,18 +57,18 @@ impl Node {
 
     async fn theirs(master: &str) -> Self {
         let (program, mut arguments) = service(NEWEST).await;
-        let (port, master) =
-            (format!("--port={}", free_port().await), format!("-Dmaster_server_address={master}"));
+        let port = format!("--port={}", free_port().await);
         let config = ["-Dmetadata_server=P2PHANDSHAKE", "-Dprotocol=tcp", "-Dlocal_buffer_size=16mb"];
-        arguments.extend([HOST, SEGMENT, &port, &master].map(str::to_owned));
+        arguments.extend([HOST, SEGMENT, &port].map(str::to_owned));
         arguments.extend(config.map(str::to_owned));
         let ready = "Mooncake Store Service is running";
-        Self { program, arguments, ready, running: None, _holder: None }
+        Self { program, arguments, master: master.to_owned(), ready, running: None, _holder: None }
     }
 
     async fn run(&mut self) {
         let mut command = Command::new(&self.program);
-        let mut binary = Binary::spawn(command.args(&self.arguments));
+        command.args(&self.arguments).env_clear().env("MOONCAKE_MASTER", &self.master);
+        let mut binary = Binary::spawn(&mut command);
         binary.line_with(self.ready).await;
         self.running = Some(binary);
     }
