@@ -68,6 +68,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-kvclient",
             "moongate-kvstore",
             "moongate-memory",
+            "moongate-tier",
             "moongate-transfer",
             "mooncake-wire",
             "moongate-runtime",

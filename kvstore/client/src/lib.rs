@@ -28,6 +28,7 @@ mod peer;
 mod read;
 mod remove;
 mod slices;
+mod staged;
 mod write;
 
 pub use client::Client;

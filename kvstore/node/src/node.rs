@@ -14,10 +14,12 @@ use moongate_runtime::{BindError, ListenerLimits, Supervisor};
 use moongate_transfer::DirectoryError;
 use moongate_transfer::handshake::{self, HandshakeLimits, Node as Answers};
 use moongate_transfer::serve::{self, Serving};
+use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ConfigError};
+use crate::disk::{self, Disk, Keeper};
 use crate::flags::{Flags, Keeping, OnStop};
 use crate::heartbeat::{self, Pulse};
 use crate::membership::{Membership, PROTOCOL};
@@ -52,6 +54,22 @@ pub enum StartError {
     /// What the memory is cannot be noted.
     #[error("no memory to lend: {0}")]
     Ledger(#[from] moongate_memory::ledger::Error),
+    /// There shall be a tier on a disk, and it is not said where.
+    #[error(
+        "enable_ssd_offload is set: set ssd_offload_path (MOONCAKE_OFFLOAD_FILE_STORAGE_PATH) to a folder on the disk"
+    )]
+    NoDiskPath,
+    /// There shall be a tier on a disk, and it is not said how large.
+    #[error(
+        "enable_ssd_offload is set: give the bytes of the disk that are for objects, as --tier-size 500gb"
+    )]
+    NoDiskSize,
+    /// The tier.
+    #[error("no tier on a disk: {0}")]
+    Disk(#[from] moongate_tier::Error),
+    /// The memory for readers of the tier.
+    #[error("no memory for readers of the disk: {0}")]
+    Buffer(#[from] moongate_memory::Error),
     /// The metadata server.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
@@ -79,6 +97,8 @@ pub(crate) struct Shared {
     pub(crate) tasks: Arc<TaskCounts>,
     pub(crate) scrubbed: Arc<ScrubCounts>,
     pub(crate) client: Client,
+    /// The tier on a disk, if there is one.
+    pub(crate) keeper: Option<Keeper>,
     presence: Presence,
 }
 
@@ -107,11 +127,16 @@ pub async fn start(
     let lasts = flags.memory != Keeping::Process;
     let segment = open_memory(&flags, &config, deadline).await?;
     let host = Host::parse(&config.local_hostname);
-    let place = Place::open(&host, flags.listen, flags.data_port, &flags.memory, &flags.memory_label).await?;
+    let disk = Disk::open(&flags, &config).await?;
+    let (memory, label) = (&flags.memory, &flags.memory_label);
+    let place = Place::open(&host, flags.listen, flags.data_port, memory, label, disk.is_some()).await?;
     let endpoint = host.endpoint(place.handshake.local_addr()?.port());
     let identity = settle(&segment.ledger, &endpoint, segment.kept)?;
     let pool = Arc::new(Pool::default());
     pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts)));
+    if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer())) {
+        return Err(io::Error::from(io::ErrorKind::AddrInUse).into());
+    }
 
     let master = Master::new(&config.master, rpc::Options::default(), supervisor);
     let membership = Membership {
@@ -147,7 +172,11 @@ pub async fn start(
         ..ClientOptions::default()
     };
     let client = Client::new(&config.master, client_options, supervisor)?;
+    let keeper = disk.zip(place.disk).map(|(disk, listener)| {
+        start_disk(disk, listener, &host, &membership, &presence, &flags, supervisor)
+    });
     let shared = Shared {
+        keeper: keeper.transpose()?,
         membership,
         pulse,
         serving,
@@ -196,6 +225,9 @@ impl RunningStore {
         if cut > 0 {
             tracing::warn!(connections = cut, limit = ?self.drain_timeout, "transfers were cut: they took too long");
         }
+        if let Some(keeper) = &self.shared.keeper {
+            keeper.end().await;
+        }
         if let Some(thread) = self.heartbeat.take() {
             // It ends at its next pause.
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
@@ -205,6 +237,11 @@ impl RunningStore {
     async fn leave(&self) {
         let membership = &self.shared.membership;
         let farewell = async {
+            if let Some(keeper) = &self.shared.keeper
+                && let Err(error) = keeper.leave().await
+            {
+                tracing::warn!(%error, "the master was not told that this node's disk leaves; it will notice");
+            }
             for lent in membership.pool.lent().iter() {
                 if let Err(error) = membership.unmount(lent.id).await {
                     tracing::warn!(%error, "the master was not told that this node leaves; it will notice");
@@ -304,9 +341,30 @@ fn tell_what_is_missing(config: &Config) {
             "this node serves transfers over TCP only; set the protocol to tcp for all that use it"
         );
     }
-    if config.ssd_offload {
-        tracing::warn!("this node has no tier on a disk: enable_ssd_offload changes nothing");
-    }
+}
+
+/// Lets the disk be used: by the master for what it moves there, and by readers.
+fn start_disk(
+    disk: Arc<Disk>,
+    listener: TcpListener,
+    host: &Host,
+    membership: &Membership,
+    presence: &Presence,
+    flags: &Flags,
+    supervisor: &Supervisor,
+) -> Result<Keeper, StartError> {
+    let endpoint = host.endpoint(listener.local_addr()?.port());
+    let (own, peers) = (Arc::clone(&membership.endpoint), flags.allow_peers.clone());
+    disk::listen(listener, Arc::clone(&disk), own, peers, supervisor);
+    let keeper = Keeper {
+        disk,
+        membership: membership.clone(),
+        directory: presence.directory.clone(),
+        endpoint: endpoint.into(),
+        leaving: CancellationToken::new(),
+    };
+    keeper.clone().start(supervisor);
+    Ok(keeper)
 }
 
 /// Waits for the master, and lends it the memory.

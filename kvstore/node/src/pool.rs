@@ -2,11 +2,11 @@
 
 use std::io;
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
-use moongate_memory::{Ledger, Region, Scrubber, Segment};
+use moongate_memory::{Crc32c, Ledger, Region, Scrubber, Segment};
 use moongate_transfer::Buffer;
 use moongate_transfer::serve::{Span, Target};
 use parking_lot::Mutex;
@@ -104,6 +104,8 @@ impl Lent {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     lent: ArcSwap<Vec<Arc<Lent>>>,
+    /// What peers read from without having written to it: objects from the disk.
+    buffer: OnceLock<Arc<Region>>,
 }
 
 impl Pool {
@@ -118,11 +120,17 @@ impl Pool {
             let apart = |other: &Arc<Lent>| {
                 other.base + other.size <= lent.base || lent.base + lent.size <= other.base
             };
-            added = all.iter().all(apart);
+            added = all.iter().all(apart) && self.buffer.get().is_none_or(|buffer| is_apart(&lent, buffer));
             let new = added.then(|| Arc::clone(&lent));
             all.iter().cloned().chain(new).collect::<Vec<_>>()
         });
         added
+    }
+
+    /// Adds the buffer for objects from the disk, once. False if its addresses are those of a segment.
+    pub(crate) fn add_buffer(&self, region: &Arc<Region>) -> bool {
+        self.lent.load().iter().all(|lent| is_apart(lent, region))
+            && self.buffer.set(Arc::clone(region)).is_ok()
     }
 
     /// Takes a segment out. Transfers in progress end well.
@@ -142,7 +150,33 @@ impl Pool {
             length: lent.size,
             ..Buffer::default()
         };
-        self.lent.load().iter().map(buffer).collect()
+        let staged = self.buffer.get().map(|region| Buffer {
+            name: name.to_owned(),
+            addr: region.base(),
+            length: region.len(),
+            ..Buffer::default()
+        });
+        self.lent.load().iter().map(buffer).chain(staged).collect()
+    }
+
+    /// Copies bytes in, as if a peer had written them.
+    pub(crate) fn write(&self, span: Span, from: &[u8]) -> Result<(), Damaged> {
+        let (lent, offset) = self.find(span).ok_or(Damaged(span))?;
+        let writing = lent.ledger.begin(offset, span.size).map_err(|_| Damaged(span))?;
+        lent.begin(offset, span.size);
+        lent.region.write_at(offset, from).map_err(|_| Damaged(span))?;
+        if lent.lasts {
+            writing.finish(Crc32c::of(from));
+        }
+        Ok(())
+    }
+
+    /// A part of the buffer.
+    fn buffered(&self, span: Span) -> Option<(&Region, u64)> {
+        let region = self.buffer.get()?;
+        let offset = span.start.checked_sub(region.base())?;
+        region.check(offset, span.size).ok()?;
+        Some((region, offset))
     }
 
     /// Copies bytes out.
@@ -174,13 +208,18 @@ impl Pool {
     }
 }
 
+fn is_apart(lent: &Lent, region: &Region) -> bool {
+    region.base() + region.len() <= lent.base || lent.base + lent.size <= region.base()
+}
+
 impl Target for Pool {
     fn contains(&self, span: Span) -> bool {
-        self.find(span).is_some()
+        self.find(span).is_some() || self.buffered(span).is_some()
     }
 
     fn readable(&self, span: Span) -> bool {
-        self.find(span).is_some_and(|(lent, offset)| lent.is_readable(offset, span.size))
+        self.buffered(span).is_some()
+            || self.find(span).is_some_and(|(lent, offset)| lent.is_readable(offset, span.size))
     }
 
     fn receive(
@@ -207,11 +246,17 @@ impl Target for Pool {
     }
 
     fn send(&self, socket: &TcpStream, span: Span) -> io::Result<()> {
+        if let Some((region, offset)) = self.buffered(span) {
+            return region.send_all(socket, offset, span.size);
+        }
         let (lent, offset) = self.found(span)?;
         lent.region.send_all(socket, offset, span.size)
     }
 
     fn send_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32> {
+        if let Some((region, offset)) = self.buffered(span) {
+            return region.send_all_crc(socket, offset, span.size);
+        }
         let (lent, offset) = self.found(span)?;
         lent.region.send_all_crc(socket, offset, span.size)
     }

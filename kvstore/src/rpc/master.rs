@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::Dialect;
 use mooncake_wire::frame::{self, Fault};
-use mooncake_wire::pack::{Pack, Unpack};
+use mooncake_wire::pack::{EncodeError, Pack, Unpack};
 use mooncake_wire::rpc::{BatchExistKey, KeysArguments, Outcome, Rpc, decode_reply, encode_request};
 use mooncake_wire::types::DEFAULT_TENANT;
 use moongate_runtime::Supervisor;
@@ -185,6 +185,24 @@ impl Master {
         })
     }
 
+    /// Sends the request that `write` appends, and returns the body of the response.
+    pub(super) async fn ask(
+        &self,
+        write: impl FnOnce(u32, &mut BytesMut) -> Result<(), EncodeError>,
+    ) -> Result<Bytes, RpcError> {
+        let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
+        let mut frame = BytesMut::new();
+        write(sequence, &mut frame)?;
+        let limit = self.shared.time_limit;
+        let exchanged = tokio::time::timeout(limit, self.exchange(sequence, frame.freeze())).await;
+        let response =
+            exchanged.map_err(|_| RpcError::TimedOut { address: self.shared_address(), limit })??;
+        if response.header.error == 0 {
+            return Ok(response.body);
+        }
+        Err(Fault::parse(response.header.error, &response.body).map_err(|e| self.broken(e))?.into())
+    }
+
     async fn exchange(&self, sequence: u32, frame: Bytes) -> Result<Response, RpcError> {
         let (reply, response) = oneshot::channel();
         self.enqueue(Call { sequence, frame, reply })?;
@@ -209,7 +227,7 @@ impl Master {
         Err(failure)
     }
 
-    fn broken(&self, error: impl ToString) -> RpcError {
+    pub(super) fn broken(&self, error: impl ToString) -> RpcError {
         RpcError::Protocol { address: self.shared_address(), reason: error.to_string() }
     }
 
