@@ -98,7 +98,8 @@ async fn two_turns(face: &str, forgets: &str, key: &str) -> [u64; 2] {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, stored).await.expect("the gateway knows that the pages are stored");
+    let known = tokio::time::timeout(PATIENCE, stored).await;
+    assert!(known.is_ok(), "the gateway does not know that the pages are stored");
 
     // As printed: the engines forget all.
     let text = up.binary.stdout();
