@@ -18,6 +18,7 @@ mod region;
 mod scrub;
 pub mod segment;
 mod socket;
+mod stream;
 
 pub use checksum::Crc32c;
 pub use ledger::Ledger;

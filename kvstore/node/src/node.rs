@@ -3,42 +3,36 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
 use moongate_kvclient::{Client, Options as ClientOptions};
 use moongate_kvstore::rpc::{self, Master, RpcError};
-use moongate_memory::holder::Holder;
-use moongate_memory::ledger::Identity;
 use moongate_memory::numa::Placement;
-use moongate_memory::{Keep, Ledger, Pages, Segment, Wanted, segment};
+use moongate_memory::{Keep, Pages, Segment, Wanted, segment};
 use moongate_runtime::{BindError, ListenerLimits, Supervisor};
-use moongate_transfer::descriptor::RpcMeta;
+use moongate_transfer::DirectoryError;
 use moongate_transfer::handshake::{self, HandshakeLimits, Node as Answers};
 use moongate_transfer::serve::{self, Serving};
-use moongate_transfer::{Directory, DirectoryError, SegmentDescriptor};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ConfigError};
-use crate::flags::{Flags, Keeping, OnStop, PageSize};
+use crate::flags::{Flags, Keeping, OnStop};
 use crate::heartbeat::{self, Pulse};
 use crate::membership::{Membership, PROTOCOL};
+use crate::memory::{new_identity, open_memory, settle, uuid};
 use crate::place::{Host, Place, PlaceError};
 use crate::pool::{Lent, Pool};
+use crate::presence::{Presence, present};
 use crate::scrub::{self, ScrubCounts};
 use crate::tasks::{TaskCounts, Worker};
 use crate::{health, rest};
 
 /// Pause between two attempts at something that must be there at start.
-const PAUSE: Duration = Duration::from_millis(500);
-/// How often it is looked whether the metadata server still has the descriptor.
-const PUBLISH: Duration = Duration::from_secs(10);
+pub(crate) const PAUSE: Duration = Duration::from_millis(500);
 /// Time for the last words to master and metadata server.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// The extensions that this node's data plane has.
-const EXTENSIONS: u32 = 1;
 
 /// Why a node cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -86,14 +80,6 @@ pub(crate) struct Shared {
     pub(crate) scrubbed: Arc<ScrubCounts>,
     pub(crate) client: Client,
     presence: Presence,
-}
-
-/// How a node is found.
-#[derive(Clone)]
-struct Presence {
-    directory: Directory,
-    answers: Arc<Answers>,
-    rpc: RpcMeta,
 }
 
 /// A node that serves.
@@ -310,53 +296,6 @@ impl Shared {
     }
 }
 
-impl Presence {
-    /// Describes what the node lends now.
-    fn change(&self, membership: &Membership) {
-        self.answers.descriptor.rcu(|old| SegmentDescriptor {
-            buffers: membership.pool.buffers(&membership.endpoint),
-            timestamp: timestamp(),
-            ..SegmentDescriptor::clone(old)
-        });
-    }
-
-    async fn publish(&self) -> Result<(), DirectoryError> {
-        let descriptor = self.answers.descriptor.load_full();
-        self.directory.publish(&descriptor, &self.rpc).await
-    }
-
-    /// Tells the metadata server of the node, which may not be there yet.
-    async fn enter(&self, deadline: Instant) -> Result<(), StartError> {
-        loop {
-            match self.publish().await {
-                Ok(()) => return Ok(()),
-                Err(error @ DirectoryError::Taken { .. }) => return Err(error.into()),
-                Err(error) if Instant::now() + PAUSE > deadline => return Err(error.into()),
-                Err(error) => tracing::warn!(%error, "trying again"),
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    /// A metadata server that was restarted has lost what it knew.
-    async fn keep(&self, pulse: &Pulse) {
-        loop {
-            tokio::select! {
-                () = pulse.remounted.notified() => {}
-                () = tokio::time::sleep(PUBLISH) => {
-                    let name = self.answers.descriptor.load().name.clone();
-                    if !matches!(self.directory.descriptor(&name).await, Err(DirectoryError::Unknown(_))) {
-                        continue;
-                    }
-                }
-            }
-            if let Err(error) = self.publish().await {
-                tracing::warn!(%error, "the metadata server does not know this node");
-            }
-        }
-    }
-}
-
 fn tell_what_is_missing(config: &Config) {
     if config.protocol != PROTOCOL {
         tracing::warn!(
@@ -367,105 +306,6 @@ fn tell_what_is_missing(config: &Config) {
     if config.ssd_offload {
         tracing::warn!("this node has no tier on a disk: enable_ssd_offload changes nothing");
     }
-}
-
-fn new_identity(base: u64, size: u64) -> Identity {
-    let number = || fastrand::u64(1..);
-    Identity { segment: [number(), number()], client: [number(), number()], name: String::new(), base, size }
-}
-
-fn uuid([first, second]: [u64; 2]) -> Uuid {
-    Uuid { first, second }
-}
-
-/// Opens the memory. A node that is being replaced may still have it.
-async fn open_memory(flags: &Flags, config: &Config, deadline: Instant) -> Result<Segment, StartError> {
-    let wanted = Wanted {
-        keep: match &flags.memory {
-            Keeping::Process => Keep::Process,
-            Keeping::Holder(path) => Keep::Holder(Holder::at(path)),
-            Keeping::Folder(folder) => Keep::Folder(folder.clone()),
-        },
-        label: flags.memory_label.clone(),
-        size: config.segment_size,
-        pages: match flags.pages {
-            PageSize::Normal => Pages::Normal,
-            PageSize::Transparent => Pages::Transparent,
-            PageSize::Huge => Pages::Huge,
-        },
-        placement: Placement::default(),
-    };
-    loop {
-        // Memory of a disk is checked after the machine was started anew, which takes a while.
-        let opening = wanted.clone();
-        let size = config.segment_size;
-        let opened =
-            tokio::task::spawn_blocking(move || Segment::open(&opening, |base| new_identity(base, size)));
-        match opened.await.map_err(io::Error::other)? {
-            Ok(segment) => return Ok(segment),
-            Err(error) if Instant::now() + PAUSE > deadline => return Err(error.into()),
-            Err(
-                error @ (segment::Error::Ledger(moongate_memory::ledger::Error::InUse)
-                | segment::Error::Holder(_)),
-            ) => {
-                tracing::warn!(%error, "waiting for the memory");
-            }
-            Err(error) => return Err(error.into()),
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
-}
-
-/// Under which ids the memory is lent. Memory that was lent under another name begins anew: nobody would find in it
-/// what was there.
-fn settle(ledger: &Ledger, endpoint: &str, kept: bool) -> Result<Identity, StartError> {
-    let mut identity = ledger.identity();
-    if identity.name == endpoint {
-        return Ok(identity);
-    }
-    if kept {
-        tracing::warn!(
-            was = identity.name,
-            is = endpoint,
-            "this node has another name than before, so that what its memory holds cannot be found; it begins anew"
-        );
-        ledger.forget(0, identity.size);
-        identity = Identity { base: identity.base, ..new_identity(identity.base, identity.size) };
-    }
-    identity.name = endpoint.to_owned();
-    ledger.set_identity(identity.clone())?;
-    Ok(identity)
-}
-
-fn present(
-    config: &Config,
-    host: &Host,
-    place: &Place,
-    membership: &Membership,
-) -> Result<Presence, StartError> {
-    let data_host =
-        if place.address.is_unspecified() { host.name.clone() } else { place.address.to_string() };
-    let descriptor = SegmentDescriptor {
-        name: membership.endpoint.to_string(),
-        protocol: PROTOCOL.to_owned(),
-        buffers: membership.pool.buffers(&membership.endpoint),
-        tcp_data_host: data_host,
-        tcp_data_port: place.data.local_addr()?.port(),
-        tcp_proto_version: 2,
-        timestamp: timestamp(),
-        moongate: EXTENSIONS,
-        ..SegmentDescriptor::default()
-    };
-    Ok(Presence {
-        directory: Directory::new(&config.metadata)?,
-        answers: Arc::new(Answers { descriptor: ArcSwap::from_pointee(descriptor) }),
-        rpc: RpcMeta { ip_or_host_name: host.name.clone(), rpc_port: place.handshake.local_addr()?.port() },
-    })
-}
-
-/// As Mooncake writes it, but for the time zone, which is always UTC.
-fn timestamp() -> String {
-    humantime::format_rfc3339_micros(SystemTime::now()).to_string().replace('T', " ").replace('Z', "")
 }
 
 /// Waits for the master, and lends it the memory.
