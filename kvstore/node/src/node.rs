@@ -10,9 +10,10 @@ use moongate_kvclient::{Client, Options as ClientOptions};
 use moongate_kvstore::rpc::{self, Master, RpcError};
 use moongate_memory::numa::Placement;
 use moongate_memory::{Keep, Pages, Segment, Wanted, segment};
+use moongate_rdma::Fabric;
 use moongate_runtime::{BindError, ListenerLimits, Supervisor};
 use moongate_transfer::DirectoryError;
-use moongate_transfer::handshake::{self, HandshakeLimits, Node as Answers};
+use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, Serving};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +28,7 @@ use crate::pool::{Lent, Pool};
 use crate::presence::{Presence, present};
 use crate::scrub::{self, ScrubCounts};
 use crate::tasks::{TaskCounts, Worker};
-use crate::{health, rest};
+use crate::{health, rdma, rest};
 
 /// Pause between two attempts at something that must be there at start.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
@@ -80,6 +81,7 @@ pub(crate) struct Shared {
     pub(crate) scrubbed: Arc<ScrubCounts>,
     pub(crate) client: Client,
     presence: Presence,
+    fabric: Option<Arc<Fabric>>,
 }
 
 /// A node that serves.
@@ -111,7 +113,8 @@ pub async fn start(
     let endpoint = host.endpoint(place.handshake.local_addr()?.port());
     let identity = settle(&segment.ledger, &endpoint, segment.kept)?;
     let pool = Arc::new(Pool::default());
-    pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts)));
+    let (fabric, registered) = rdma::open(&config, lasts, &segment.region).unzip();
+    pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts).over(registered)));
 
     let master = Master::new(&config.master, rpc::Options::default(), supervisor);
     let membership = Membership {
@@ -120,15 +123,20 @@ pub async fn start(
         endpoint: endpoint.as_str().into(),
         host: host.name.as_str().into(),
         pool: Arc::clone(&pool),
+        protocol: if fabric.is_some() { moongate_rdma::PROTOCOL } else { PROTOCOL },
     };
-    let presence = present(&config, &host, &place, &membership)?;
+    let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
     let options = serve::Options {
         peers: flags.allow_peers.clone(),
         connections: flags.max_connections,
         connections_per_peer: flags.max_connections_per_peer,
         ..serve::Options::default()
     };
-    let answers: Arc<dyn handshake::Answers> = Arc::<Answers>::clone(&presence.answers);
+    let node = Arc::clone(&presence.answers);
+    let answers: Arc<dyn handshake::Answers> = match &fabric {
+        Some(fabric) => Arc::new(rdma::Handshakes::new(node, Arc::clone(fabric), &endpoint)),
+        None => node,
+    };
     let limits = HandshakeLimits::default();
     let (peers, stop) = (flags.allow_peers.clone(), supervisor.token());
     handshake::listen(place.handshake, answers, peers, limits, stop, supervisor);
@@ -143,6 +151,7 @@ pub async fn start(
     let client_options = ClientOptions {
         tenant: config.tenant.clone(),
         metadata: config.metadata.clone(),
+        rdma_devices: config.devices.clone(),
         ..ClientOptions::default()
     };
     let client = Client::new(&config.master, client_options, supervisor)?;
@@ -154,6 +163,7 @@ pub async fn start(
         scrubbed: Arc::default(),
         client,
         presence,
+        fabric,
     };
     shared.start_background(flags.scrub_rate, supervisor);
     let http = shared.serve_http(&flags, &config, place.address, supervisor)?;
@@ -267,7 +277,10 @@ impl Shared {
         let opened = Segment::open(&wanted, |base| new_identity(base, size));
         let segment = opened.map_err(|error| error.to_string())?;
         let identity = segment.ledger.identity();
-        let lent = Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, false));
+        let registered = self.fabric.as_ref().map(|fabric| fabric.lend(&segment.region)).transpose();
+        let registered = registered.map_err(|error| error.to_string())?;
+        let lent = Lent::new(segment, uuid(identity.segment), identity.base, false).over(registered);
+        let lent = Arc::new(lent);
         if !self.membership.pool.add(Arc::clone(&lent)) {
             return Err("its addresses are those of another segment; try again".to_owned());
         }
@@ -297,10 +310,10 @@ impl Shared {
 }
 
 fn tell_what_is_missing(config: &Config) {
-    if config.protocol != PROTOCOL {
+    if ![PROTOCOL, moongate_rdma::PROTOCOL].contains(&config.protocol.as_str()) {
         tracing::warn!(
             protocol = config.protocol,
-            "this node serves transfers over TCP only; set the protocol to tcp for all that use it"
+            "this node serves transfers over TCP and RDMA only; set the protocol to one of them for all that use it"
         );
     }
     if config.ssd_offload {
