@@ -1,10 +1,11 @@
-//! The one binary: `moongate gateway | master | store | store-holder | kv | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | operator | master | store | store-holder | kv | up | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
 mod gateway;
 mod kv;
 mod master;
+mod operator;
 mod store;
 mod store_holder;
 mod up;
@@ -34,6 +35,8 @@ struct Cli {
 enum Command {
     /// Serve the OpenAI API in front of SGLang and vLLM engines.
     Gateway(Box<gateway::GatewayCommand>),
+    /// Run RoleBasedGroups on Kubernetes, in the place of RBG's own controller manager.
+    Operator(operator::OperatorCommand),
     /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
     Master(master::MasterCommand),
     /// Lend memory to a Mooncake store, in the place of Mooncake's own store service.
@@ -68,6 +71,10 @@ fn main() -> ExitCode {
         Command::Gateway(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| gateway::run(*command, supervisor))
+        }
+        Command::Operator(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |supervisor| operator::run(command, supervisor))
         }
         Command::Master(command) => match command.options() {
             Ok(options) => {

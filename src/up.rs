@@ -1,4 +1,6 @@
-//! `moongate up`: simulated engines and a gateway on one machine, without any configuration.
+//! `moongate up`: simulated engines, their store and a gateway on one machine, without any configuration.
+
+mod stores;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
@@ -11,6 +13,8 @@ use moongate_gateway::{GatewayOptions, RunningGateway};
 use moongate_loadtest::engine::{Face, KvEvents, Role, SimConfig, SimEngine, SimFleet};
 use moongate_runtime::{Supervisor, config, terminated};
 use moongate_telemetry::{LogOptions, Traces};
+
+use self::stores::Stores;
 
 /// Time for the engines to be found ready. They are in this process; a second is long.
 const READY_WITHIN: Duration = Duration::from_secs(15);
@@ -33,6 +37,9 @@ pub(crate) struct UpCommand {
     /// Simulated decode engines.
     #[arg(long, value_name = "N", env = "MOONGATE_UP_DECODE", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     decode: u16,
+    /// Port of the first engine; those of the others follow, prefill before decode. 0 takes free ports.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_UP_ENGINE_PORT", default_value_t = 0)]
+    engine_port: u16,
     /// Whose protocol the engines speak.
     #[arg(long, value_enum, env = "MOONGATE_UP_FACE", default_value = "sglang")]
     face: Face,
@@ -51,22 +58,27 @@ pub(crate) struct UpCommand {
 
 /// Starts everything, says what to try, and runs until asked to stop.
 pub(crate) async fn run(command: UpCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let fleet = SimFleet::new(4_000_000);
+    let stores = Stores::start().await.context("the store did not start")?;
+    let fleet = SimFleet::on(stores.client()?);
     let mut engines = Vec::new();
+    let mut ports = (command.engine_port..=u16::MAX).filter(|_| command.engine_port > 0);
     for (role, count) in [(Role::Prefill, command.prefill), (Role::Decode, command.decode)] {
         for _ in 0..count {
             let mut engine = SimConfig::new(role, command.face);
             engine.model.clone_from(&command.model);
             engine.time_scale = command.time_scale;
             engine.kv_events = Some(KvEvents::default());
+            // vLLM's hand over with NIXL here, without a store.
+            engine.use_storage = role == Role::Prefill;
+            engine.listen.set_port(ports.next().unwrap_or_default());
             engines
                 .push(SimEngine::start_in(engine, &fleet).await.context("a simulated engine did not start")?);
         }
     }
-    let options = gateway_options(&command, &engines)?;
+    let options = gateway_options(&command, &engines, &stores)?;
     let gateway = moongate_gateway::start(&options, Traces::off(), &supervisor).await?;
     wait_until_ready(&gateway).await?;
-    say(&welcome(&command, &gateway));
+    say(&welcome(&command, &gateway, &engines, &stores));
 
     let live = std::io::stderr().is_terminal();
     tokio::select! {
@@ -83,12 +95,17 @@ pub(crate) async fn run(command: UpCommand, supervisor: Supervisor) -> anyhow::R
     for engine in engines {
         engine.stop().await;
     }
+    stores.stop().await;
     say("stopped");
     Ok(ExitCode::SUCCESS)
 }
 
-/// The gateway's own defaults, with the simulated engines in place.
-fn gateway_options(command: &UpCommand, engines: &[SimEngine]) -> anyhow::Result<GatewayOptions> {
+/// The gateway's own defaults, with the simulated engines and their store in place.
+fn gateway_options(
+    command: &UpCommand,
+    engines: &[SimEngine],
+    stores: &Stores,
+) -> anyhow::Result<GatewayOptions> {
     #[derive(Debug, clap::Parser)]
     struct Defaults {
         #[command(flatten)]
@@ -101,6 +118,7 @@ fn gateway_options(command: &UpCommand, engines: &[SimEngine]) -> anyhow::Result
         format!("--policy={}", command.policy),
         "--drain-deadline=5s".to_owned(),
     ];
+    args.extend(stores.gateway_flags());
     for engine in engines {
         args.push(match (engine.config().role, engine.bootstrap_addr()) {
             (Role::Prefill, Some(bootstrap)) => format!("--prefill={},{}", engine.url(), bootstrap.port()),
@@ -123,9 +141,9 @@ async fn wait_until_ready(gateway: &RunningGateway) -> anyhow::Result<()> {
     tokio::time::timeout(READY_WITHIN, ready).await.context("the simulated engines did not become ready")
 }
 
-fn welcome(command: &UpCommand, gateway: &RunningGateway) -> String {
+fn welcome(command: &UpCommand, gateway: &RunningGateway, engines: &[SimEngine], stores: &Stores) -> String {
     let UpCommand { prefill, decode, model, .. } = command;
-    let address = gateway.address;
+    let (address, store) = (gateway.address, about_store(command, engines, stores));
     format!(
         "Moongate is up: {prefill} prefill and {decode} decode engines (simulated) behind http://{address}\n\
          \n\
@@ -133,9 +151,26 @@ fn welcome(command: &UpCommand, gateway: &RunningGateway) -> String {
          \x20 curl http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n\
          \x20   -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n\
          \n\
+         {store}\
          Any OpenAI client works with base URL http://{address}/v1 and any API key.\n\
          Metrics: http://{}/metrics    Stop: Ctrl-C",
         gateway.admin_address
+    )
+}
+
+/// What there is to see of the store, which vLLM's engines do not use here.
+fn about_store(command: &UpCommand, engines: &[SimEngine], stores: &Stores) -> String {
+    if command.face != Face::Sglang {
+        return String::new();
+    }
+    let (nodes, admin) = (stores::NODES, stores.admin());
+    let prefill = engines.iter().filter(|engine| engine.config().role == Role::Prefill);
+    let forget: Vec<String> = prefill.map(|engine| format!("{}/flush_cache", engine.url())).collect();
+    format!(
+        "What they compute is in a store of {nodes} nodes, too, and is found there when they forget it:\n\
+         \x20 moongate kv ls --admin {admin}\n\
+         \x20 curl -X POST {}\n\n",
+        forget.join(" ")
     )
 }
 

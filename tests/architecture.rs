@@ -34,6 +34,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &["moongate-testkit"]),
     ("operator/render", "moongate-render", &["rbg-api", "moongate-testkit"]),
+    (
+        "operator",
+        "moongate-operator",
+        &["moongate-render", "rbg-api", "moongate-runtime", "moongate-testkit"],
+    ),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     (
         "kvstore/client",
@@ -78,7 +83,14 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     (
         "loadtest",
         "moongate-loadtest",
-        &["moongate-scheduler", "moongate-pages", "moongate-runtime", "moongate-zmtp", "mooncake-wire"],
+        &[
+            "moongate-scheduler",
+            "moongate-pages",
+            "moongate-kvclient",
+            "moongate-runtime",
+            "moongate-zmtp",
+            "mooncake-wire",
+        ],
     ),
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),

@@ -13,8 +13,9 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 10] = [
+const COMMANDS: [&str; 11] = [
     "moongate gateway",
+    "moongate operator",
     "moongate store",
     "moongate store-holder",
     "moongate up",

@@ -1,5 +1,5 @@
 //! `moongate up`: the first thing that a newcomer runs.
-#![expect(clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod world;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use world::binary::Binary;
-use world::{client, openai_error};
+use world::{PATIENCE, client, openai_error};
 
 const FREE_PORTS: [&str; 3] = ["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
 
@@ -37,7 +37,9 @@ async fn up(flags: &[&str]) -> Up {
 async fn the_printed_command_works() {
     let up = up(&[]).await;
     let text = up.binary.stdout();
-    for needed in ["2 prefill and 2 decode", "simulated", "curl", "base URL", "/v1", "Ctrl-C"] {
+    for needed in
+        ["2 prefill and 2 decode", "store of 2 nodes", "simulated", "curl", "base URL", "/v1", "Ctrl-C"]
+    {
         assert!(text.contains(needed), "no {needed:?} in\n{text}");
     }
     let mut lines = text.lines().skip_while(|line| !line.trim_start().starts_with("curl"));
@@ -52,6 +54,50 @@ async fn the_printed_command_works() {
     let metrics = metrics.text().await.unwrap();
     let counted = r#"moongate_requests_total{api="chat",code="ok"} 1"#;
     assert!(metrics.contains(counted), "the request is not in the metrics:\n{metrics}");
+}
+
+/// The tokens of a prompt that an engine which has computed none of it would get from the store, as the gateway foretells.
+async fn in_store(up: &Up, messages: &Value) -> u64 {
+    let body = json!({"model": "moongate-sim", "messages": messages});
+    let url = format!("http://{}/debug/predict/v1/chat/completions", up.admin);
+    let foretold: Value = client().post(url).json(&body).send().await.unwrap().json().await.unwrap();
+    let engines = foretold["engines"].as_array().unwrap().iter();
+    engines.map(|engine| engine["l3_tokens"].as_u64().unwrap()).max().unwrap()
+}
+
+/// The tokens of a prompt that need not be computed, as the answer tells.
+async fn cached(up: &Up, messages: &Value) -> u64 {
+    let body = json!({"model": "moongate-sim", "messages": messages, "max_tokens": 4});
+    let url = format!("http://{}/v1/chat/completions", up.public);
+    let answer: Value = client().post(url).json(&body).send().await.unwrap().json().await.unwrap();
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_else(|| panic!("{answer}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_turn_comes_from_the_store() {
+    let up = up(&[]).await;
+    let long = "a word ".repeat(300);
+    let first = json!([{"role": "user", "content": long}]);
+    assert_eq!(cached(&up, &first).await, 0);
+    let stored = async {
+        while in_store(&up, &first).await < 512 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, stored).await.expect("the gateway knows that the pages are stored");
+
+    // As printed: the engines forget all.
+    let text = up.binary.stdout();
+    let forget = text.lines().find(|line| line.contains("/flush_cache")).unwrap_or_else(|| panic!("{text}"));
+    let ran = Command::new("sh").args(["-c", forget]).env("NO_PROXY", "*").output().await.unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    let second = json!([{"role": "user", "content": long}, {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "and then?"}]);
+    assert_eq!(cached(&up, &second).await, 512);
+
+    let list = text.lines().find_map(|line| line.trim().strip_prefix("moongate ")).unwrap();
+    let ended = Binary::run(&list.split(' ').collect::<Vec<_>>()).await;
+    assert!(ended.stdout.contains("moongate-sim_"), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

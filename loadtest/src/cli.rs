@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use moongate_kvclient::{Client, Metadata, Options};
 use moongate_runtime::Supervisor;
 use url::Url;
 
@@ -73,6 +74,23 @@ pub struct EngineArgs {
     /// Shared store in tokens; 0 is none. One process's engines share it, so here the engine has it alone.
     #[arg(long, default_value_t = 0, env = "MOONGATE_LOADTEST_L3_TOKENS")]
     pub l3_tokens: usize,
+    /// Keep pages in a real Mooncake store, whose master is there, instead of a simulated one. Bytes are compared.
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        env = "MOONGATE_LOADTEST_STORE_MASTER",
+        conflicts_with = "l3_tokens"
+    )]
+    pub store_master: Option<String>,
+    /// Where the store's nodes are found: P2PHANDSHAKE or the URL of a metadata server.
+    #[arg(
+        long,
+        value_name = "WHERE",
+        env = "MOONGATE_LOADTEST_STORE_METADATA",
+        default_value = "P2PHANDSHAKE",
+        requires = "store_master"
+    )]
+    pub store_metadata: Metadata,
     /// Longest prompt in tokens.
     #[arg(long, default_value_t = 1_000_000, env = "MOONGATE_LOADTEST_CONTEXT_TOKENS")]
     pub context_tokens: usize,
@@ -187,7 +205,7 @@ impl EngineArgs {
         config.time_scale = self.time_scale;
         config.device_tokens = self.l1_tokens;
         config.host_tokens = self.l2_tokens;
-        config.use_storage = self.l3_tokens > 0;
+        config.use_storage = self.l3_tokens > 0 || self.store_master.is_some();
         config.context_tokens = self.context_tokens;
         config.max_running = self.max_running;
         config.service.chunk_tokens = self.chunk_tokens;
@@ -197,6 +215,12 @@ impl EngineArgs {
         config.kv_events = self.kv_events.map(|listen| KvEvents { listen, ..KvEvents::default() });
         Ok(config)
     }
+
+    fn fleet(&self, supervisor: &Supervisor) -> anyhow::Result<SimFleet> {
+        let Some(master) = &self.store_master else { return Ok(SimFleet::new(self.l3_tokens)) };
+        let options = Options { metadata: self.store_metadata.clone(), ..Options::default() };
+        Ok(SimFleet::on(Client::new(master, options, supervisor)?))
+    }
 }
 
 async fn run_engine(args: EngineArgs, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
@@ -204,7 +228,7 @@ async fn run_engine(args: EngineArgs, supervisor: &Supervisor) -> anyhow::Result
         Some(json) => serde_json::from_str(json).context("--fault is not a fault in JSON")?,
         None => Fault::None.into(),
     };
-    let engine = SimEngine::start_in(args.config()?, &SimFleet::new(args.l3_tokens)).await?;
+    let engine = SimEngine::start_in(args.config()?, &args.fleet(supervisor)?).await?;
     engine.set_fault(fault);
     let bootstrap =
         engine.bootstrap_addr().map(|address| format!(" bootstrap={address}")).unwrap_or_default();

@@ -22,6 +22,8 @@ use crate::store::free_port;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Whoever has not answered by then does not answer.
 const SILENCE: Duration = Duration::from_secs(2);
+/// Lines of each log that a test shows when it fails.
+const LOGGED: usize = 40;
 const MASTERS: usize = 3;
 const ETCDS: usize = 3;
 
@@ -393,14 +395,26 @@ impl Cluster {
     pub(crate) async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
         let begun = Instant::now();
         while !is_so(self).await {
-            assert!(begun.elapsed() < LIMIT, "{what}: not in time. {}", self.logs());
+            assert!(begun.elapsed() < LIMIT, "{what}: not in time");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
+}
 
-    fn logs(&self) -> String {
-        let log = |at| std::fs::read_to_string(self.folder.path().join(format!("master-{at}.log")));
-        (0..MASTERS).map(|at| format!("\nmaster {at}:\n{}", log(at).unwrap_or_default())).collect()
+impl Drop for Cluster {
+    /// Where a test fails, what everybody had to say.
+    #[expect(clippy::print_stderr, reason = "a test says why it has failed")]
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for log in ["master-0", "master-1", "master-2", "e0", "e1", "e2"] {
+            let said = std::fs::read_to_string(self.folder.path().join(format!("{log}.log")));
+            let said = said.unwrap_or_default();
+            let lines: Vec<&str> = said.lines().collect();
+            let last = lines[lines.len().saturating_sub(LOGGED)..].join("\n");
+            eprintln!("{log} said last:\n{last}\n");
+        }
     }
 }
 
@@ -415,7 +429,11 @@ fn etcd(folder: &Path, at: usize, node: &Node, certificates: Option<&Certificate
     command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
     command.args(["--listen-peer-urls", &node.peer, "--initial-advertise-peer-urls", &node.peer]);
     command.args(["--initial-cluster", all, "--initial-cluster-state", "new"]);
-    command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let log =
+        std::fs::File::options().create(true).append(true).open(folder.join(format!("e{at}.log"))).unwrap();
+    // Processes die here, machines do not: what is written is there without waiting for a disk, which may be slow.
+    command.args(["--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"]);
+    command.stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
     command.spawn().expect("etcd can be run; `scripts/test tools` installs it")
 }
 

@@ -28,15 +28,25 @@ impl Writer {
     /// Puts until so many more have succeeded. Returns the longest time without a success.
     pub(crate) async fn write(&mut self, count: usize) -> Duration {
         let (begun, mut last, mut longest) = (Instant::now(), Instant::now(), Duration::ZERO);
+        let mut refused = Vec::new();
         let enough = self.written.len() + count;
         while self.written.len() < enough {
-            assert!(begun.elapsed() < LIMIT, "clients do not go on");
+            let missing = enough - self.written.len();
+            assert!(
+                begun.elapsed() < LIMIT,
+                "clients do not go on: {missing} of {count} puts are missing, the longest time without one \
+                 was {:?}, refused were, after so long and with these codes: {refused:?}",
+                longest.max(last.elapsed()),
+            );
             self.next += 1;
             let key = format!("key-{}", self.next);
-            if self.node.ask(&format!("put {key} 100")).await == "0" {
+            let answer = self.node.ask(&format!("put {key} 100")).await;
+            if answer == "0" {
                 longest = longest.max(last.elapsed());
                 last = Instant::now();
                 self.written.push(key);
+            } else {
+                refused.push((begun.elapsed(), answer));
             }
         }
         longest

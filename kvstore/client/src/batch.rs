@@ -27,8 +27,8 @@ impl Client {
             let gets = keys
                 .iter()
                 .zip(located)
-                .map(async |(key, located)| self.get_located(key, Some(located?)).await);
-            results.extend(self.in_flight(gets).await);
+                .map(|(key, located)| async move { self.get_located(key, Some(located?)).await });
+            results.extend(self.in_flight(gets.collect()).await);
         }
         results
     }
@@ -41,9 +41,10 @@ impl Client {
             let keys: Vec<&str> = wanted.iter().map(|(key, _)| *key).collect();
             let located = self.locate_all(&keys).await;
             let gets = wanted.iter_mut().zip(located);
-            let gets = gets
-                .map(async |((key, into), located)| self.get_into_located(key, into, Some(located?)).await);
-            results.extend(self.in_flight(gets).await);
+            let gets = gets.map(|((key, into), located)| async move {
+                self.get_into_located(key, into, Some(located?)).await
+            });
+            results.extend(self.in_flight(gets.collect()).await);
         }
         results
     }
@@ -92,11 +93,13 @@ impl Client {
         let begun: Vec<bool> = starts.iter().map(Result::is_ok).collect();
         let open = objects.iter().zip(&begun).filter(|(_, begun)| **begun).map(|((key, _), _)| *key);
         let mut open = Started::new(self, mode, open.collect());
-        let writes = objects.iter().zip(starts).map(async |((key, bytes), start)| match start {
-            Ok(replicas) => self.write(key, &replicas, bytes).await,
-            Err(error) => Err(error),
+        let writes = objects.iter().zip(starts).map(|((key, bytes), start)| async move {
+            match start {
+                Ok(replicas) => self.write(key, &replicas, bytes).await,
+                Err(error) => Err(error),
+            }
         });
-        let mut results = self.in_flight(writes).await;
+        let mut results = self.in_flight(writes.collect()).await;
         let failed: HashSet<&str> = objects
             .iter()
             .zip(begun.iter().zip(&results))
@@ -107,13 +110,15 @@ impl Client {
         self.end_all(mode, objects, &mut results).await;
         open.revoke().await;
         // One by one, those are tried again for which that may help.
-        let again = objects.iter().zip(results).map(async |((key, bytes), result)| match result {
-            Ok(()) => Ok(Put::Stored),
-            Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => Ok(Put::AlreadyThere),
-            Err(error) if may_help(&error) => self.store(mode, key, bytes, options).await,
-            Err(error) => Err(error),
+        let again = objects.iter().zip(results).map(|((key, bytes), result)| async move {
+            match result {
+                Ok(()) => Ok(Put::Stored),
+                Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => Ok(Put::AlreadyThere),
+                Err(error) if may_help(&error) => self.store(mode, key, bytes, options).await,
+                Err(error) => Err(error),
+            }
         });
-        self.in_flight(again).await
+        self.in_flight(again.collect()).await
     }
 
     async fn start_all(
@@ -196,8 +201,9 @@ impl Client {
         }
     }
 
-    /// The results of futures of which a bounded number is under way, in their order.
-    async fn in_flight<F: Future>(&self, futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    /// The results of futures of which a bounded number is under way, in their order. They come in a vector because the compiler
+    /// cannot tell of most iterators that they may be sent to another thread.
+    async fn in_flight<F: Future>(&self, futures: Vec<F>) -> Vec<F::Output> {
         stream::iter(futures).buffered(self.shared.options.batch_in_flight.max(1)).collect().await
     }
 }

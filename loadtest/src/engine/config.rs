@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use moongate_kvclient::Client;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::events::KvEvents;
-use super::store::{SharedStore, Store};
+use super::object_store::ObjectStore;
+use super::store::{SharedStore, Store, Tier};
 
 /// What an engine does of a request's two phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -315,26 +317,33 @@ pub enum SimError {
 }
 
 /// What engines of one process share: the L3 store. (Prefill and decode meet over HTTP, so pairs also work across
-/// processes; the store does not.)
+/// processes; a simulated store does not.)
 #[derive(Debug, Clone)]
 pub struct SimFleet {
     store: Arc<SharedStore>,
+    objects: Option<ObjectStore>,
 }
 
 impl SimFleet {
     /// A fleet whose shared store holds this many tokens; 0 is no store.
     #[must_use]
     pub fn new(storage_tokens: usize) -> Self {
-        Self { store: Arc::new(Mutex::new(Store::new(storage_tokens))) }
+        Self { store: Arc::new(Mutex::new(Store::new(storage_tokens))), objects: None }
     }
 
-    /// Tokens in the shared store now.
+    /// A fleet that keeps its pages in a real Mooncake store. Other processes' engines can share it.
+    #[must_use]
+    pub fn on(client: Client) -> Self {
+        Self { objects: Some(ObjectStore::new(client)), ..Self::new(0) }
+    }
+
+    /// Tokens in the simulated store now.
     #[must_use]
     pub fn storage_used_tokens(&self) -> usize {
         self.store.lock().used()
     }
 
-    /// Empties the shared store.
+    /// Empties the simulated store.
     pub fn clear_storage(&self) {
         self.store.lock().clear();
     }
@@ -344,8 +353,11 @@ impl SimFleet {
         Arc::clone(&self.store)
     }
 
-    pub(crate) fn store(&self) -> Option<&SharedStore> {
-        (self.store.lock().capacity() > 0).then_some(&*self.store)
+    pub(crate) fn store(&self) -> Option<Tier<'_>> {
+        if let Some(objects) = &self.objects {
+            return Some(Tier::Objects(objects));
+        }
+        (self.store.lock().capacity() > 0).then_some(Tier::Simulated(&self.store))
     }
 }
 

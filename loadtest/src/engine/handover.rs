@@ -2,15 +2,18 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::cache::{CachedTokens, Kept};
 use super::events::Prefix;
+use super::object_store::Objects;
 use super::prefill_queue::Begun;
 use super::rank::Fetching;
 use super::rendezvous::{KvAsk, KvOffer, Missed};
 use super::speech::{EngineError, Job, Take};
 use super::stats::Gauge;
+use super::store::Tier;
 use super::tokens::PageChain;
 use super::{Engine, Face};
 
@@ -29,26 +32,29 @@ pub(crate) async fn compute(
     chain: &PageChain,
 ) -> Result<CachedTokens, EngineError> {
     let rank = engine.rank(job.rank);
-    let (own, fetch) = look_up(engine, job, chain);
-    let fetched = fetch.as_ref().map_or(0, |fetch| fetch.tokens);
     let waiting = Gauge::new(&engine.stats, 1, |stats, by| {
         stats.waiting = stats.waiting.saturating_add_signed(by);
     });
-    let uncached = uncached(engine, chain.len() - own - fetched);
+    let (own, fetch) = look_up(engine, job, chain).await;
+    let expected = fetch.as_ref().map_or(0, |fetch| fetch.tokens);
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let uncached = uncached(engine, chain.len() - own - expected);
     let begin = {
-        let (engine, number) = (Arc::clone(engine), job.rank);
+        let (engine, number, arrived) = (Arc::clone(engine), job.rank, Arc::clone(&arrived));
         let (pages, tokens) = (chain.pages().to_vec(), chain.len());
         move || {
             drop((waiting, uncached));
             let cached = {
                 let mut cache = engine.rank(number).cache.lock();
                 let found = cache.look_up(&pages, tokens);
-                cache.with_fetched(found, &pages, tokens, fetched)
+                cache.with_fetched(found, &pages, tokens, arrived.load(Ordering::Relaxed))
             };
             Begun { tokens, cached, gauges: vec![running(&engine), used(&engine, tokens)] }
         }
     };
-    let fetch = fetch.map(|fetch| fetch.run(engine, job, chain));
+    let fetch = fetch.map(|fetch| async {
+        arrived.store(fetch.run(engine, job, chain).await, Ordering::Relaxed);
+    });
     let Some(cached) = rank.prefill.compute(&job.timing, fetch, begin).await else {
         return Err(EngineError::new("the engine is shutting down"));
     };
@@ -91,44 +97,64 @@ struct Fetch {
     /// Those tokens, counted as not cached until they are there.
     uncached: Gauge,
     fetching: Fetching,
+    /// What is to be got, if the store is a real one.
+    objects: Option<Objects>,
 }
 
 /// Tokens that the engine has of a prompt, and what the shared store has behind them, if that is worth a fetch.
-fn look_up(engine: &Engine, job: &Job, chain: &PageChain) -> (usize, Option<Fetch>) {
+async fn look_up(engine: &Arc<Engine>, job: &Job, chain: &PageChain) -> (usize, Option<Fetch>) {
     let threshold = match engine.config.face {
         Face::Sglang => SGLANG_PREFETCH_THRESHOLD,
         Face::Vllm => 0,
     };
     let (rank, page) = (engine.rank(job.rank), engine.config.page_size);
-    let mut cache = rank.cache.lock();
-    let own = cache.look_up(chain.pages(), chain.len()).total();
+    let (own, wanted) = {
+        let mut cache = rank.cache.lock();
+        let own = cache.look_up(chain.pages(), chain.len()).total();
+        (own, own / page..cache.usable(chain.pages(), chain.len()).len())
+    };
     let missing = chain.len() - own;
-    let fetch = engine.store().filter(|_| missing >= threshold).and_then(|store| {
-        let fetching = rank.fetch(missing)?;
-        let first = own / page;
-        let there = store.lock().asked(&cache.usable(chain.pages(), chain.len())[first..]);
-        let tokens = there * page;
-        (there > 0 && tokens >= threshold).then(|| Fetch {
-            pages: first..first + there,
-            tokens,
-            uncached: uncached(engine, tokens),
-            fetching,
-        })
+    let Some(store) = engine.store().filter(|_| missing >= threshold) else { return (own, None) };
+    let Some(fetching) = rank.fetch(missing) else { return (own, None) };
+    let (there, objects) = match store {
+        Tier::Simulated(store) => (store.lock().asked(&chain.pages()[wanted.clone()]), None),
+        Tier::Objects(store) => {
+            let prefix = Prefix { chain, tokens: &job.tokens, namespace: &job.namespace };
+            let objects = Objects::of(&engine.config, &prefix);
+            (store.asked(&objects, &wanted, &engine.stats).await, Some(objects))
+        }
+    };
+    let tokens = there * page;
+    let fetch = (there > 0 && tokens >= threshold).then(|| Fetch {
+        pages: wanted.start..wanted.start + there,
+        tokens,
+        uncached: uncached(engine, tokens),
+        fetching,
+        objects,
     });
     (own, fetch)
 }
 
 impl Fetch {
-    async fn run(self, engine: &Arc<Engine>, job: &Job, chain: &PageChain) {
+    /// Answers how many tokens have come.
+    async fn run(mut self, engine: &Arc<Engine>, job: &Job, chain: &PageChain) -> usize {
         let rank = engine.rank(job.rank);
         // One read at a time: they share the network card.
         let card = rank.network_card.lock().await;
-        super::service::pause(job.timing.storage_fetch(self.tokens)).await;
+        let pause = super::service::pause(job.timing.storage_fetch(self.tokens));
+        if let (Some(objects), Some(Tier::Objects(store))) = (&self.objects, engine.store()) {
+            let (right, ()) = tokio::join!(store.get(objects, &self.pages, &engine.stats), pause);
+            self.pages.end = self.pages.start + right;
+        } else {
+            pause.await;
+        }
         drop(card);
         let prefix = Prefix { chain, tokens: &job.tokens, namespace: &job.namespace };
+        let tokens = self.pages.len() * engine.config.page_size;
         // An engine without a host level has them on the device with the rest.
         rank.keep(&prefix, &Kept::Fetched(self.pages));
         drop((self.uncached, self.fetching));
+        tokens
     }
 }
 

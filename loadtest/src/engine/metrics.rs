@@ -61,6 +61,22 @@ fn usage(engine: &Engine) -> [u64; 4] {
     })
 }
 
+/// What became of a real store's objects. Real engines have no such metric.
+fn objects(page: &mut Page, stats: &SimStats) {
+    page.metric(
+        "counter",
+        "sim:store_objects_total",
+        &[
+            ("outcome=\"hit\"", number(stats.store_hits)),
+            ("outcome=\"miss\"", number(stats.store_misses)),
+            ("outcome=\"wrong\"", number(stats.store_wrong)),
+            ("outcome=\"failed\"", number(stats.store_failures)),
+            ("outcome=\"put\"", number(stats.store_puts)),
+            ("outcome=\"put_failed\"", number(stats.store_put_failures)),
+        ],
+    );
+}
+
 pub(crate) fn sglang(engine: &Engine) -> String {
     let stats = engine.stats.snapshot();
     let [used, capacity, host_used, host] = usage(engine);
@@ -110,6 +126,7 @@ pub(crate) fn sglang(engine: &Engine) -> String {
             ("cache_source=\"storage\"", number(stats.cached_storage_tokens)),
         ],
     );
+    objects(&mut page, &stats);
     page.text
 }
 
@@ -165,6 +182,7 @@ pub(crate) fn vllm(engine: &Engine) -> String {
     );
     page.metric("gauge", "vllm:cache_config_info", &[(&cache_config(engine), 1.0)]);
     connector(&mut page, engine, &stats);
+    objects(&mut page, &stats);
     page.text
 }
 

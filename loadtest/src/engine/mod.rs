@@ -10,6 +10,7 @@
 //! | `tokens`, `tools` | what it says |
 //! | `rank`, `cache`, `namespace` | what it remembers |
 //! | `store`, `store_admin` | what a fleet shares, and its master's face |
+//! | `object_store` | a real store in its place |
 //! | `events` | what it tells about that |
 //! | `service`, `prefill_queue` | how long it takes |
 //! | `speech` | the life of one choice |
@@ -29,6 +30,7 @@ mod faults;
 mod handover;
 mod metrics;
 mod namespace;
+mod object_store;
 mod prefill_queue;
 mod rank;
 mod rendezvous;
@@ -67,11 +69,12 @@ pub use self::store_admin::StoreAdmin;
 use self::cache::Kept;
 use self::events::{Ports, Prefix, Reporter};
 use self::faults::FaultSwitch;
+use self::object_store::Objects;
 use self::rank::Rank;
 use self::rendezvous::{KvOffer, Places};
 use self::service::Timing;
 use self::stats::{Gauge, Stats};
-use self::store::SharedStore;
+use self::store::Tier;
 
 /// How long a stop waits for the engine's tasks.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
@@ -115,8 +118,13 @@ impl Engine {
         &self.ranks[(rank as usize) % self.ranks.len()]
     }
 
-    fn store(&self) -> Option<&SharedStore> {
+    fn store(&self) -> Option<Tier<'_>> {
         if self.config.storage() { self.fleet.store() } else { None }
+    }
+
+    /// Whether somebody is told its pages by their real names, for which tokens are needed.
+    fn names_pages(&self) -> bool {
+        self.config.kv_events.is_some() || matches!(self.store(), Some(Tier::Objects(_)))
     }
 
     /// Keeps prefixes of different models, page sizes and tenants apart.
@@ -126,10 +134,14 @@ impl Engine {
     }
 
     /// Puts a computed prefix into the rank's cache, and into the shared store.
-    fn remember(&self, rank: u32, prefix: &Prefix<'_>) {
+    fn remember(self: &Arc<Self>, rank: u32, prefix: &Prefix<'_>) {
         let written = self.rank(rank).keep(prefix, &Kept::Computed);
-        if let Some(store) = self.store() {
-            store.lock().put(&written, self.config.page_size);
+        match self.store() {
+            Some(Tier::Simulated(store)) => store.lock().put(&written, self.config.page_size),
+            Some(Tier::Objects(store)) => {
+                store.put_later(self, Objects::of(&self.config, prefix).only(prefix, &written));
+            }
+            None => {}
         }
     }
 

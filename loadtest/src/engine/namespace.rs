@@ -1,6 +1,6 @@
 //! What separates caches of equal tokens.
 
-use moongate_pages::{DEFAULT_VLLM_SEED, Scheme, SchemeError, VllmExtra};
+use moongate_pages::{DEFAULT_VLLM_SEED, Scheme, SchemeError, SglangNamespace, VllmExtra};
 use serde_json::{Map, Value};
 
 use super::Face;
@@ -50,6 +50,17 @@ impl Namespace {
                 DEFAULT_VLLM_SEED,
                 VllmExtra { adapter: None, cache_salt },
             ),
+        }
+    }
+
+    /// How the engine names pages of this namespace in the store.
+    pub(crate) fn stored_scheme(&self, face: Face, page_tokens: u32) -> Result<Scheme, SchemeError> {
+        match face {
+            Face::Sglang => {
+                let (extra_key, cache_salt) = (self.extra_key.as_deref(), self.cache_salt());
+                Scheme::sglang(page_tokens, SglangNamespace { extra_key, cache_salt })
+            }
+            Face::Vllm => self.scheme(face, page_tokens),
         }
     }
 }

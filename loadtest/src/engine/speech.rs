@@ -214,7 +214,7 @@ impl Speech {
         };
         let used = used(engine, chain.len() + limit as usize);
         let keeps_output = engine.config.role == Role::Plain && matches!(job.handover, Handover::Local);
-        let told = keeps_output && engine.config.kv_events.is_some();
+        let told = keeps_output && engine.names_pages();
         Self {
             engine: Arc::clone(engine),
             rank: job.rank,

@@ -84,6 +84,18 @@ pub struct SimStats {
     pub cached_host_tokens: u64,
     /// … in the shared store.
     pub cached_storage_tokens: u64,
+    /// Objects that a real store gave as they were put.
+    pub store_hits: u64,
+    /// … that it did not have.
+    pub store_misses: u64,
+    /// … that it gave with other bytes than were put.
+    pub store_wrong: u64,
+    /// … that could not be asked for or got. Like all but hits they are computed.
+    pub store_failures: u64,
+    /// Objects that were put into a real store.
+    pub store_puts: u64,
+    /// … that could not be put.
+    pub store_put_failures: u64,
     /// Prompt tokens that came from a prefill engine.
     pub transferred_tokens: u64,
     /// Tokens generated.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use super::cache::{Change, PageLru};
+use super::object_store::ObjectStore;
 
 /// A page that goes to the store: its id, and its name's first 64 bits, if the engine that has it tells names.
 pub(crate) type Written = (u128, Option<u64>);
@@ -20,6 +21,15 @@ pub(crate) struct Store {
 
 /// The store behind its lock.
 pub(crate) type SharedStore = Mutex<Store>;
+
+/// The store that an engine uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Tier<'a> {
+    /// Pages are numbers in this process.
+    Simulated(&'a SharedStore),
+    /// Pages are objects of a real store.
+    Objects(&'a ObjectStore),
+}
 
 impl Store {
     pub(crate) fn new(capacity: usize) -> Self {

@@ -1,0 +1,112 @@
+//! Writing to Kubernetes. Nothing else of the operator does, but for its own Lease.
+
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Client, Error};
+use moongate_render::Manifest;
+
+use crate::Kind;
+use crate::plan::Action;
+
+/// Upstream's, so that either takes over what the other applied.
+const FIELD_MANAGER: &str = "rbg";
+
+/// What a write led to.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The object is so now.
+    Is(Kind, Box<DynamicObject>),
+    /// The object of that UID is gone.
+    Gone(Kind, String, String),
+    /// Nothing was written: what is there is to be seen first.
+    Unknown,
+}
+
+/// Writes into one namespace.
+#[derive(Clone)]
+pub struct Writer {
+    client: Client,
+}
+
+impl Writer {
+    /// A writer that asks as this client.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// Does one write.
+    ///
+    /// # Errors
+    /// What the API server said. Conflicts are among them: the plan was made from what is no longer so.
+    pub async fn write(&self, namespace: &str, action: &Action) -> Result<Outcome, Error> {
+        match action {
+            Action::Apply(manifest) => {
+                let Some(kind) = Kind::named(manifest.kind()) else { return Ok(Outcome::Unknown) };
+                let params = PatchParams::apply(FIELD_MANAGER).force();
+                let object = self
+                    .api(kind, namespace)
+                    .patch(manifest.name(), &params, &Patch::Apply(manifest))
+                    .await?;
+                Ok(Outcome::Is(kind, Box::new(object)))
+            }
+            Action::Create(manifest) => self.create(namespace, manifest).await,
+            Action::Replace { kind, name, object } => {
+                let object: DynamicObject =
+                    serde_json::from_value(object.clone()).map_err(Error::SerdeError)?;
+                let params =
+                    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                let object = self.api(*kind, namespace).replace(name, &params, &object).await?;
+                Ok(Outcome::Is(*kind, Box::new(object)))
+            }
+            Action::Patch { kind, name, status, body } => {
+                let api = self.api(*kind, namespace);
+                let params =
+                    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let patch = if kind.is_custom() { Patch::Merge(body) } else { Patch::Strategic(body) };
+                let object = match status {
+                    true => api.patch_status(name, &params, &patch).await?,
+                    false => api.patch(name, &params, &patch).await?,
+                };
+                Ok(Outcome::Is(*kind, Box::new(object)))
+            }
+            Action::Delete { kind, name, uid } => self.delete(namespace, *kind, name, uid).await,
+        }
+    }
+
+    async fn create(&self, namespace: &str, manifest: &Manifest) -> Result<Outcome, Error> {
+        let Some(kind) = Kind::named(manifest.kind()) else { return Ok(Outcome::Unknown) };
+        let object = serde_json::to_value(manifest).and_then(serde_json::from_value);
+        let object: DynamicObject = object.map_err(Error::SerdeError)?;
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let api = self.api(kind, namespace);
+        match api.create(&params, &object).await {
+            Ok(object) => Ok(Outcome::Is(kind, Box::new(object))),
+            Err(Error::Api(status)) if status.reason == "AlreadyExists" => {
+                let live = api.get_opt(manifest.name()).await?;
+                Ok(live.map_or(Outcome::Unknown, |live| Outcome::Is(kind, Box::new(live))))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn delete(&self, namespace: &str, kind: Kind, name: &str, uid: &str) -> Result<Outcome, Error> {
+        let same = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(same), ..DeleteParams::background() };
+        let gone = || Outcome::Gone(kind, name.to_owned(), uid.to_owned());
+        match self.api(kind, namespace).delete(name, &params).await {
+            Ok(answer) => Ok(answer.left().map_or_else(gone, |object| {
+                // With a grace period it lives on for a while, and is so marked; without one it was its last state.
+                let is_going = object.metadata.deletion_timestamp.is_some();
+                if is_going { Outcome::Is(kind, Box::new(object)) } else { gone() }
+            })),
+            Err(Error::Api(status)) if status.code == 404 => Ok(gone()),
+            // Another one has the name by now, or it was changed at this moment: a watch tells.
+            Err(Error::Api(status)) if status.code == 409 => Ok(Outcome::Unknown),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn api(&self, kind: Kind, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), namespace, &kind.resource())
+    }
+}

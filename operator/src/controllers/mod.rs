@@ -1,0 +1,139 @@
+//! Loops over observe, plan, write.
+
+mod leader;
+mod queue;
+mod reconcile;
+mod watch;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use moongate_render::GangScheduler;
+use moongate_runtime::Supervisor;
+use parking_lot::Mutex;
+
+use crate::Kind;
+use crate::apply::Writer;
+use crate::observed::Observed;
+
+pub use leader::LeaseError;
+
+/// How the operator runs.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Client configuration; `None`: the pod's service account, or the user's default.
+    pub kubeconfig: Option<PathBuf>,
+    /// The only namespace to look after; `None`: all.
+    pub namespace: Option<String>,
+    /// Plans that are carried out at a time.
+    pub workers: usize,
+    /// Where the Lease is by which several operators settle who works: namespace and name. `None`: this one works.
+    pub lease: Option<(String, String)>,
+    /// Time for which the Lease holds without being renewed.
+    pub lease_duration: Duration,
+    /// Who schedules gangs.
+    pub gang: GangScheduler,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            namespace: None,
+            workers: 10,
+            lease: None,
+            lease_duration: Duration::from_secs(15),
+            gang: GangScheduler::default(),
+        }
+    }
+}
+
+/// The operator cannot work.
+#[derive(Debug, thiserror::Error)]
+pub enum OperatorError {
+    /// There is no cluster to talk to.
+    #[error("cannot reach Kubernetes: {0}; give --kubeconfig, or run with a service account")]
+    Client(String),
+    /// Somebody else leads now.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+}
+
+/// What watches and workers share.
+struct Shared {
+    client: Client,
+    namespace: Option<String>,
+    writer: Writer,
+    observed: Mutex<Observed>,
+    queue: queue::Queue,
+    listed: tokio::sync::watch::Sender<BTreeSet<Kind>>,
+    gang: GangScheduler,
+}
+
+/// Runs until the supervisor's token is cancelled, or the lead is lost.
+///
+/// # Errors
+/// [`OperatorError`].
+pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), OperatorError> {
+    let client = client(&options).await?;
+    let stop = supervisor.token();
+    let lead = match &options.lease {
+        Some((namespace, name)) => {
+            let lease = leader::Lease::new(client.clone(), namespace, name, options.lease_duration);
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = lease.acquire() => Some(lease),
+            }
+        }
+        None => None,
+    };
+    let shared = Arc::new(Shared {
+        writer: Writer::new(client.clone()),
+        client,
+        namespace: options.namespace,
+        observed: Mutex::default(),
+        queue: queue::Queue::default(),
+        listed: tokio::sync::watch::Sender::new(BTreeSet::new()),
+        gang: options.gang,
+    });
+    let working = stop.child_token();
+    for kind in Kind::ALL {
+        supervisor.spawn("operator watch", watch::follow(Arc::clone(&shared), kind, working.clone()));
+    }
+    for _ in 0..options.workers.max(1) {
+        supervisor.spawn("operator worker", reconcile::work(Arc::clone(&shared), working.clone()));
+    }
+    let outcome = match &lead {
+        Some(lease) => tokio::select! {
+            () = stop.cancelled() => Ok(()),
+            lost = lease.keep() => Err(lost.into()),
+        },
+        None => {
+            stop.cancelled().await;
+            Ok(())
+        }
+    };
+    working.cancel();
+    if let Some(lease) = lead.filter(|_| outcome.is_ok()) {
+        lease.release().await;
+    }
+    outcome
+}
+
+async fn client(options: &Options) -> Result<Client, OperatorError> {
+    let failed = |error: &dyn std::fmt::Display| OperatorError::Client(error.to_string());
+    let config = match &options.kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .map_err(|error| failed(&error))?
+        }
+        None => Config::infer().await.map_err(|error| failed(&error))?,
+    };
+    Client::try_from(config).map_err(|error| failed(&error))
+}

@@ -1,0 +1,79 @@
+//! One look at one object: read, plan, write.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use crate::Kind;
+use crate::apply::Outcome;
+use crate::observed::Key;
+use crate::plan;
+
+/// Takes keys from the queue until stopped. A write in progress is ended first.
+pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
+    let mut listed = shared.listed.subscribe();
+    tokio::select! {
+        () = stop.cancelled() => return,
+        all = listed.wait_for(|listed| listed.len() == Kind::ALL.len()) => if all.is_err() { return },
+    }
+    drop(listed);
+    loop {
+        let key = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            key = shared.queue.next() => key,
+        };
+        let success = reconcile(&shared, &key, &stop).await;
+        shared.queue.done(&key, success);
+    }
+}
+
+async fn reconcile(shared: &Shared, key: &Key, stop: &CancellationToken) -> bool {
+    let plan = match plan::observed(&shared.observed, key, shared.gang, Timestamp::now(), fastrand::u64(..)) {
+        Ok(plan) => plan,
+        Err(error) => {
+            tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");
+            return false;
+        }
+    };
+    if let Some(at) = plan.again_at {
+        let wait = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
+        shared.queue.push_at(Instant::now() + wait, key.clone());
+    }
+    for step in &plan.steps {
+        if stop.is_cancelled() {
+            return true;
+        }
+        tracing::debug!(kind = key.kind.name(), name = key.name, reason = step.reason, action = ?step.action, "step");
+        match shared.writer.write(&key.namespace, &step.action).await {
+            Ok(outcome) => take(shared, outcome, &key.namespace),
+            Err(error) => {
+                let reason = &step.reason;
+                tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, "a write was refused; the plan is made anew");
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn take(shared: &Shared, outcome: Outcome, namespace: &str) {
+    let concerns = {
+        let mut observed = shared.observed.lock();
+        match outcome {
+            Outcome::Is(kind, object) => observed.take(kind, *object),
+            Outcome::Gone(kind, name, uid) => {
+                let key = Key { kind, namespace: namespace.to_owned(), name };
+                observed.lose(&key, &uid)
+            }
+            Outcome::Unknown => Vec::new(),
+        }
+    };
+    for key in concerns {
+        shared.queue.push(key);
+    }
+}

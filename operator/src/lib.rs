@@ -1,0 +1,19 @@
+//! The operator: keeps RoleBasedGroups running.
+//!
+//! - [`observed`]: what watches have told, and what our own writes were answered with.
+//! - [`plan`] (pure): observed and desired become ordered steps, each with its reason.
+//! - [`status`] (pure): observed becomes what an object's status says.
+//! - [`apply`]: the only room that writes to Kubernetes.
+//! - [`controllers`]: loops over these.
+//!
+//! Nothing is remembered that is not in an object: a process that takes over sees the same and goes on.
+
+pub mod apply;
+pub mod controllers;
+pub mod kind;
+pub mod observed;
+pub mod plan;
+pub mod status;
+
+pub use controllers::{Options, run};
+pub use kind::Kind;

@@ -1,0 +1,269 @@
+//! What is known of the cluster: objects as watches told of them and as our own writes were answered.
+//!
+//! A write's answer is taken in at once, so that the next look at the same object does not repeat it. What a watch tells
+//! later counts only if it is newer. Objects are kept as text: a tree of JSON takes ten times the memory.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use kube::api::DynamicObject;
+use rbg_api::keys;
+use serde::de::DeserializeOwned;
+
+use crate::Kind;
+
+/// Deleted objects of which a late event may still tell.
+const MAX_GONE: usize = 10_000;
+
+/// What an object is called.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// An object.
+#[derive(Debug)]
+pub struct Live {
+    /// What it is called.
+    pub key: Key,
+    /// Its UID.
+    pub uid: String,
+    /// The object whose part it is.
+    controller: Option<(Key, String)>,
+    /// The group that it belongs to, by label.
+    group: Option<String>,
+    version: u64,
+    text: Box<str>,
+}
+
+/// All objects.
+#[derive(Debug, Default)]
+pub struct Observed {
+    objects: HashMap<Key, Held>,
+    by_owner: HashMap<String, BTreeSet<Key>>,
+    gone: HashSet<String>,
+    gone_order: VecDeque<String>,
+    /// Counts lists, to tell what a list has confirmed.
+    era: u64,
+    /// Kinds of which a complete list has been seen.
+    listed: BTreeSet<Kind>,
+}
+
+#[derive(Debug)]
+struct Held {
+    live: Arc<Live>,
+    era: u64,
+}
+
+impl Live {
+    fn new(kind: Kind, mut object: DynamicObject) -> Option<Self> {
+        let metadata = &mut object.metadata;
+        if kind != Kind::Group {
+            metadata.managed_fields = None;
+        }
+        let key = Key { kind, namespace: metadata.namespace.clone()?, name: metadata.name.clone()? };
+        let uid = metadata.uid.clone()?;
+        let version =
+            metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0);
+        let owners = metadata.owner_references.as_deref().unwrap_or_default();
+        let controller = owners.iter().find(|owner| owner.controller == Some(true)).and_then(|owner| {
+            let kind = Kind::named(&owner.kind)?;
+            Some((
+                Key { kind, namespace: key.namespace.clone(), name: owner.name.clone() },
+                owner.uid.clone(),
+            ))
+        });
+        let group = metadata.labels.as_ref().and_then(|labels| labels.get(keys::GROUP_NAME)).cloned();
+        if object.types.is_none() {
+            object.types = Some(kube::api::TypeMeta {
+                api_version: kind.api_version().into(),
+                kind: kind.name().into(),
+            });
+        }
+        let text = serde_json::to_string(&object).ok()?.into_boxed_str();
+        Some(Self { key, uid, controller, group, version, text })
+    }
+
+    /// The object. `None` if it is none of that type, which a schema that others installed may allow.
+    #[must_use]
+    pub fn read<T: DeserializeOwned>(&self) -> Option<T> {
+        match serde_json::from_str(&self.text) {
+            Ok(object) => Some(object),
+            Err(error) => {
+                tracing::warn!(kind = self.key.kind.name(), name = self.key.name, %error, "unreadable object left out");
+                None
+            }
+        }
+    }
+
+    /// Clusters have many revisions and ConfigMaps that others keep.
+    fn is_ours(&self) -> bool {
+        match self.key.kind {
+            Kind::Revision | Kind::ConfigMap => {
+                self.controller.as_ref().is_some_and(|(owner, _)| owner.kind.is_custom())
+            }
+            _ => true,
+        }
+    }
+
+    /// Whose plan it changes: its own, its owner's, and its group's.
+    #[must_use]
+    pub fn concerns(&self) -> Vec<Key> {
+        let mut all = Vec::new();
+        if self.key.kind.is_custom() {
+            all.push(self.key.clone());
+        }
+        all.extend(
+            self.controller.iter().map(|(owner, _)| owner.clone()).filter(|owner| owner.kind.is_custom()),
+        );
+        if self.key.kind == Kind::Service
+            && let Some(name) = self.group.clone()
+        {
+            all.push(Key { kind: Kind::Group, namespace: self.key.namespace.clone(), name });
+        }
+        all
+    }
+}
+
+impl Observed {
+    /// Takes an object in. Answers whose plans that changes: nobody's if something newer is known.
+    pub fn take(&mut self, kind: Kind, object: DynamicObject) -> Vec<Key> {
+        let Some(live) = Live::new(kind, object).filter(Live::is_ours) else { return Vec::new() };
+        if self.gone.contains(&live.uid) {
+            return Vec::new();
+        }
+        let era = self.era;
+        if let Some(held) = self.objects.get_mut(&live.key) {
+            held.era = era;
+            if held.live.version >= live.version {
+                return Vec::new();
+            }
+            let old = Arc::clone(&held.live);
+            self.unlink(&old);
+        }
+        let concerns = live.concerns();
+        if let Some((_, owner)) = &live.controller {
+            self.by_owner.entry(owner.clone()).or_default().insert(live.key.clone());
+        }
+        self.objects.insert(live.key.clone(), Held { live: Arc::new(live), era });
+        concerns
+    }
+
+    /// An object is gone. Answers whose plans that changes.
+    pub fn lose(&mut self, key: &Key, uid: &str) -> Vec<Key> {
+        if self.gone.insert(uid.to_owned()) {
+            self.gone_order.push_back(uid.to_owned());
+            if self.gone_order.len() > MAX_GONE
+                && let Some(oldest) = self.gone_order.pop_front()
+            {
+                self.gone.remove(&oldest);
+            }
+        }
+        if self.objects.get(key).is_none_or(|held| held.live.uid != uid) {
+            return Vec::new();
+        }
+        let Some(held) = self.objects.remove(key) else { return Vec::new() };
+        self.unlink(&held.live);
+        held.live.concerns()
+    }
+
+    /// A complete list begins.
+    pub fn begin_list(&mut self) -> u64 {
+        self.era += 1;
+        self.era
+    }
+
+    /// A complete list has ended: what it did not confirm, and nobody told of since it began, is gone.
+    pub fn end_list(&mut self, kind: Kind, era: u64) -> Vec<Key> {
+        self.listed.insert(kind);
+        let is_unconfirmed = |key: &Key, held: &Held| key.kind == kind && held.era < era;
+        let unconfirmed = self.objects.iter().filter(|(key, held)| is_unconfirmed(key, held));
+        let lost: Vec<Arc<Live>> = unconfirmed.map(|(_, held)| Arc::clone(&held.live)).collect();
+        lost.iter().flat_map(|live| self.lose(&live.key, &live.uid)).collect()
+    }
+
+    /// Whether a complete list of the kind has been seen.
+    #[must_use]
+    pub fn has_ended(&self, kind: Kind) -> bool {
+        self.listed.contains(&kind)
+    }
+
+    /// An object by name.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<Arc<Live>> {
+        self.objects.get(key).map(|held| Arc::clone(&held.live))
+    }
+
+    /// Objects of a kind that belong to the owner of that UID.
+    #[must_use]
+    pub fn children(&self, owner: &str, kind: Kind) -> Vec<Arc<Live>> {
+        let keys = self.by_owner.get(owner).into_iter().flatten().filter(|key| key.kind == kind);
+        keys.filter_map(|key| self.get(key)).collect()
+    }
+
+    /// How many objects there are of each kind.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<Kind, usize> {
+        let mut counts = BTreeMap::new();
+        for key in self.objects.keys() {
+            *counts.entry(key.kind).or_default() += 1;
+        }
+        counts
+    }
+
+    fn unlink(&mut self, live: &Live) {
+        let Some((_, owner)) = &live.controller else { return };
+        if let Some(keys) = self.by_owner.get_mut(owner) {
+            keys.remove(&live.key);
+            if keys.is_empty() {
+                self.by_owner.remove(owner);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(uid: &str, version: u64) -> DynamicObject {
+        serde_json::from_value(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {
+            "namespace": "n", "name": "p", "uid": uid, "resourceVersion": version.to_string(),
+            "ownerReferences": [{ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleInstance",
+                "name": "i", "uid": "owner", "controller": true }],
+        }}))
+        .unwrap()
+    }
+
+    #[test]
+    fn old_news_do_not_count() {
+        let mut observed = Observed::default();
+        let owner = Key { kind: Kind::Instance, namespace: "n".into(), name: "i".into() };
+        assert_eq!(observed.take(Kind::Pod, pod("a", 5)), vec![owner.clone()]);
+        assert!(observed.take(Kind::Pod, pod("a", 4)).is_empty());
+        let key = observed.children("owner", Kind::Pod)[0].key.clone();
+        assert_eq!(observed.lose(&key, "a"), vec![owner.clone()]);
+        assert!(observed.take(Kind::Pod, pod("a", 6)).is_empty(), "it is gone for good");
+        assert_eq!(observed.take(Kind::Pod, pod("b", 7)), [owner]);
+        assert!(observed.lose(&key, "a").is_empty(), "another one has the name now");
+        assert_eq!(observed.children("owner", Kind::Pod).len(), 1);
+    }
+
+    #[test]
+    fn a_list_ends_what_it_does_not_have_but_not_what_was_written_meanwhile() {
+        let mut observed = Observed::default();
+        observed.take(Kind::Pod, pod("a", 5));
+        let era = observed.begin_list();
+        observed.take(Kind::Pod, pod("a", 5));
+        assert!(observed.end_list(Kind::Pod, era).is_empty());
+        let era = observed.begin_list();
+        assert_eq!(observed.end_list(Kind::Pod, era).len(), 1);
+        assert!(observed.children("owner", Kind::Pod).is_empty());
+    }
+}

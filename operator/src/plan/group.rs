@@ -1,0 +1,232 @@
+//! What a group needs: its revision, its discovery file, and for each role a workload and a service.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::jiff::Timestamp;
+use moongate_render::revision::Revision;
+use moongate_render::{
+    GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, RoleTarget, WorkloadKind,
+};
+use rbg_api::v1alpha2::RoleBasedGroup;
+use rbg_api::{IntOrPercent, Round, keys};
+use serde_json::Value;
+
+use super::{Action, Plan, PlanError, revisions};
+use crate::Kind;
+use crate::status::{self, RoleState};
+
+/// Revisions of a group that are kept.
+const HISTORY: usize = 5;
+
+/// What is known of a group.
+#[derive(Clone, Copy)]
+pub struct GroupInput<'a> {
+    /// The group.
+    pub group: &'a RoleBasedGroup,
+    /// All profiles.
+    pub profiles: &'a Profiles,
+    /// Who schedules gangs.
+    pub gang: GangScheduler,
+    /// Its stored revisions.
+    pub revisions: &'a [ControllerRevision],
+    /// The workloads that it controls.
+    pub workloads: &'a [Value],
+    /// Any other object of its namespace.
+    pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What is to be done. A spec that cannot be run changes nothing but the status, which says why.
+#[must_use]
+pub fn group(input: GroupInput<'_>) -> Plan {
+    let mut plan = Plan::default();
+    if input.group.metadata.deletion_timestamp.is_some() {
+        return plan;
+    }
+    let mut states = Vec::new();
+    let refused = plan_roles(input, &mut plan, &mut states).err().map(|error| error.to_string());
+    if refused.is_some() {
+        plan.steps.clear();
+    }
+    let after = status::group(input.group, &states, refused.as_deref(), input.now);
+    let name = input.group.metadata.name.as_deref().unwrap_or_default();
+    plan.status(Kind::Group, name, input.group.status.as_ref(), &after);
+    plan
+}
+
+/// Why a group cannot be run.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Render(#[from] PlanError),
+    #[error("role `{0}` depends on `{1}`, which is no role of this group")]
+    NoSuchRole(String, String),
+    #[error("these roles depend on each other in a circle: {0}")]
+    Circle(String),
+}
+
+fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState>) -> Result<(), Refusal> {
+    let group = Group::new(input.group, input.profiles, input.gang)?;
+    check_dependencies(input.group)?;
+    let targets = targets(input.group);
+    store_revision(input, group, plan);
+    if let Some(manifest) = group.config_map(&targets)? {
+        apply_if_other(&manifest, (input.live)(Kind::ConfigMap, manifest.name()), plan, "the discovery file");
+    }
+    let mut roles = Vec::new();
+    for spec in &input.group.spec.roles {
+        let live = input.workloads.iter().find(|workload| {
+            label(workload, keys::ROLE_NAME) == Some(spec.name.as_str())
+                && WorkloadKind::of(spec).is_ok_and(|kind| workload["kind"] == kind.kind())
+        });
+        let mut names = RoleNames::new(input.group.metadata.name.as_deref().unwrap_or_default(), &spec.name);
+        if let Some(name) = live.and_then(|live| live["metadata"]["name"].as_str()) {
+            name.clone_into(&mut names.workload);
+        }
+        let role = Role::new(group, spec, names)?;
+        let target = targets.get(&spec.name).cloned().unwrap_or_else(|| RoleTarget::of(spec));
+        let manifest = role.workload(&target, &kept(live, role.kind()))?;
+        states.push(state(&role, &target, live, &manifest));
+        roles.push((role, target, live, manifest));
+    }
+    for (index, (role, target, live, manifest)) in roles.iter().enumerate() {
+        let spec = &input.group.spec.roles[index];
+        let is_unready =
+            |name: &&String| states.iter().any(|state| state.name == **name && !state.is_ready());
+        if let Some(other) = spec.dependencies.iter().find(is_unready) {
+            states[index].held = Some(format!("role {} waits for {other}", spec.name));
+            continue;
+        }
+        if !is_written(manifest, *live) {
+            let reason =
+                if live.is_some() { "the role's spec has changed" } else { "the role has no workload" };
+            plan.push(Action::Apply(manifest.clone()), format!("{}: {reason}", spec.name));
+        }
+        if let Some(uid) = live.and_then(|live| live["metadata"]["uid"].as_str())
+            && let Some(service) = role.service(target, uid)
+        {
+            apply_if_other(&service, (input.live)(Kind::Service, service.name()), plan, "the role's service");
+        }
+    }
+    delete_orphans(input, plan);
+    revisions::prune(input.revisions, |_| false, HISTORY, plan);
+    Ok(())
+}
+
+/// Replicas per role. Coordination and autoscalers would change them here.
+fn targets(group: &RoleBasedGroup) -> BTreeMap<String, RoleTarget> {
+    group.spec.roles.iter().map(|role| (role.name.clone(), RoleTarget::of(role))).collect()
+}
+
+fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> {
+    let roles = &group.spec.roles;
+    for role in roles {
+        if let Some(other) = role.dependencies.iter().find(|name| group.spec.role(name).is_none()) {
+            return Err(Refusal::NoSuchRole(role.name.clone(), other.clone()));
+        }
+    }
+    let mut left: Vec<_> = roles.iter().collect();
+    loop {
+        let before = left.len();
+        let names: Vec<String> = left.iter().map(|role| role.name.clone()).collect();
+        left.retain(|role| role.dependencies.iter().any(|name| names.contains(name)));
+        match left.len() {
+            0 => return Ok(()),
+            count if count == before => return Err(Refusal::Circle(names.join(", "))),
+            _ => {}
+        }
+    }
+}
+
+fn store_revision(input: GroupInput<'_>, group: Group<'_>, plan: &mut Plan) {
+    let name = input.group.metadata.name.as_deref().unwrap_or_default();
+    let newest = input.revisions.iter().max_by_key(|stored| stored.revision);
+    let number = newest.map_or(0, |stored| stored.revision).saturating_add(1);
+    let wanted = Revision::of_group(name, &input.group.spec, number);
+    if newest.and_then(revisions::data).is_some_and(|data| wanted.is_same(&data)) {
+        return;
+    }
+    let namespace = input.group.metadata.namespace.as_deref().unwrap_or_default();
+    let labels = wanted.group_labels(name);
+    let manifest = wanted.manifest(namespace, labels, BTreeMap::new(), &group.owner(true), number);
+    plan.push(Action::Create(manifest), "the spec has a new revision");
+}
+
+fn kept(live: Option<&Value>, kind: WorkloadKind) -> Kept {
+    let Some(live) = live.filter(|_| kind != WorkloadKind::RoleInstanceSet) else { return Kept::default() };
+    let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
+    let labels = &live["spec"]["template"]["metadata"]["labels"];
+    Kept { selector, legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()), ..Kept::default() }
+}
+
+fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object["metadata"]["labels"].get(key)?.as_str()
+}
+
+/// Whether the workload says what it shall. A template is compared as a whole, so that what was taken out of it shows.
+fn is_written(manifest: &Manifest, live: Option<&Value>) -> bool {
+    let Some(live) = live else { return false };
+    let template = |object: &Value| object["spec"]["roleInstanceTemplate"].clone();
+    let wanted = Value::Object(manifest.0.clone());
+    manifest.is_in(live) && template(&wanted) == template(live)
+}
+
+fn apply_if_other(manifest: &Manifest, live: Option<Value>, plan: &mut Plan, what: &str) {
+    match live {
+        Some(live) if manifest.is_in(&live) => {}
+        Some(_) => plan.push(Action::Apply(manifest.clone()), format!("{what} has changed")),
+        None => plan.push(Action::Apply(manifest.clone()), format!("{what} is missing")),
+    }
+}
+
+fn state(role: &Role<'_>, target: &RoleTarget, live: Option<&Value>, manifest: &Manifest) -> RoleState {
+    let written = is_written(manifest, live);
+    let status = live.map(|live| &live["status"]);
+    let number = |name: &str| {
+        let number = status.and_then(|status| status[name].as_i64()).unwrap_or(0);
+        i32::try_from(number).unwrap_or(i32::MAX)
+    };
+    let observed = live.is_some_and(|live| {
+        live["status"]["observedGeneration"].as_i64() == live["metadata"]["generation"].as_i64()
+    });
+    let wanted = Value::Object(manifest.0.clone());
+    let partition: Option<IntOrPercent> =
+        serde_json::from_value(wanted["spec"]["updateStrategy"]["partition"].clone()).ok();
+    let held = partition.and_then(|partition| partition.of(target.replicas, Round::Down)).unwrap_or(0);
+    let current = written && observed;
+    let revision =
+        format!("{}{}", keys::ROLE_REVISION_PREFIX, label(&wanted, keys::ROLE_NAME).unwrap_or_default());
+    let same_spec = live.is_some_and(|live| label(live, &revision) == Some(role.revision().as_str()));
+    RoleState {
+        name: label(&wanted, keys::ROLE_NAME).unwrap_or_default().to_owned(),
+        desired: target.replicas,
+        expected_updated: target.replicas.saturating_sub(held.clamp(0, target.replicas)),
+        replicas: number("replicas"),
+        ready: number("readyReplicas"),
+        updated: if observed && same_spec { number("updatedReplicas") } else { 0 },
+        current,
+        held: None,
+    }
+}
+
+/// Workloads of roles that are gone, or that run as another kind now.
+fn delete_orphans(input: GroupInput<'_>, plan: &mut Plan) {
+    for workload in input.workloads {
+        let role = label(workload, keys::ROLE_NAME).and_then(|name| input.group.spec.role(name));
+        let wanted = role.and_then(|role| WorkloadKind::of(role).ok());
+        let (Some(kind), Some(name), Some(uid)) = (
+            workload["kind"].as_str().and_then(Kind::named),
+            workload["metadata"]["name"].as_str(),
+            workload["metadata"]["uid"].as_str(),
+        ) else {
+            continue;
+        };
+        let is_going = workload["metadata"].get("deletionTimestamp").is_some();
+        if wanted.is_none_or(|wanted| wanted.kind() != kind.name()) && !is_going {
+            let action = Action::Delete { kind, name: name.to_owned(), uid: uid.to_owned() };
+            plan.push(action, "no role of the group runs so any more");
+        }
+    }
+}

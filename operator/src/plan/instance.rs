@@ -1,0 +1,180 @@
+//! What a RoleInstance needs: its revision, its pods, these of the right revision, and told whether they may serve.
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use moongate_render::revision::Revision;
+use moongate_render::{OwnerRef, pod};
+use rbg_api::keys;
+use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
+use serde_json::json;
+
+use super::{Action, Plan, PlanError, in_place, restart, revisions};
+use crate::Kind;
+use crate::status::{self, pod_has, pod_label};
+
+/// Revisions of an instance that are kept although no pod has them.
+const HISTORY: usize = 5;
+
+/// What is known of an instance.
+#[derive(Clone, Copy)]
+pub struct InstanceInput<'a> {
+    /// The instance.
+    pub instance: &'a RoleInstance,
+    /// Its stored revisions.
+    pub revisions: &'a [ControllerRevision],
+    /// Its pods.
+    pub pods: &'a [Pod],
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What is to be done.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
+    let mut plan = Plan::default();
+    let live = input.instance;
+    if live.metadata.deletion_timestamp.is_some() {
+        return Ok(plan);
+    }
+    let revision = find_revision(input, &mut plan)?;
+    let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
+    match restart::plan(input, &pods, &revision, &mut plan) {
+        restart::Verdict::Restarted => return Ok(plan),
+        restart::Verdict::Later => {}
+        restart::Verdict::Nothing => replace_failed(&pods, &mut plan),
+    }
+    let scaled = scale(input, &pods, &revision, &mut plan)?;
+    if !scaled {
+        update(input, &pods, &revision, &mut plan);
+    }
+    tell_pods(input, &pods, &revision, &mut plan);
+    let in_use: Vec<&str> =
+        input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
+    let is_used =
+        |name: &str| name == revision.name || in_use.contains(&name.rsplit('-').next().unwrap_or_default());
+    revisions::prune(input.revisions, is_used, HISTORY, &mut plan);
+    let mut after = status::instance(live, &pods, (&revision.name, &revision.hash), input.now);
+    restart::settle(&mut after, input.now);
+    plan.status(Kind::Instance, name(live), live.status.as_ref(), &after);
+    Ok(plan)
+}
+
+pub(super) fn name(instance: &RoleInstance) -> &str {
+    instance.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn find_revision(input: InstanceInput<'_>, plan: &mut Plan) -> Result<revisions::Found, PlanError> {
+    let live = input.instance;
+    let namespace = live.metadata.namespace.as_deref().ok_or(PlanError::NoMetadata("namespace"))?;
+    let reference = OwnerRef {
+        api_version: Kind::Instance.api_version().to_owned(),
+        kind: Kind::Instance.name().to_owned(),
+        name: name(live).to_owned(),
+        uid: live.metadata.uid.clone().unwrap_or_default(),
+        controller: true,
+    };
+    let labels = [(keys::ROLE_INSTANCE_NAME.to_owned(), name(live).to_owned())].into();
+    let owner = revisions::Owner { namespace, labels, reference };
+    let make = |collisions| Revision::of_instance(name(live), &live.spec.components, collisions);
+    Ok(revisions::find_or_make(make, input.revisions, owner, plan))
+}
+
+pub(super) fn delete(pod: &Pod) -> Action {
+    Action::Delete {
+        kind: Kind::Pod,
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        uid: pod.metadata.uid.clone().unwrap_or_default(),
+    }
+}
+
+fn replace_failed(pods: &[&Pod], plan: &mut Plan) {
+    for pod in pods.iter().filter(|pod| restart::is_failed(pod)) {
+        plan.push(delete(pod), "the pod has failed");
+    }
+}
+
+/// Makes missing pods and ends those that there are too many of. Answers whether there was anything to do.
+fn scale(
+    input: InstanceInput<'_>,
+    pods: &[&Pod],
+    revision: &revisions::Found,
+    plan: &mut Plan,
+) -> Result<bool, PlanError> {
+    let live = input.instance;
+    let before = plan.steps.len();
+    for pod in pods {
+        let component = component_of(live, pod);
+        let id = pod_label(pod, keys::COMPONENT_ID).and_then(|id| id.parse::<i32>().ok());
+        let is_wanted = component.zip(id).is_some_and(|(component, id)| (0..component.size()).contains(&id));
+        if !is_wanted {
+            plan.push(delete(pod), "the instance has no such pod");
+        }
+    }
+    for component in &live.spec.components {
+        for id in 0..component.size() {
+            let name = pod::name(live, &component.name, id);
+            // One that is ending still has the name.
+            if input.pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(&name)) {
+                continue;
+            }
+            let manifest = pod::pod(live, component, id, &revision.hash, &pod::Placement::default())?;
+            plan.push(Action::Create(manifest), format!("pod {name} is missing"));
+        }
+    }
+    Ok(plan.steps.len() > before)
+}
+
+pub(super) fn component_of<'a>(instance: &'a RoleInstance, pod: &Pod) -> Option<&'a InstanceComponent> {
+    let name = pod_label(pod, keys::COMPONENT_NAME)?;
+    instance.spec.components.iter().find(|component| component.name == name)
+}
+
+fn update(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, plan: &mut Plan) {
+    for pod in pods {
+        if pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str()) {
+            in_place::go_on(input, pod, revision, plan);
+        } else {
+            in_place::begin(input, pod, revision, plan);
+        }
+    }
+}
+
+/// Opens and closes the gates of the pods: only an instance whose pods are all up serves, as a whole.
+fn tell_pods(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, plan: &mut Plan) {
+    let is_up = |pod: &Pod| {
+        pod_has(pod, "ContainersReady") && !in_place::is_updating(pod, revision) && !restart::is_failed(pod)
+    };
+    let wanted: i32 = input.instance.spec.components.iter().map(InstanceComponent::size).sum();
+    let complete = i32::try_from(pods.len()).is_ok_and(|count| count >= wanted);
+    let all_up = complete && pods.iter().all(|pod| is_up(pod));
+    for pod in pods {
+        let settled = pod_has(pod, "InPlaceUpdateReady");
+        let serving = pod_has(pod, "InstancePodReady");
+        let mut conditions = Vec::new();
+        if !settled && is_up(pod) && all_up {
+            conditions.push(in_place::condition("InPlaceUpdateReady", true, "", "", input.now));
+        }
+        if serving != all_up && (serving || settled || is_up(pod)) {
+            // The text is what Kruise's lifecycle readers expect.
+            let closed = r#"[{"userAgent":"Lifecycle","key":"InstanceReady"}]"#;
+            let message = if all_up { "[]" } else { closed };
+            if all_up || serving {
+                conditions.push(in_place::condition("InstancePodReady", all_up, "", message, input.now));
+            }
+        }
+        let is_told = |step: &super::Step| {
+            matches!(&step.action, Action::Patch { kind: Kind::Pod, name, status: true, .. }
+                if pod.metadata.name.as_ref() == Some(name))
+        };
+        if conditions.is_empty() || plan.steps.iter().any(is_told) {
+            continue;
+        }
+        let body = json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": conditions } });
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let reason = if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
+        plan.push(Action::Patch { kind: Kind::Pod, name, status: true, body }, reason);
+    }
+}

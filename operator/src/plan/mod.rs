@@ -1,0 +1,114 @@
+//! What is to be done: ordered steps, each with its reason. Pure: time and entropy are part of the input.
+
+mod group;
+mod in_place;
+mod instance;
+mod observed;
+mod ordered;
+mod restart;
+mod revisions;
+mod set;
+mod unordered;
+
+pub use group::{GroupInput, group};
+pub use instance::{InstanceInput, instance};
+pub use observed::observed;
+pub use set::{SetInput, set};
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use moongate_render::{Manifest, RenderError};
+use serde_json::Value;
+
+use crate::Kind;
+
+/// Why an object cannot be planned for.
+pub type PlanError = RenderError;
+
+/// What is to be done about one object, in this order. When a step fails, those behind it wait for the next plan.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Plan {
+    /// The steps.
+    pub steps: Vec<Step>,
+    /// When to look again although nothing has changed.
+    pub again_at: Option<Timestamp>,
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// What.
+    pub action: Action,
+    /// Why, for events, logs and dry runs.
+    pub reason: String,
+}
+
+/// One write.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Server-side apply: the object shall be so, as far as it is said.
+    Apply(Manifest),
+    /// A new object. That it is there already is no error.
+    Create(Manifest),
+    /// The whole object anew; refused by the server if it has changed since it was read.
+    Replace {
+        /// Its kind.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// The object, with the resource version that was read.
+        object: Value,
+    },
+    /// Some members. Core kinds take a strategic merge patch, ours a merge patch.
+    Patch {
+        /// Its kind.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// Whether it goes to the status.
+        status: bool,
+        /// The members.
+        body: Value,
+    },
+    /// The end of an object.
+    Delete {
+        /// Its kind.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// Its UID: one that has the name since is spared.
+        uid: String,
+    },
+}
+
+impl Plan {
+    pub(crate) fn push(&mut self, action: Action, reason: impl Into<String>) {
+        self.steps.push(Step { action, reason: reason.into() });
+    }
+
+    pub(crate) fn look_again(&mut self, at: Timestamp) {
+        self.again_at = Some(self.again_at.map_or(at, |before| before.min(at)));
+    }
+
+    /// A status, if it is not the one that the object has.
+    pub(crate) fn status<T: serde::Serialize + PartialEq>(
+        &mut self,
+        kind: Kind,
+        name: &str,
+        before: Option<&T>,
+        after: &T,
+    ) {
+        if before != Some(after) {
+            let status = serde_json::to_value(after).unwrap_or_default();
+            let body = serde_json::json!({ "status": status });
+            let action = Action::Patch { kind, name: name.to_owned(), status: true, body };
+            self.push(action, "the status has changed");
+        }
+    }
+}
+
+/// A time that far from another; the same time if there is none.
+pub(crate) fn after(time: Timestamp, wait: Duration) -> Timestamp {
+    time.checked_add(wait).unwrap_or(time)
+}

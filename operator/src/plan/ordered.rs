@@ -1,0 +1,136 @@
+//! Instances with ordinals: made from the lowest, removed and updated from the highest.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use moongate_render::instance;
+use rbg_api::keys;
+use rbg_api::v1alpha2::RoleInstance;
+
+use super::set::{View, delete};
+use super::{Action, Plan, PlanError, after};
+use crate::status::{self, is_ready};
+
+/// For so long an instance must have been unready to be updated beyond the budget: it serves nobody anyway.
+pub(super) const HOPELESS: Duration = Duration::from_secs(10);
+
+pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> Result<(), PlanError> {
+    let by_ordinal: BTreeMap<i32, &RoleInstance> =
+        own.iter().filter_map(|instance| Some((ordinal(instance)?, *instance))).collect();
+    let end = view.replicas + surge(view, &by_ordinal);
+    let surplus =
+        by_ordinal.range(end..).rev().filter(|(_, live)| live.metadata.deletion_timestamp.is_none());
+    for (_, extra) in surplus {
+        plan.push(delete(extra), "there are more instances than the set shall have");
+        if view.one_by_one {
+            return Ok(());
+        }
+    }
+    if view.one_by_one && by_ordinal.range(end..).next().is_some() {
+        return Ok(());
+    }
+    for ordinal in 0..end {
+        match by_ordinal.get(&ordinal) {
+            Some(live) if view.one_by_one && !is_ready(live) && view.is_updated(live) => return Ok(()),
+            Some(_) => {}
+            None => {
+                make(view, ordinal, plan)?;
+                if view.one_by_one {
+                    return Ok(());
+                }
+            }
+        }
+    }
+    update(view, &by_ordinal, end, plan)
+}
+
+/// The number that the instance's name ends in.
+fn ordinal(instance: &RoleInstance) -> Option<i32> {
+    let label = instance.metadata.labels.as_ref().and_then(|labels| labels.get(keys::POD_NAME));
+    let name = instance.metadata.name.as_ref().or(label)?;
+    name.rsplit_once('-')?.1.parse().ok().filter(|ordinal| *ordinal >= 0)
+}
+
+fn make(view: &View<'_>, ordinal: i32, plan: &mut Plan) -> Result<(), PlanError> {
+    let held_back = view.before.as_ref().filter(|_| ordinal < view.partition);
+    let manifest = match held_back {
+        Some((set, revision)) => instance::ordered(set, ordinal, &revision.name)?,
+        None => instance::ordered(view.input.set, ordinal, &view.update.name)?,
+    };
+    plan.push(Action::Create(manifest), format!("instance {ordinal} is missing"));
+    Ok(())
+}
+
+/// Instances beyond the replicas: as many as are needed so that the update costs no more than it may.
+fn surge(view: &View<'_>, by_ordinal: &BTreeMap<i32, &RoleInstance>) -> i32 {
+    let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+    let existing = count(by_ordinal.range(view.replicas..).filter(|(_, live)| view.is_updated(live)).count());
+    let old: Vec<&&RoleInstance> = by_ordinal
+        .range(view.partition..view.replicas.max(view.partition))
+        .map(|(_, live)| live)
+        .filter(|live| !view.is_updated(live))
+        .collect();
+    if view.paused {
+        return existing.min(view.max_surge);
+    }
+    let base = (0..view.replicas).map(|ordinal| by_ordinal.get(&ordinal));
+    let is_done = old.is_empty() && base.into_iter().all(|live| live.is_some_and(|live| is_ready(live)));
+    let needed = count(old.iter().filter(|live| is_ready(live)).count()) - view.max_unavailable;
+    view.max_surge.min(if is_done { 0 } else { needed.max(existing).max(0) })
+}
+
+fn update(
+    view: &View<'_>,
+    by_ordinal: &BTreeMap<i32, &RoleInstance>,
+    end: i32,
+    plan: &mut Plan,
+) -> Result<(), PlanError> {
+    if view.paused {
+        return Ok(());
+    }
+    let now = view.input.now;
+    let is_available = |live: &RoleInstance| status::is_available(live, view.min_ready(), now);
+    let available = |ordinal: i32| by_ordinal.get(&ordinal).is_some_and(|live| is_available(live));
+    let mut unavailable = (0..view.replicas).filter(|ordinal| !available(*ordinal)).count();
+    let surplus = (view.replicas..end).filter(|ordinal| available(*ordinal)).count();
+    let budget = usize::try_from(view.max_unavailable).unwrap_or(0) + surplus;
+    for (ordinal, live) in by_ordinal.range(view.partition..end.max(view.partition)).rev() {
+        if view.is_updated(live) {
+            if let Some(at) = ready_at(view, live) {
+                plan.look_again(at);
+            }
+            continue;
+        }
+        if live.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let hopeless = status_since(live).map(|since| after(since, HOPELESS));
+        let is_free = *ordinal >= view.replicas || hopeless.is_some_and(|at| at <= now);
+        if !is_free && unavailable >= budget {
+            if let Some(at) = hopeless {
+                plan.look_again(at);
+            }
+            break;
+        }
+        if !is_free && is_available(live) {
+            unavailable += 1;
+        }
+        let wanted = instance::ordered(view.input.set, *ordinal, &view.update.name)?;
+        view.update(live, &wanted, plan);
+    }
+    Ok(())
+}
+
+fn status_since(live: &RoleInstance) -> Option<k8s_openapi::jiff::Timestamp> {
+    status::unready_since(live)
+}
+
+/// When a ready instance becomes available, if that is still to come.
+pub(super) fn ready_at(view: &View<'_>, live: &RoleInstance) -> Option<k8s_openapi::jiff::Timestamp> {
+    let least = view.min_ready();
+    if least.is_zero() || !is_ready(live) {
+        return None;
+    }
+    let since = status::since(&live.status.as_ref()?.conditions, "RoleInstanceReady")?;
+    Some(after(since, least)).filter(|at| *at > view.input.now)
+}

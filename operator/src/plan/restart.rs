@@ -1,0 +1,127 @@
+//! Making all pods of an instance anew when one of them crashed, ever more patiently.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use rbg_api::keys;
+use rbg_api::v1alpha2::{RestartPolicy, RestartPolicyConfig, RoleInstance, RoleInstanceStatus};
+
+use super::instance::{InstanceInput, delete, name};
+use super::{Plan, after, in_place, revisions};
+use crate::Kind;
+use crate::status::{has, set_condition};
+
+const RESTARTING: &str = "Restarting";
+const READY: &str = "RoleInstanceReady";
+/// An instance that has run for so long has a clean record.
+const LEAST_RECORD: Duration = Duration::from_secs(600);
+
+/// What a crash led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// There was none, or it concerns nobody else.
+    Nothing,
+    /// All pods are to go now.
+    Restarted,
+    /// All pods are to go when the delay is over. Until then the failed ones stay, for whoever wants to look at them.
+    Later,
+}
+
+pub(super) fn is_failed(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed")
+}
+
+pub(super) fn plan(
+    input: InstanceInput<'_>,
+    pods: &[&Pod],
+    revision: &revisions::Found,
+    plan: &mut Plan,
+) -> Verdict {
+    let live = input.instance;
+    let config = config(live);
+    let Some(mut status) = live.status.clone().filter(|_| is_on(&config)) else { return Verdict::Nothing };
+    let last = status.last_restart_time.as_ref().map(|time| time.0);
+    // Whoever wrote this may have been stopped before it had deleted them all.
+    if has(&status.conditions, RESTARTING) {
+        let is_old = |pod: &&&Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0) < last;
+        let old: Vec<&&Pod> = pods.iter().filter(is_old).collect();
+        if !old.is_empty() {
+            for pod in old {
+                plan.push(delete(pod), "the instance is being made anew");
+            }
+            return Verdict::Restarted;
+        }
+    }
+    let record = LEAST_RECORD.max(seconds(config.max_delay_seconds).saturating_mul(2));
+    let is_recent = last.is_some_and(|last| after(last, record) > input.now);
+    let is_settled = status.observed_generation == live.metadata.generation
+        && status.current_revision.as_deref() == Some(revision.name.as_str());
+    let has_run = has(&status.conditions, READY) || is_recent;
+    if !(is_settled && has_run && pods.iter().any(|pod| has_crashed(pod, revision))) {
+        return Verdict::Nothing;
+    }
+    let count = if is_recent { status.restart_count.unwrap_or(0) } else { 0 };
+    let due = last.filter(|_| count > 0).map(|last| after(last, delay(&config, count)));
+    if let Some(due) = due.filter(|due| *due > input.now) {
+        plan.look_again(due);
+        return Verdict::Later;
+    }
+    status.restart_count = Some(count.saturating_add(1));
+    status.last_restart_time = Some(Time(input.now));
+    let text = ("RestartPolicyTriggered", "a pod crashed: all pods of the instance are made anew");
+    set_condition(&mut status.conditions, RESTARTING, true, text, input.now);
+    set_condition(
+        &mut status.conditions,
+        READY,
+        false,
+        ("PodsNotReady", "the instance is made anew"),
+        input.now,
+    );
+    // The status first: it is what keeps the next one patient.
+    plan.status(Kind::Instance, name(live), live.status.as_ref(), &status);
+    for pod in pods {
+        plan.push(delete(pod), "a pod of the instance crashed");
+    }
+    Verdict::Restarted
+}
+
+/// A restart is over when the instance is ready again.
+pub(super) fn settle(status: &mut RoleInstanceStatus, now: Timestamp) {
+    if has(&status.conditions, RESTARTING) && has(&status.conditions, READY) {
+        set_condition(&mut status.conditions, RESTARTING, false, ("Restarted", ""), now);
+    }
+}
+
+fn config(live: &RoleInstance) -> RestartPolicyConfig {
+    let (config, deprecated) = (&live.spec.restart_policy_config, &live.spec.restart_policy);
+    RestartPolicyConfig::resolve(config.as_ref(), deprecated.as_deref(), RestartPolicy::None)
+}
+
+fn is_on(config: &RestartPolicyConfig) -> bool {
+    config.kind.as_deref().and_then(RestartPolicy::parse) == Some(RestartPolicy::Recreate)
+}
+
+fn seconds(number: Option<i32>) -> Duration {
+    Duration::from_secs(number.unwrap_or(0).max(0).unsigned_abs().into())
+}
+
+fn delay(config: &RestartPolicyConfig, count: i32) -> Duration {
+    let doublings = count.saturating_sub(1).clamp(0, 30).unsigned_abs();
+    let delay = seconds(config.base_delay_seconds).saturating_mul(2_u32.saturating_pow(doublings));
+    delay.min(seconds(config.max_delay_seconds))
+}
+
+fn has_crashed(pod: &Pod, revision: &revisions::Found) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    let trigger = annotations.and_then(|annotations| annotations.get(keys::RESTART_TRIGGER_POLICY));
+    if trigger.is_some_and(|trigger| trigger == "Ignore") {
+        return false;
+    }
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    let is_crash = |status: &k8s_openapi::api::core::v1::ContainerStatus| {
+        status.restart_count > in_place::explained_restarts(pod, &status.name)
+    };
+    is_failed(pod) || !in_place::is_updating(pod, revision) && statuses.into_iter().flatten().any(is_crash)
+}

@@ -1,0 +1,99 @@
+//! Finding the revision of a spec among the stored ones, or making one.
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use moongate_render::OwnerRef;
+use moongate_render::revision::Revision;
+use rbg_api::keys;
+use serde_json::Value;
+
+use super::{Action, Plan};
+use crate::Kind;
+
+/// The revision that a spec has now.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    /// Name of the ControllerRevision.
+    pub(super) name: String,
+    /// What pods are labelled with.
+    pub(super) hash: String,
+}
+
+/// Of whom a new revision is.
+pub(super) struct Owner<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) labels: std::collections::BTreeMap<String, String>,
+    pub(super) reference: OwnerRef,
+}
+
+/// What is stored of a spec equal to `wanted`, whoever wrote it; else a step that stores it. A hash that another spec has
+/// already is told apart by `make`, which is given a count of collisions.
+pub(super) fn find_or_make(
+    make: impl Fn(i32) -> Revision,
+    stored: &[ControllerRevision],
+    owner: Owner<'_>,
+    plan: &mut Plan,
+) -> Found {
+    let last = stored.iter().map(|revision| revision.revision).max().unwrap_or(0);
+    let mut collisions = 0;
+    loop {
+        let wanted = make(collisions);
+        let same = stored.iter().find(|stored| data(stored).is_some_and(|data| wanted.is_same(&data)));
+        if let Some(same) = same {
+            let name = same.metadata.name.clone().unwrap_or_default();
+            // A rollback: the old revision is the newest again.
+            if same.revision < last {
+                let body = serde_json::json!({ "revision": last.saturating_add(1) });
+                let action = Action::Patch { kind: Kind::Revision, name: name.clone(), status: false, body };
+                plan.push(action, "an earlier revision is in force again");
+            }
+            return Found { hash: hash(same), name };
+        }
+        let is_taken = stored.iter().any(|stored| stored.metadata.name.as_ref() == Some(&wanted.name));
+        if is_taken {
+            collisions += 1;
+            continue;
+        }
+        let mut labels = owner.labels;
+        labels.insert(keys::REVISION_HASH.to_owned(), wanted.hash.clone());
+        let manifest = wanted.manifest(
+            owner.namespace,
+            labels,
+            std::collections::BTreeMap::new(),
+            &owner.reference,
+            last.saturating_add(1),
+        );
+        plan.push(Action::Create(manifest), "the spec has a new revision");
+        return Found { name: wanted.name, hash: wanted.hash };
+    }
+}
+
+/// Revisions beyond the newest `kept` that nobody has.
+pub(super) fn prune(
+    stored: &[ControllerRevision],
+    in_use: impl Fn(&str) -> bool,
+    kept: usize,
+    plan: &mut Plan,
+) {
+    let mut idle: Vec<&ControllerRevision> =
+        stored.iter().filter(|stored| !in_use(stored.metadata.name.as_deref().unwrap_or_default())).collect();
+    idle.sort_by_key(|stored| std::cmp::Reverse(stored.revision));
+    for old in idle.into_iter().skip(kept) {
+        let (Some(name), Some(uid)) = (old.metadata.name.clone(), old.metadata.uid.clone()) else { continue };
+        plan.push(Action::Delete { kind: Kind::Revision, name, uid }, "revisions beyond the history's limit");
+    }
+}
+
+/// What a revision keeps.
+pub(super) fn data(stored: &ControllerRevision) -> Option<Value> {
+    serde_json::to_value(stored.data.as_ref()?).ok()
+}
+
+/// What pods of a revision are labelled with.
+pub(super) fn hash(stored: &ControllerRevision) -> String {
+    let label = stored.metadata.labels.as_ref().and_then(|labels| labels.get(keys::REVISION_HASH));
+    let of_name = || {
+        let name = stored.metadata.name.as_deref().unwrap_or_default();
+        name.rsplit('-').next().unwrap_or_default().to_owned()
+    };
+    label.cloned().unwrap_or_else(of_name)
+}

@@ -1,0 +1,212 @@
+//! What a RoleInstanceSet needs: its revision, the right number of instances, and these of the right revision.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::jiff::Timestamp;
+use moongate_render::revision::Revision;
+use moongate_render::{Manifest, OwnerRef};
+use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet, RoleInstanceSpec, UpdateStrategy};
+use rbg_api::{IntOrPercent, Round, keys};
+use serde_json::Value;
+
+use super::{Action, Plan, PlanError, ordered, revisions, unordered};
+use crate::Kind;
+use crate::status::{self, SetFacts};
+
+/// What is known of a set.
+#[derive(Clone, Copy)]
+pub struct SetInput<'a> {
+    /// The set.
+    pub set: &'a RoleInstanceSet,
+    /// Its stored revisions.
+    pub revisions: &'a [ControllerRevision],
+    /// Its instances.
+    pub instances: &'a [RoleInstance],
+    /// The time.
+    pub now: Timestamp,
+    /// Random bits, for names.
+    pub entropy: u64,
+}
+
+/// A set as its two modes see it.
+pub(super) struct View<'a> {
+    pub(super) input: SetInput<'a>,
+    pub(super) replicas: i32,
+    /// Instances that keep their revision.
+    pub(super) partition: i32,
+    pub(super) max_unavailable: i32,
+    pub(super) max_surge: i32,
+    pub(super) paused: bool,
+    pub(super) one_by_one: bool,
+    pub(super) update: revisions::Found,
+    /// The set as it was at the revision that its instances had last, for those that are held back.
+    pub(super) before: Option<(RoleInstanceSet, revisions::Found)>,
+}
+
+/// What is to be done.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
+    let mut plan = Plan::default();
+    let set = input.set;
+    if set.metadata.deletion_timestamp.is_some() {
+        return Ok(plan);
+    }
+    let view = view(input, &mut plan)?;
+    let annotations = set.metadata.annotations.as_ref();
+    let pattern = annotations.and_then(|all| all.get(keys::ROLE_INSTANCE_PATTERN)).map(String::as_str);
+    let is_ordered = pattern != Some("Stateless");
+    let (own, others): (Vec<&RoleInstance>, Vec<&RoleInstance>) =
+        input.instances.iter().partition(|instance| unordered::is_unordered(instance) != is_ordered);
+    for other in others {
+        plan.push(delete(other), "the set's instances have names of another kind now");
+    }
+    if is_ordered {
+        ordered::plan(&view, &own, &mut plan)?;
+    } else {
+        unordered::plan(&view, &own, &mut plan)?;
+    }
+    let facts = facts(&view, &own);
+    let in_use: BTreeSet<&str> = input.instances.iter().filter_map(revision_label).collect();
+    let limit = set.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(10);
+    let is_used = |name: &str| {
+        let hash = name.rsplit('-').next().unwrap_or_default();
+        let current = set.status.as_ref().and_then(|status| status.current_revision.as_deref());
+        name == view.update.name || current == Some(name) || in_use.contains(name) || in_use.contains(hash)
+    };
+    revisions::prune(input.revisions, is_used, limit, &mut plan);
+    let after = status::set(set, &facts);
+    plan.status(Kind::Set, name(set), set.status.as_ref(), &after);
+    Ok(plan)
+}
+
+pub(super) fn name(set: &RoleInstanceSet) -> &str {
+    set.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn view<'a>(input: SetInput<'a>, plan: &mut Plan) -> Result<View<'a>, PlanError> {
+    let set = input.set;
+    let namespace = set.metadata.namespace.as_deref().ok_or(PlanError::NoMetadata("namespace"))?;
+    let template = serde_json::to_value(&set.spec.role_instance_template).unwrap_or_default();
+    let labels = set.spec.selector.as_ref().and_then(|selector| selector.match_labels.clone());
+    let reference = OwnerRef {
+        api_version: Kind::Set.api_version().to_owned(),
+        kind: Kind::Set.name().to_owned(),
+        name: name(set).to_owned(),
+        uid: set.metadata.uid.clone().unwrap_or_default(),
+        controller: true,
+    };
+    let owner = revisions::Owner { namespace, labels: labels.unwrap_or_default(), reference };
+    let make = |collisions| Revision::of_set(name(set), &template, collisions);
+    let update = revisions::find_or_make(make, input.revisions, owner, plan);
+    let strategy = set.spec.update_strategy.clone().unwrap_or_default();
+    let replicas = set.spec.replicas.unwrap_or(1).max(0);
+    let share = |value: &Option<IntOrPercent>, round, default| {
+        value.as_ref().and_then(|value| value.of(replicas, round)).unwrap_or(default).max(0)
+    };
+    let max_surge = share(&strategy.max_surge, Round::Up, 0);
+    let max_unavailable = match max_surge {
+        0 => share(&strategy.max_unavailable, Round::Up, 1).max(1),
+        _ => share(&strategy.max_unavailable, Round::Down, 1),
+    };
+    Ok(View {
+        before: before(input, &update),
+        input,
+        replicas,
+        partition: share(&strategy.partition, Round::Down, 0).min(replicas),
+        max_unavailable,
+        max_surge,
+        paused: strategy.paused.unwrap_or(false),
+        one_by_one: set.spec.pod_management_policy.as_deref() == Some("OrderedReady"),
+        update,
+    })
+}
+
+/// The set with the template of its last revision, if that is another one.
+fn before(input: SetInput<'_>, update: &revisions::Found) -> Option<(RoleInstanceSet, revisions::Found)> {
+    let current = input.set.status.as_ref()?.current_revision.as_deref()?;
+    let stored = input.revisions.iter().find(|stored| stored.metadata.name.as_deref() == Some(current))?;
+    let found = revisions::Found { name: current.to_owned(), hash: revisions::hash(stored) };
+    if found.name == update.name {
+        return None;
+    }
+    let mut template = revisions::data(stored)?["spec"]["roleInstanceTemplate"].take();
+    template.as_object_mut()?.remove("$patch");
+    let mut set = input.set.clone();
+    set.spec.role_instance_template = serde_json::from_value::<RoleInstanceSpec>(template).ok()?;
+    Some((set, found))
+}
+
+pub(super) fn revision_label(instance: &RoleInstance) -> Option<&str> {
+    instance.metadata.labels.as_ref()?.get(keys::CONTROLLER_REVISION_HASH).map(String::as_str)
+}
+
+impl View<'_> {
+    /// Whether the instance was made from the spec's revision. Ordered instances have its whole name, others its hash.
+    pub(super) fn is_updated(&self, instance: &RoleInstance) -> bool {
+        let label = revision_label(instance);
+        label == Some(self.update.name.as_str()) || label == Some(self.update.hash.as_str())
+    }
+
+    /// How an instance gets the spec's revision: in place if its pods are the same ones, else by being made anew.
+    pub(super) fn update(&self, instance: &RoleInstance, wanted: &Manifest, plan: &mut Plan) {
+        let name = instance.metadata.name.as_deref().unwrap_or_default();
+        let strategy: Option<&UpdateStrategy> = self.input.set.spec.update_strategy.as_ref();
+        let kind = strategy.and_then(|strategy| strategy.kind.as_deref());
+        let sizes = |spec: &RoleInstanceSpec| -> Vec<(String, i32)> {
+            spec.components.iter().map(|component| (component.name.clone(), component.size())).collect()
+        };
+        let same_pods = sizes(&instance.spec) == sizes(&self.input.set.spec.role_instance_template);
+        if matches!(kind, Some("RecreatePod" | "Recreate")) || !same_pods {
+            plan.push(delete(instance), format!("{name} gets a new revision and cannot keep its pods"));
+            return;
+        }
+        let mut object = serde_json::to_value(instance).unwrap_or_default();
+        for member in ["labels", "annotations"] {
+            let Some(Value::Object(wanted)) = wanted.0.get("metadata").and_then(|meta| meta.get(member))
+            else {
+                continue;
+            };
+            if let Value::Object(metadata) = &mut object["metadata"] {
+                rbg_api::template::member_object(metadata, member).extend(wanted.clone());
+            }
+        }
+        object["spec"] = wanted.0.get("spec").cloned().unwrap_or_default();
+        let action = Action::Replace { kind: Kind::Instance, name: name.to_owned(), object };
+        plan.push(action, format!("{name} gets a new revision in place"));
+    }
+
+    pub(super) fn min_ready(&self) -> Duration {
+        Duration::from_secs(self.input.set.spec.min_ready_seconds.unwrap_or(0).max(0).unsigned_abs().into())
+    }
+}
+
+pub(super) fn delete(instance: &RoleInstance) -> Action {
+    Action::Delete {
+        kind: Kind::Instance,
+        name: instance.metadata.name.clone().unwrap_or_default(),
+        uid: instance.metadata.uid.clone().unwrap_or_default(),
+    }
+}
+
+fn facts(view: &View<'_>, own: &[&RoleInstance]) -> SetFacts {
+    let count = |which: &dyn Fn(&RoleInstance) -> bool| {
+        i32::try_from(own.iter().filter(|instance| which(instance)).count()).unwrap_or(i32::MAX)
+    };
+    let lives = |instance: &RoleInstance| instance.metadata.deletion_timestamp.is_none();
+    let updated_ready = count(&|instance| view.is_updated(instance) && status::is_ready(instance));
+    let replicas = count(&lives);
+    SetFacts {
+        replicas,
+        ready: count(&|instance| status::is_ready(instance)),
+        available: count(&|instance| status::is_available(instance, view.min_ready(), view.input.now)),
+        updated: count(&|instance| lives(instance) && view.is_updated(instance)),
+        updated_ready,
+        expected_updated: view.replicas - view.partition,
+        update_revision: view.update.name.clone(),
+        complete: view.partition == 0 && replicas == view.replicas && updated_ready >= view.replicas,
+    }
+}

@@ -1,0 +1,126 @@
+//! Instances without order, told apart by random names.
+
+use moongate_render::instance::{self, ID_LENGTH};
+use rbg_api::keys;
+use rbg_api::v1alpha2::RoleInstance;
+
+use super::set::{View, delete, name};
+use super::{Action, Plan, PlanError, after};
+use crate::status::{self, is_ready, unready_since};
+
+/// Letters of names: none that make words, or look like others.
+const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+
+pub(super) fn is_unordered(instance: &RoleInstance) -> bool {
+    label(instance, keys::ROLE_INSTANCE_ID).is_some()
+}
+
+fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
+    instance.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> Result<(), PlanError> {
+    let set = view.input.set;
+    let mut living: Vec<&RoleInstance> =
+        own.iter().copied().filter(|live| live.metadata.deletion_timestamp.is_none()).collect();
+    let chosen = set.spec.scale_strategy.iter().flat_map(|strategy| &strategy.role_instance_to_delete);
+    for name in chosen {
+        if let Some(at) = living.iter().position(|live| live.metadata.name.as_ref() == Some(name)) {
+            plan.push(delete(living.remove(at)), "the scale strategy names it");
+        }
+    }
+    let old = living.iter().filter(|live| !view.is_updated(live)).count();
+    let held_back = usize::try_from(view.partition).unwrap_or(0);
+    let to_update = if view.paused { 0 } else { old.saturating_sub(held_back) };
+    let replicas = usize::try_from(view.replicas).unwrap_or(0);
+    let surge = to_update.min(usize::try_from(view.max_surge).unwrap_or(0));
+    for index in living.len()..replicas + surge {
+        make(view, own, index, plan)?;
+    }
+    if living.len() > replicas + surge {
+        // First those that serve nobody, then those of an older revision, then the youngest.
+        living.sort_by_key(|live| {
+            let made = live.metadata.creation_timestamp.as_ref().map(|time| time.0);
+            (is_ready(live), view.is_updated(live), std::cmp::Reverse(made))
+        });
+        let surplus = living.len() - replicas - surge;
+        for extra in living.drain(..surplus) {
+            plan.push(delete(extra), "there are more instances than the set shall have");
+        }
+    }
+    if living.len() >= replicas {
+        update(view, &living, to_update, plan)?;
+    }
+    Ok(())
+}
+
+fn make(view: &View<'_>, own: &[&RoleInstance], index: usize, plan: &mut Plan) -> Result<(), PlanError> {
+    let mut state = view.input.entropy.wrapping_add(index as u64);
+    let id = loop {
+        let id = random_id(&mut state);
+        let is_taken = own.iter().any(|live| label(live, keys::ROLE_INSTANCE_ID) == Some(id.as_str()));
+        if !is_taken {
+            break id;
+        }
+    };
+    let old = own.iter().filter(|live| !view.is_updated(live)).count();
+    let held_back =
+        view.before.as_ref().filter(|_| old + index < usize::try_from(view.partition).unwrap_or(0));
+    let now = view.input.now.to_string();
+    let manifest = match held_back {
+        Some((set, revision)) => instance::unordered(set, &id, &revision.hash, &now)?,
+        None => instance::unordered(view.input.set, &id, &view.update.hash, &now)?,
+    };
+    plan.push(Action::Create(manifest), format!("{} has too few instances", name(view.input.set)));
+    Ok(())
+}
+
+/// SplitMix64, which needs no more state than a number.
+fn random_id(state: &mut u64) -> String {
+    let mut letter = || {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = *state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let at = usize::try_from((z ^ (z >> 31)) % LETTERS.len() as u64).unwrap_or(0);
+        LETTERS.get(at).map_or('b', |letter| char::from(*letter))
+    };
+    (0..ID_LENGTH).map(|_| letter()).collect()
+}
+
+fn update(
+    view: &View<'_>,
+    living: &[&RoleInstance],
+    to_update: usize,
+    plan: &mut Plan,
+) -> Result<(), PlanError> {
+    let now = view.input.now;
+    let is_available = |live: &RoleInstance| status::is_available(live, view.min_ready(), now);
+    let available = living.iter().filter(|live| is_available(live)).count();
+    let least = usize::try_from(view.replicas - view.max_unavailable).unwrap_or(0);
+    let mut budget = available.saturating_sub(least);
+    let mut old: Vec<&&RoleInstance> = living.iter().filter(|live| !view.is_updated(live)).collect();
+    // Those that serve nobody cost nothing.
+    old.sort_by_key(|live| is_ready(live));
+    for live in old.into_iter().take(to_update) {
+        if is_available(live) {
+            if budget == 0 {
+                break;
+            }
+            budget -= 1;
+        } else if let Some(at) = unready_since(live).map(|since| after(since, super::ordered::HOPELESS))
+            && at > now
+        {
+            // It may be on its way up.
+            plan.look_again(at);
+            continue;
+        }
+        let id = label(live, keys::ROLE_INSTANCE_ID).unwrap_or_default();
+        let wanted = instance::unordered(view.input.set, id, &view.update.hash, &now.to_string())?;
+        view.update(live, &wanted, plan);
+    }
+    for at in living.iter().filter_map(|live| super::ordered::ready_at(view, live)) {
+        plan.look_again(at);
+    }
+    Ok(())
+}

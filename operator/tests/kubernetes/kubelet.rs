@@ -1,0 +1,142 @@
+//! A kubelet without containers: binds pods, runs them, honours readiness gates, restarts a container whose image changes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Binding, Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Client, Error};
+use serde_json::{Value, json};
+
+/// Between two looks at all pods.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Runs the pods of one namespace. It ends when it is dropped.
+pub(crate) struct Kubelet(tokio::task::JoinHandle<()>);
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[derive(Default)]
+struct Container {
+    image: String,
+    restarts: i32,
+    /// Whether it was seen down since its image changed: a restart takes two looks.
+    is_up: bool,
+    image_id: String,
+}
+
+impl Kubelet {
+    /// Starts it with a node of its own.
+    pub(crate) async fn start(client: Client, namespace: &str) -> Self {
+        let node = format!("node-{namespace}");
+        let object: Node = serde_json::from_value(json!({ "metadata": { "name": node } })).unwrap();
+        Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        Self(tokio::spawn(async move {
+            let mut containers = BTreeMap::new();
+            loop {
+                if let Err(error) = look(&client, &node, &mut containers).await {
+                    eprintln!("kubelet: {error}");
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }))
+    }
+}
+
+type Containers = BTreeMap<(String, String), Container>;
+
+async fn look(client: &Client, node: &str, containers: &mut Containers) -> Result<(), Error> {
+    let api: Api<Pod> = Api::default_namespaced(client.clone());
+    for pod in api.list(&ListParams::default()).await? {
+        let outcome = tend(&api, &pod, node, containers).await;
+        match outcome {
+            // It has changed, or is gone: the next look sees to it.
+            Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers) -> Result<(), Error> {
+    let (name, uid) = (pod.metadata.name.clone().unwrap(), pod.metadata.uid.clone().unwrap());
+    if pod.metadata.deletion_timestamp.is_some() {
+        let same = Preconditions { uid: Some(uid), resource_version: None };
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(same),
+            ..DeleteParams::default()
+        };
+        api.delete(&name, &now).await?;
+        return Ok(());
+    }
+    let spec = pod.spec.as_ref().unwrap();
+    if spec.node_name.is_none() {
+        let binding: Binding = serde_json::from_value(
+            json!({ "metadata": { "name": name }, "target": { "kind": "Node", "name": node } }),
+        )
+        .unwrap();
+        let _: Value = api.create_subresource("binding", &name, &PostParams::default(), &binding).await?;
+        return Ok(());
+    }
+    let mut statuses = Vec::new();
+    let mut all_up = true;
+    for one in &spec.containers {
+        let image = one.image.clone().unwrap_or_default();
+        let state = containers.entry((uid.clone(), one.name.clone())).or_default();
+        if state.image.is_empty() {
+            state.image.clone_from(&image);
+            state.is_up = true;
+        } else if state.image != image {
+            state.image.clone_from(&image);
+            state.restarts += 1;
+            state.is_up = false;
+        } else {
+            state.is_up = true;
+        }
+        all_up &= state.is_up;
+        if state.is_up {
+            state.image_id = format!("sha256:{image}");
+        }
+        let running = if state.is_up {
+            json!({ "running": {} })
+        } else {
+            json!({ "waiting": { "reason": "ContainerCreating" } })
+        };
+        statuses
+            .push(json!({ "name": one.name, "image": image, "imageID": state.image_id, "ready": state.is_up,
+            "started": state.is_up, "restartCount": state.restarts, "state": running }));
+    }
+    let live = serde_json::to_value(&pod.status).unwrap();
+    let has = |kind: &str| {
+        let conditions = live["conditions"].as_array().into_iter().flatten();
+        conditions.filter(|one| one["type"] == kind).any(|one| one["status"] == "True")
+    };
+    let gates = spec.readiness_gates.iter().flatten().all(|gate| has(&gate.condition_type));
+    let conditions = [
+        ("PodScheduled", true),
+        ("Initialized", true),
+        ("ContainersReady", all_up),
+        ("Ready", all_up && gates),
+    ];
+    let ours = live["containerStatuses"].as_array().is_some_and(|live| {
+        live.iter().zip(&statuses).all(|(live, ours)| {
+            live["ready"] == ours["ready"]
+                && live["imageID"] == ours["imageID"]
+                && live["restartCount"] == ours["restartCount"]
+        })
+    });
+    if ours && conditions.iter().all(|(kind, truth)| has(kind) == *truth) {
+        return Ok(());
+    }
+    let conditions = conditions
+        .map(|(kind, truth)| json!({ "type": kind, "status": if truth { "True" } else { "False" } }));
+    let status = json!({ "status": { "phase": "Running", "podIP": "10.1.0.1", "podIPs": [{ "ip": "10.1.0.1" }],
+        "conditions": conditions, "containerStatuses": statuses } });
+    api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await?;
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! The operator on a real control plane, with a kubelet that runs no containers.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "tests fail by panicking, and say why to whoever runs them"
+)]
+#![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
+
+mod kubelet;
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use moongate_operator::Options;
+use moongate_runtime::Supervisor;
+use moongate_testkit::ControlPlane;
+use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance};
+use serde_json::{Value, json};
+
+use kubelet::Kubelet;
+
+/// Long, because it only says when something hangs.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+async fn install(client: &Client) {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    for crd in rbg_api::crds::all() {
+        api.create(&PostParams::default(), &crd).await.unwrap();
+    }
+    for crd in rbg_api::crds::all() {
+        let name = crd.metadata.name.unwrap();
+        eventually(&name, async || {
+            let status = api.get(&name).await.unwrap().status.unwrap_or_default();
+            let conditions = status.conditions.unwrap_or_default();
+            conditions.iter().any(|one| one.type_ == "Established" && one.status == "True").then_some(())
+        })
+        .await;
+    }
+}
+
+/// Waits until there is an answer.
+async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn role(name: &str, replicas: i32, image: &str) -> Value {
+    json!({ "name": name, "replicas": replicas, "standalonePattern": { "template": { "spec": {
+        "terminationGracePeriodSeconds": 1, "containers": [{ "name": "engine", "image": image }] } } } })
+}
+
+fn group(roles: Value) -> RoleBasedGroup {
+    serde_json::from_value(json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
+        "metadata": { "name": "g" }, "spec": { "roles": roles } }))
+    .unwrap()
+}
+
+async fn settled(groups: &Api<RoleBasedGroup>) -> RoleBasedGroup {
+    eventually("the group is ready and settled", async || {
+        let group = groups.get("g").await.unwrap();
+        let status = group.status.clone().unwrap_or_default();
+        let has = |kind: &str, value: &str| {
+            status.conditions.iter().any(|one| one.kind == kind && one.status == value)
+        };
+        let current = status.observed_generation == group.metadata.generation;
+        (current
+            && has("Ready", "True")
+            && has("Progressing", "False")
+            && has("RollingUpdateInProgress", "False"))
+        .then_some(group)
+    })
+    .await
+}
+
+async fn pods(client: &Client) -> Vec<Pod> {
+    let mut pods =
+        Api::<Pod>::default_namespaced(client.clone()).list(&ListParams::default()).await.unwrap().items;
+    pods.sort_by_key(|pod| pod.metadata.name.clone());
+    pods
+}
+
+fn names(pods: &[Pod]) -> Vec<&str> {
+    pods.iter().map(|pod| pod.metadata.name.as_deref().unwrap()).collect()
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].restart_count
+}
+
+fn made(pod: &Pod) -> k8s_openapi::jiff::Timestamp {
+    pod.metadata.creation_timestamp.as_ref().unwrap().0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_is_made_updated_in_place_scaled_and_deleted() {
+    let plane = ControlPlane::start().await.unwrap();
+    let namespace = plane.namespace("operator").await.unwrap();
+    let client = namespace.client.clone();
+    install(&client).await;
+    let _kubelet = Kubelet::start(client.clone(), &namespace.name).await;
+    let supervisor = Supervisor::new();
+    let options = Options {
+        kubeconfig: Some(plane.kubeconfig()),
+        namespace: Some(namespace.name.clone()),
+        lease: Some((namespace.name.clone(), "operator".to_owned())),
+        ..Options::default()
+    };
+    let running = {
+        let supervisor = supervisor.clone();
+        tokio::spawn(async move { moongate_operator::run(options, &supervisor).await })
+    };
+
+    let groups: Api<RoleBasedGroup> = Api::default_namespaced(client.clone());
+    let mut wanted = json!([role("a", 2, "engine:1"), role("b", 1, "engine:1")]);
+    wanted[1]["dependencies"] = json!(["a"]);
+    groups.create(&PostParams::default(), &group(wanted.clone())).await.unwrap();
+    settled(&groups).await;
+    let before = pods(&client).await;
+    assert_eq!(names(&before), ["g-a-0", "g-a-1", "g-b-0"]);
+    assert!(made(&before[2]) >= made(&before[1]), "b depends on a");
+    let file = Api::<ConfigMap>::default_namespaced(client.clone()).get("g").await.unwrap();
+    assert!(file.data.unwrap()["config.yaml"].contains("g-a-1.s-g-a"));
+    Api::<Service>::default_namespaced(client.clone()).get("s-g-b").await.unwrap();
+    for (pod, index) in before.iter().zip(["0", "1", "0"]) {
+        assert_eq!(pod.metadata.labels.as_ref().unwrap()[rbg_api::keys::ROLE_INSTANCE_INDEX], index);
+    }
+
+    wanted[0]["standalonePattern"]["template"]["spec"]["containers"][0]["image"] = "engine:2".into();
+    let patch = PatchParams::default();
+    groups.patch("g", &patch, &Patch::Merge(json!({ "spec": { "roles": wanted } }))).await.unwrap();
+    let updated = settled(&groups).await;
+    let after = pods(&client).await;
+    let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.metadata.uid.clone()).collect::<Vec<_>>();
+    assert_eq!(uids(&after), uids(&before));
+    assert_eq!(after.iter().map(restarts).collect::<Vec<_>>(), [1, 1, 0]);
+    assert_eq!(updated.status.unwrap().role_statuses[0].updated_replicas, 2);
+    assert_eq!(after[1].metadata.labels.as_ref().unwrap()[rbg_api::keys::ROLE_INSTANCE_INDEX], "1");
+
+    wanted[0]["replicas"] = 3.into();
+    wanted[1]["replicas"] = 0.into();
+    groups.patch("g", &patch, &Patch::Merge(json!({ "spec": { "roles": wanted } }))).await.unwrap();
+    settled(&groups).await;
+    eventually("b has no pods", async || {
+        (names(&pods(&client).await) == ["g-a-0", "g-a-1", "g-a-2"]).then_some(())
+    })
+    .await;
+
+    groups.delete("g", &DeleteParams::background()).await.unwrap();
+    eventually("all is gone", async || {
+        let instances: Api<RoleInstance> = Api::default_namespaced(client.clone());
+        let none = instances.list(&ListParams::default()).await.unwrap().items.is_empty();
+        (none && pods(&client).await.is_empty()).then_some(())
+    })
+    .await;
+    supervisor.token().cancel();
+    running.await.unwrap().unwrap();
+}

@@ -1,0 +1,199 @@
+//! The plan for a RoleInstanceSet, carried out in memory: instances become ready when the test says so.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::jiff::Timestamp;
+use moongate_operator::Kind;
+use moongate_operator::plan::{self, Action, SetInput};
+use rbg_api::keys;
+use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
+use serde_json::{Value, json};
+
+/// A set and what was made of it.
+struct World {
+    set: RoleInstanceSet,
+    revisions: Vec<ControllerRevision>,
+    instances: Vec<RoleInstance>,
+    uids: u32,
+    now: Timestamp,
+}
+
+impl World {
+    fn new(replicas: i32, strategy: Value) -> Self {
+        let set = json!({
+            "metadata": { "name": "s", "namespace": "n", "uid": "set", "generation": 1 },
+            "spec": {
+                "replicas": replicas,
+                "selector": { "matchLabels": { "app": "s" } },
+                "updateStrategy": strategy,
+                "roleInstanceTemplate": { "components": [{ "name": "c", "size": 1, "template": template("image:1") }] },
+            },
+        });
+        Self {
+            set: serde_json::from_value(set).unwrap(),
+            revisions: Vec::new(),
+            instances: Vec::new(),
+            uids: 0,
+            now: Timestamp::from_second(1_700_000_000).unwrap(),
+        }
+    }
+
+    /// Plans and carries out, until there is nothing more to do. Answers what was done but for statuses and revisions.
+    fn run(&mut self) -> Vec<String> {
+        let mut done = Vec::new();
+        for _ in 0..50 {
+            let input = SetInput {
+                set: &self.set,
+                revisions: &self.revisions,
+                instances: &self.instances,
+                now: self.now,
+                entropy: 7,
+            };
+            let plan = plan::set(input).unwrap();
+            if plan.steps.is_empty() {
+                return done;
+            }
+            for step in plan.steps {
+                done.extend(self.write(step.action));
+            }
+        }
+        panic!("the plan has no end");
+    }
+
+    fn write(&mut self, action: Action) -> Option<String> {
+        match action {
+            Action::Create(manifest) if manifest.kind() == Kind::Revision.name() => {
+                self.revisions.push(serde_json::from_value(Value::Object(manifest.0)).unwrap());
+                None
+            }
+            Action::Create(manifest) => {
+                let said = format!("create {}", manifest.name());
+                let mut object = Value::Object(manifest.0);
+                self.uids += 1;
+                object["metadata"]["uid"] = format!("u{}", self.uids).into();
+                object["metadata"]["generation"] = 1.into();
+                self.instances.push(serde_json::from_value(object).unwrap());
+                Some(said)
+            }
+            Action::Replace { name, object, .. } => {
+                let at = self
+                    .instances
+                    .iter()
+                    .position(|live| live.metadata.name.as_ref() == Some(&name))
+                    .unwrap();
+                let mut new: RoleInstance = serde_json::from_value(object).unwrap();
+                new.metadata.generation = Some(new.metadata.generation.unwrap() + 1);
+                self.instances[at] = new;
+                Some(format!("update {name}"))
+            }
+            Action::Delete { kind: Kind::Instance, name, uid } => {
+                self.instances.retain(|live| live.metadata.uid.as_ref() != Some(&uid));
+                Some(format!("delete {name}"))
+            }
+            Action::Patch { kind: Kind::Set, status: true, body, .. } => {
+                self.set.status = Some(serde_json::from_value(body["status"].clone()).unwrap());
+                None
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// All instances are ready as they are now.
+    fn ready(&mut self) {
+        for live in &mut self.instances {
+            let status = json!({ "observedGeneration": live.metadata.generation, "conditions": [
+                { "type": "RoleInstanceReady", "status": "True", "reason": "Ready", "message": "",
+                  "lastTransitionTime": "2023-01-01T00:00:00Z" }] });
+            live.status = Some(serde_json::from_value(status).unwrap());
+        }
+    }
+
+    fn settle(&mut self) -> Vec<Vec<String>> {
+        let mut rounds = Vec::new();
+        loop {
+            let done = self.run();
+            if done.is_empty() {
+                return rounds;
+            }
+            rounds.push(done);
+            self.ready();
+        }
+    }
+
+    fn image(&mut self, image: &str) {
+        let template = serde_json::from_value(template(image)).unwrap();
+        self.set.spec.role_instance_template.components[0].template = template;
+        self.set.metadata.generation = Some(self.set.metadata.generation.unwrap() + 1);
+    }
+}
+
+fn template(image: &str) -> Value {
+    json!({ "spec": { "containers": [{ "name": "c", "image": image }] } })
+}
+
+#[test]
+fn instances_are_updated_from_the_highest_one_at_a_time() {
+    let mut world = World::new(3, json!({ "maxUnavailable": 1 }));
+    assert_eq!(world.settle(), [["create s-0", "create s-1", "create s-2"]]);
+    world.image("image:2");
+    assert_eq!(world.settle(), [["update s-2"], ["update s-1"], ["update s-0"]]);
+    let status = world.set.status.clone().unwrap();
+    assert_eq!(status.updated_ready_replicas, 3);
+    assert_eq!(status.current_revision, status.update_revision);
+    for (ordinal, live) in world.instances.iter().enumerate() {
+        let labels = live.metadata.labels.as_ref().unwrap();
+        assert_eq!(labels[keys::ROLE_INSTANCE_INDEX], ordinal.to_string(), "an update keeps the ordinal");
+    }
+}
+
+#[test]
+fn what_the_partition_holds_back_keeps_its_revision_even_when_made_anew() {
+    let mut world = World::new(3, json!({ "partition": 2, "maxUnavailable": 1 }));
+    world.settle();
+    world.image("image:2");
+    assert_eq!(world.settle(), [["update s-2"]]);
+    world.instances.remove(0);
+    assert_eq!(world.settle(), [["create s-0"]]);
+    let made = world.instances.iter().find(|live| live.metadata.name.as_deref() == Some("s-0")).unwrap();
+    assert_eq!(made.spec.components[0].template.containers()[0]["image"], "image:1");
+}
+
+#[test]
+fn a_paused_update_stands_still() {
+    let mut world = World::new(2, json!({ "paused": true, "maxUnavailable": 1 }));
+    world.settle();
+    world.image("image:2");
+    assert!(world.settle().is_empty());
+}
+
+#[test]
+fn surplus_instances_come_before_the_update_and_go_after_it() {
+    let mut world = World::new(2, json!({ "maxSurge": 1, "maxUnavailable": 0 }));
+    world.settle();
+    world.image("image:2");
+    let rounds = world.settle();
+    assert_eq!(rounds[0], ["create s-2"]);
+    assert_eq!(rounds.last().unwrap(), &["delete s-2"]);
+    assert_eq!(rounds.concat().iter().filter(|done| done.starts_with("update")).count(), 2);
+}
+
+#[test]
+fn an_earlier_spec_finds_its_revision_again() {
+    let mut world = World::new(1, json!({ "maxUnavailable": 1 }));
+    world.settle();
+    let first = world.set.status.clone().unwrap().update_revision;
+    world.image("image:2");
+    world.settle();
+    world.image("image:1");
+    let input = SetInput {
+        set: &world.set,
+        revisions: &world.revisions,
+        instances: &world.instances,
+        now: world.now,
+        entropy: 7,
+    };
+    let renumbered = plan::set(input).unwrap().steps.into_iter().any(|step| {
+        matches!(step.action, Action::Patch { kind: Kind::Revision, name, .. } if Some(&name) == first.as_ref())
+    });
+    assert!(renumbered);
+}
