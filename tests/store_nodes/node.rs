@@ -43,7 +43,7 @@ impl Node {
         ];
         let variable =
             |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-        let config = Config::read(None, &[], variable).unwrap();
+        let config = Config::read(None, &flags.define, variable).unwrap();
         let supervisor = Supervisor::new();
         let running = moongate_store::start(flags, config, &supervisor).await.unwrap();
         Self { running, supervisor }
