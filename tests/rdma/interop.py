@@ -49,12 +49,16 @@ class Process:
         self.child.kill()
         self.child.wait()
 
-    def until(self, text, count=1):
-        """Waits until it has written something so often."""
+    def until(self, said, count=1):
+        """Waits until it has written lines with a text, so many, and returns the last of them."""
         end = time.monotonic() + LIMIT
-        while self.log.read_text(errors="replace").count(text) < count:
+        while True:
+            log = self.log.read_text(errors="replace")
+            lines = [line for line in log.splitlines() if said in line]
+            if len(lines) >= count:
+                return lines[-1]
             if time.monotonic() > end or self.child.poll() is not None:
-                sys.exit(f"{self.log.name} does not say {text!r}:\n{self.log.read_text(errors='replace')[-4000:]}")
+                sys.exit(f"{self.log.name} does not say {said!r}:\n{log[-4000:]}")
             time.sleep(0.05)
 
 
@@ -93,16 +97,17 @@ class Theirs(Process):
     def __init__(self, name, address, mebibytes):
         program = [mooncake / "venv/bin/python", here / "../../kvstore/tests/store/store.py"]
         super().__init__(name, [*program, address, "P2PHANDSHAKE", str(mebibytes)], {})
-        self.until("> ready")
-        self.answers = 1
+        self.answers = 0
+        self.answer()
+
+    def answer(self):
+        self.answers += 1
+        return self.until("> ", self.answers).partition("> ")[2]
 
     def ask(self, command):
         self.child.stdin.write(f"{command}\n".encode())
         self.child.stdin.flush()
-        self.answers += 1
-        self.until("\n> ", self.answers - 1)
-        lines = self.log.read_text(errors="replace").splitlines()
-        return [line[2:] for line in lines if line.startswith("> ")][-1]
+        return self.answer()
 
     def put(self, key, size):
         answer = self.ask(f"put {key} {size}")
