@@ -69,6 +69,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-kvstore",
             "moongate-memory",
             "moongate-rdma",
+            "moongate-tier",
             "moongate-transfer",
             "mooncake-wire",
             "moongate-runtime",

@@ -3,6 +3,7 @@
 
 #[path = "../../kvstore/master/tests/caller/mod.rs"]
 mod caller;
+mod disk;
 mod lasting;
 mod masters;
 mod node;

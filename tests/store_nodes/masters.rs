@@ -3,7 +3,9 @@
 use moongate_kvstore::admin::{self, Admin};
 use moongate_master::{MetadataFace, MetadataPlace};
 
-use crate::caller::{Ours, ours};
+use moongate_kvcore::{DiskTier, Settings};
+
+use crate::caller::{Ours, ours, ours_with};
 use crate::world::{HANDSHAKE, NEWEST, RealMaster};
 
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +48,27 @@ impl Store {
                 let theirs = RealMaster::start(NEWEST).await;
                 let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
                 Self { rpc, metadata, admin, theirs: Some(theirs), _ours: vec![ours] }
+            }
+        }
+    }
+
+    /// A master that moves to nodes' disks what has no room, and back what is read. Its leases last half a second.
+    pub(crate) async fn with_disks(whose: Whose) -> Self {
+        const FLAGS: &[&str] =
+            &["--enable_offload", "--offload_on_evict", "--promotion_on_hit", "--default_kv_lease_ttl=500"];
+        let metadata = HANDSHAKE.to_owned();
+        match whose {
+            Whose::Ours => {
+                let disks = Some(DiskTier { on_evict: true, promote_on_hit: true, ..DiskTier::default() });
+                let core = Settings { lease_ttl_ms: 500, ramp_ms: 0, disks, ..Settings::default() };
+                let ours = ours_with(None, core).await;
+                let (rpc, admin) = (ours.rpc.clone(), ours.faces.admin.to_string());
+                Self { rpc, metadata, admin, theirs: None, _ours: vec![ours] }
+            }
+            Whose::Theirs => {
+                let theirs = RealMaster::start_with(NEWEST, FLAGS).await;
+                let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
+                Self { rpc, metadata, admin, theirs: Some(theirs), _ours: Vec::new() }
             }
         }
     }

@@ -10,6 +10,7 @@ use moongate_transfer::DirectoryError;
 use crate::cache::HotCache;
 use crate::options::Options;
 use crate::peer::Peers;
+use crate::staged::Disks;
 
 /// Puts objects into a store and gets them back. Cloning is cheap, and every clone shares connections and cache.
 #[derive(Clone)]
@@ -20,6 +21,7 @@ pub struct Client {
 pub(crate) struct Shared {
     pub(crate) objects: Objects,
     pub(crate) peers: Peers,
+    pub(crate) disks: Disks,
     pub(crate) cache: HotCache,
     pub(crate) options: Options,
     pub(crate) supervisor: Supervisor,
@@ -37,8 +39,8 @@ impl Client {
         let master = Master::new(master, options.master, supervisor);
         let objects = Objects::new(master, client_id, &options.tenant);
         let (peers, cache) = (Peers::new(options.clone())?, HotCache::new(options.cache_bytes));
-        let supervisor = supervisor.clone();
-        Ok(Self { shared: Arc::new(Shared { objects, peers, cache, options, supervisor }) })
+        let (disks, supervisor) = (Disks::default(), supervisor.clone());
+        Ok(Self { shared: Arc::new(Shared { objects, peers, disks, cache, options, supervisor }) })
     }
 
     /// The calls to the master that this client makes, for what it has no method for.

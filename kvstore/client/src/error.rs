@@ -17,7 +17,7 @@ pub enum KvError {
         key: String,
     },
     /// Nodes hold the object, but none in a way that this client can read.
-    #[error("{key:?} has no replica in memory that can be read over TCP, only {found}")]
+    #[error("{key:?} has no replica that can be read over TCP, only {found}")]
     NoReplica {
         /// The object's key.
         key: String,
@@ -138,6 +138,14 @@ pub enum NodeError {
     )]
     Lookup {
         /// The node.
+        endpoint: Arc<str>,
+        /// Why not.
+        reason: String,
+    },
+    /// The object is only on the node's disk, and the node did not bring it into memory.
+    #[error("the disk of the node at {endpoint}: {reason}")]
+    Disk {
+        /// Where the node is asked for it.
         endpoint: Arc<str>,
         /// Why not.
         reason: String,

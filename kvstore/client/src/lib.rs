@@ -30,6 +30,7 @@ mod rdma;
 mod read;
 mod remove;
 mod slices;
+mod staged;
 mod write;
 
 pub use client::Client;

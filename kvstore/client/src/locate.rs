@@ -68,7 +68,10 @@ impl From<&ReplicaList<String>> for Stat {
 #[derive(Debug)]
 pub(crate) struct Located {
     pub(crate) size: usize,
+    /// Replicas in memory.
     pub(crate) sources: Vec<Source>,
+    /// Where the node is asked that has it on its disk. Of use if there is no other replica.
+    pub(crate) disk: Option<Arc<str>>,
     pub(crate) lease: Lease,
     /// The writer's, if it gave one.
     pub(crate) checksum: Option<u64>,
@@ -136,7 +139,12 @@ impl Client {
                     .push(Source { peer: self.shared.peers.get(&buffer.endpoint), address: buffer.address });
             }
         }
-        let Some(size) = size else {
+        let on_disk = list.replicas.iter().find_map(|replica| match &replica.medium {
+            ReplicaMedium::LocalDisk(disk) if replica.status == ReplicaStatus::COMPLETE => Some(disk),
+            _ => None,
+        });
+        let disk = on_disk.map(|disk| disk.transport_endpoint.as_str().into());
+        let Some(size) = size.or_else(|| on_disk.map(|disk| disk.object_size)) else {
             let found: Vec<_> = list.replicas.iter().map(|replica| Replica::new(replica).0.medium).collect();
             let found = if found.is_empty() { "none at all".to_owned() } else { found.join(", ") };
             return Err(KvError::NoReplica { key: key.to_owned(), found });
@@ -145,7 +153,7 @@ impl Client {
         let too_large = KvError::TooLarge { key: key.to_owned(), size, limit };
         let size = usize::try_from(size).ok().filter(|_| size <= limit).ok_or(too_large)?;
         let lease = Lease::new(asked, Duration::from_millis(list.lease_ttl_ms));
-        Ok(Located { size, sources, lease, checksum: list.object_checksum })
+        Ok(Located { size, sources, disk, lease, checksum: list.object_checksum })
     }
 }
 

@@ -100,6 +100,8 @@ impl Client {
                 Some(located) => located,
                 None => self.locate(key).await?,
             };
+            // Until the bytes are read, or this attempt is over.
+            let staged = self.stage(key, &mut located).await;
             let replicas = located.sources.len();
             if damaged > 0 {
                 // Slices may have come from several replicas. Now they are read one by one.
@@ -109,13 +111,17 @@ impl Client {
             }
             let into = room.room(key, located.size)?;
             let lease = &located.lease;
-            let read = tokio::select! {
-                biased;
-                read = self.fill(&located, into) => read,
-                never = self.keep(key, lease) => match never {},
+            let read = match &staged {
+                Ok(_) => tokio::select! {
+                    biased;
+                    read = self.fill(&located, into) => read,
+                    never = self.keep(key, lease) => match never {},
+                },
+                Err(error) => Err(error.clone()),
             };
+            let is_there = staged.is_ok_and(|staged| staged.is_none_or(|staged| staged.holds()));
             let error = match read {
-                Ok(()) if !lease.holds() => {
+                Ok(()) if !lease.holds() || !is_there => {
                     KvError::LeaseEnded { key: key.to_owned(), lease: lease.length, attempts: attempt }
                 }
                 Ok(()) if self.is_whole(&located, into) => return Ok((located.size, lease.end())),

@@ -51,6 +51,8 @@ pub struct Config {
     pub client_http_port: Option<u16>,
     /// Whether objects shall go to a disk.
     pub ssd_offload: bool,
+    /// The folder on that disk.
+    pub ssd_path: Option<PathBuf>,
 }
 
 /// A configuration that cannot be used.
@@ -161,6 +163,7 @@ impl Config {
             tenant: text("tenant_id"),
             client_http_port: flag("enable_client_http_server")?.then_some(port),
             ssd_offload: flag("enable_ssd_offload")?,
+            ssd_path: Some(text("ssd_offload_path")).filter(|path| !path.is_empty()).map(PathBuf::from),
         })
     }
 }

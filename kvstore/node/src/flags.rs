@@ -94,6 +94,15 @@ pub struct Flags {
     #[arg(long, alias = "scrub_rate", env = "MOONGATE_STORE_SCRUB_RATE", value_name = "SIZE", default_value = "64mb",
         value_parser = crate::size::parse)]
     pub scrub_rate: u64,
+    /// Bytes of the disk that objects go to when memory is full, all of them taken at once. There is such a disk if the
+    /// configuration sets enable_ssd_offload and ssd_offload_path
+    #[arg(long, alias = "tier_size", env = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", value_name = "SIZE",
+        value_parser = crate::size::parse)]
+    pub tier_size: Option<u64>,
+    /// Bytes of memory in which readers find objects that are only on the disk; none is larger than that
+    #[arg(long, alias = "tier_buffer", env = "MOONGATE_STORE_TIER_BUFFER", value_name = "SIZE", default_value = "256mb",
+        value_parser = crate::size::parse)]
+    pub tier_buffer: u64,
     /// Logs
     #[command(flatten)]
     pub logs: LogOptions,

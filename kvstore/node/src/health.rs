@@ -1,6 +1,7 @@
 //! Health and metrics over HTTP.
 
 use std::fmt::Write as _;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use axum::Router;
@@ -9,6 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
+use crate::disk::Disk;
 use crate::node::Shared;
 
 /// All routes.
@@ -145,6 +147,9 @@ fn text(shared: &Shared) -> String {
         "Ranges of which bits had changed.",
         &[("", number(scrubbed.damaged.load(Relaxed)))],
     );
+    if let Some(keeper) = &shared.keeper {
+        write_disk(&mut out, &keeper.disk);
+    }
     let mut gauge = |name: &str, help: &str, value: f64| {
         family(&mut out, &format!("moongate_store_{name}"), "gauge", help, &[("", value)]);
     };
@@ -157,4 +162,28 @@ fn text(shared: &Shared) -> String {
         f64::from(u8::from(shared.pulse.is_healthy())),
     );
     out
+}
+
+/// What is on the disk, and what has become of objects there.
+fn write_disk(out: &mut String, disk: &Disk) {
+    let (counts, held) = (&disk.counts, disk.tier.counts());
+    let number = |count: &AtomicU64| count.load(Relaxed) as f64;
+    let (done, failed) = (r#"{result="done"}"#, r#"{result="failed"}"#);
+    for (name, help, well, badly) in [
+        ("offloads", "Objects that the master wanted on the disk.", &counts.offloaded, &counts.not_offloaded),
+        ("promotions", "Objects that the master wanted back.", &counts.promoted, &counts.not_promoted),
+        ("disk_reads", "Questions of readers for objects on the disk.", &counts.staged, &counts.not_staged),
+    ] {
+        let name = format!("moongate_store_{name}_total");
+        family(out, &name, "counter", help, &[(done, number(well)), (failed, number(badly))]);
+    }
+    for (name, kind, help, value) in [
+        ("disk_evicted_objects_total", "counter", "Objects that made room for others.", held.evicted),
+        ("disk_damaged_objects_total", "counter", "Objects of which bits had changed.", held.damaged),
+        ("disk_objects", "gauge", "Objects on the disk.", held.objects),
+        ("disk_bytes", "gauge", "Bytes of these.", held.bytes),
+        ("disk_capacity_bytes", "gauge", "Bytes of the disk that are for objects.", disk.capacity),
+    ] {
+        family(out, &format!("moongate_store_{name}"), kind, help, &[("", value as f64)]);
+    }
 }

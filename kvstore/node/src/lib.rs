@@ -6,6 +6,7 @@
 //! the address that it had.
 
 pub mod config;
+mod disk;
 pub mod flags;
 mod health;
 mod heartbeat;

@@ -15,10 +15,12 @@ use moongate_runtime::{BindError, ListenerLimits, Supervisor};
 use moongate_transfer::DirectoryError;
 use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, Serving};
+use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ConfigError};
+use crate::disk::{self, Disk, Keeper};
 use crate::flags::{Flags, Keeping, OnStop};
 use crate::heartbeat::{self, Pulse};
 use crate::membership::{Membership, PROTOCOL};
@@ -53,6 +55,22 @@ pub enum StartError {
     /// What the memory is cannot be noted.
     #[error("no memory to lend: {0}")]
     Ledger(#[from] moongate_memory::ledger::Error),
+    /// There shall be a tier on a disk, and it is not said where.
+    #[error(
+        "enable_ssd_offload is set: set ssd_offload_path (MOONCAKE_OFFLOAD_FILE_STORAGE_PATH) to a folder on the disk"
+    )]
+    NoDiskPath,
+    /// There shall be a tier on a disk, and it is not said how large.
+    #[error(
+        "enable_ssd_offload is set: give the bytes of the disk that are for objects, as --tier-size 500gb"
+    )]
+    NoDiskSize,
+    /// The tier.
+    #[error("no tier on a disk: {0}")]
+    Disk(#[from] moongate_tier::Error),
+    /// The memory for readers of the tier.
+    #[error("no memory for readers of the disk: {0}")]
+    Buffer(#[from] moongate_memory::Error),
     /// The metadata server.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
@@ -80,6 +98,8 @@ pub(crate) struct Shared {
     pub(crate) tasks: Arc<TaskCounts>,
     pub(crate) scrubbed: Arc<ScrubCounts>,
     pub(crate) client: Client,
+    /// The tier on a disk, if there is one.
+    pub(crate) keeper: Option<Keeper>,
     presence: Presence,
     fabric: Option<Arc<Fabric>>,
 }
@@ -105,16 +125,22 @@ pub async fn start(
 ) -> Result<RunningStore, StartError> {
     let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
     let deadline = Instant::now() + wait;
-    tell_what_is_missing(&config);
     let lasts = flags.memory != Keeping::Process;
     let segment = open_memory(&flags, &config, deadline).await?;
     let host = Host::parse(&config.local_hostname);
-    let place = Place::open(&host, flags.listen, flags.data_port, &flags.memory, &flags.memory_label).await?;
+    let disk = Disk::open(&flags, &config).await?;
+    let (memory, label) = (&flags.memory, &flags.memory_label);
+    let place = Place::open(&host, flags.listen, flags.data_port, memory, label, disk.is_some()).await?;
     let endpoint = host.endpoint(place.handshake.local_addr()?.port());
     let identity = settle(&segment.ledger, &endpoint, segment.kept)?;
     let pool = Arc::new(Pool::default());
-    let (fabric, registered) = rdma::open(&config, lasts, &segment.region).unzip();
-    pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts).over(registered)));
+    let served = rdma::open(&config, lasts, &segment.region, disk.as_deref().map(Disk::buffer));
+    let lent = Lent::new(segment, uuid(identity.segment), identity.base, lasts);
+    pool.add(Arc::new(lent.over(served.segment)));
+    if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer(), served.buffer)) {
+        return Err(io::Error::from(io::ErrorKind::AddrInUse).into());
+    }
+    let fabric = served.fabric;
 
     let master = Master::new(&config.master, rpc::Options::default(), supervisor);
     let membership = Membership {
@@ -123,7 +149,8 @@ pub async fn start(
         endpoint: endpoint.as_str().into(),
         host: host.name.as_str().into(),
         pool: Arc::clone(&pool),
-        protocol: if fabric.is_some() { moongate_rdma::PROTOCOL } else { PROTOCOL },
+        protocol: if fabric.is_some() { rdma::PROTOCOL } else { PROTOCOL },
+        sockets_last: matches!(flags.memory, Keeping::Holder(_)),
     };
     let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
     let options = serve::Options {
@@ -132,11 +159,7 @@ pub async fn start(
         connections_per_peer: flags.max_connections_per_peer,
         ..serve::Options::default()
     };
-    let node = Arc::clone(&presence.answers);
-    let answers: Arc<dyn handshake::Answers> = match &fabric {
-        Some(fabric) => Arc::new(rdma::Handshakes::new(node, Arc::clone(fabric), &endpoint)),
-        None => node,
-    };
+    let answers = rdma::answers(Arc::clone(&presence.answers), fabric.clone(), &endpoint);
     let limits = HandshakeLimits::default();
     let (peers, stop) = (flags.allow_peers.clone(), supervisor.token());
     handshake::listen(place.handshake, answers, peers, limits, stop, supervisor);
@@ -155,7 +178,11 @@ pub async fn start(
         ..ClientOptions::default()
     };
     let client = Client::new(&config.master, client_options, supervisor)?;
+    let keeper = disk.zip(place.disk).map(|(disk, listener)| {
+        start_disk(disk, listener, &host, &membership, &presence, &flags, supervisor)
+    });
     let shared = Shared {
+        keeper: keeper.transpose()?,
         membership,
         pulse,
         serving,
@@ -205,6 +232,9 @@ impl RunningStore {
         if cut > 0 {
             tracing::warn!(connections = cut, limit = ?self.drain_timeout, "transfers were cut: they took too long");
         }
+        if let Some(keeper) = &self.shared.keeper {
+            keeper.end().await;
+        }
         if let Some(thread) = self.heartbeat.take() {
             // It ends at its next pause.
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
@@ -214,6 +244,11 @@ impl RunningStore {
     async fn leave(&self) {
         let membership = &self.shared.membership;
         let farewell = async {
+            if let Some(keeper) = &self.shared.keeper
+                && let Err(error) = keeper.leave().await
+            {
+                tracing::warn!(%error, "the master was not told that this node's disk leaves; it will notice");
+            }
             for lent in membership.pool.lent().iter() {
                 if let Err(error) = membership.unmount(lent.id).await {
                     tracing::warn!(%error, "the master was not told that this node leaves; it will notice");
@@ -309,16 +344,28 @@ impl Shared {
     }
 }
 
-fn tell_what_is_missing(config: &Config) {
-    if ![PROTOCOL, moongate_rdma::PROTOCOL].contains(&config.protocol.as_str()) {
-        tracing::warn!(
-            protocol = config.protocol,
-            "this node serves transfers over TCP and RDMA only; set the protocol to one of them for all that use it"
-        );
-    }
-    if config.ssd_offload {
-        tracing::warn!("this node has no tier on a disk: enable_ssd_offload changes nothing");
-    }
+/// Lets the disk be used: by the master for what it moves there, and by readers.
+fn start_disk(
+    disk: Arc<Disk>,
+    listener: TcpListener,
+    host: &Host,
+    membership: &Membership,
+    presence: &Presence,
+    flags: &Flags,
+    supervisor: &Supervisor,
+) -> Result<Keeper, StartError> {
+    let endpoint = host.endpoint(listener.local_addr()?.port());
+    let (own, peers) = (Arc::clone(&membership.endpoint), flags.allow_peers.clone());
+    disk::listen(listener, Arc::clone(&disk), own, peers, supervisor);
+    let keeper = Keeper {
+        disk,
+        membership: membership.clone(),
+        directory: presence.directory.clone(),
+        endpoint: endpoint.into(),
+        leaving: CancellationToken::new(),
+    };
+    keeper.clone().start(supervisor);
+    Ok(keeper)
 }
 
 /// Waits for the master, and lends it the memory.

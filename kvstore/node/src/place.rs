@@ -75,6 +75,8 @@ pub(crate) struct Place {
     pub(crate) address: IpAddr,
     pub(crate) handshake: TcpListener,
     pub(crate) data: TcpListener,
+    /// Where readers ask for what is on the disk, if there is one.
+    pub(crate) disk: Option<TcpListener>,
 }
 
 /// Ports that peers know, kept beside memory that outlives the process.
@@ -82,6 +84,9 @@ pub(crate) struct Place {
 struct Ports {
     handshake: u16,
     data: u16,
+    /// 0 if there was no disk.
+    #[serde(default)]
+    disk: u16,
 }
 
 impl Place {
@@ -92,6 +97,7 @@ impl Place {
         data_port: u16,
         keeping: &Keeping,
         label: &str,
+        has_disk: bool,
     ) -> Result<Self, PlaceError> {
         let address = match listen {
             Some(address) => address,
@@ -102,16 +108,22 @@ impl Place {
                 let holder = Holder::at(path);
                 let kept =
                     |kind: &str, port| kept(&holder, &format!("{label}.{kind}"), (address, port).into());
-                Self { address, handshake: kept("handshake", host.port)?, data: kept("data", data_port)? }
+                Self {
+                    address,
+                    handshake: kept("handshake", host.port)?,
+                    data: kept("data", data_port)?,
+                    disk: has_disk.then(|| kept("disk", 0)).transpose()?,
+                }
             }
-            Keeping::Process => Self::bind(address, Ports { handshake: host.port, data: data_port })?,
+            Keeping::Process => {
+                Self::bind(address, Ports { handshake: host.port, data: data_port, disk: 0 }, has_disk)?
+            }
             Keeping::Folder(folder) => {
                 let file = folder.join(format!("{label}.ports"));
                 let known = read(&file);
                 let or = |asked: u16, known: u16| if asked == 0 { known } else { asked };
-                let ports =
-                    Ports { handshake: or(host.port, known.handshake), data: or(data_port, known.data) };
-                let place = Self::bind(address, ports)?;
+                let (handshake, data) = (or(host.port, known.handshake), or(data_port, known.data));
+                let place = Self::bind(address, Ports { handshake, data, disk: known.disk }, has_disk)?;
                 place.write(&file)?;
                 place
             }
@@ -119,14 +131,19 @@ impl Place {
         Ok(place)
     }
 
-    fn bind(address: IpAddr, ports: Ports) -> Result<Self, PlaceError> {
+    fn bind(address: IpAddr, ports: Ports, has_disk: bool) -> Result<Self, PlaceError> {
         let bind = |port| moongate_runtime::bind(SocketAddr::new(address, port));
-        Ok(Self { address, handshake: bind(ports.handshake)?, data: bind(ports.data)? })
+        let disk = has_disk.then(|| bind(ports.disk)).transpose()?;
+        Ok(Self { address, handshake: bind(ports.handshake)?, data: bind(ports.data)?, disk })
     }
 
     fn write(&self, file: &PathBuf) -> Result<(), PlaceError> {
-        let ports =
-            Ports { handshake: self.handshake.local_addr()?.port(), data: self.data.local_addr()?.port() };
+        let disk = self.disk.as_ref().map(TcpListener::local_addr).transpose()?;
+        let ports = Ports {
+            handshake: self.handshake.local_addr()?.port(),
+            data: self.data.local_addr()?.port(),
+            disk: disk.map_or(0, |address| address.port()),
+        };
         let text = serde_json::to_vec(&ports).map_err(std::io::Error::other)?;
         Ok(std::fs::write(file, text)?)
     }
@@ -175,13 +192,16 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let keeping = Keeping::Folder(folder.clone());
         let ports = async || {
-            let place = Place::open(&Host::parse("127.0.0.1"), None, 0, &keeping, "segment").await.unwrap();
-            [&place.handshake, &place.data].map(|it| it.local_addr().unwrap().port())
+            let host = Host::parse("127.0.0.1");
+            let place = Place::open(&host, None, 0, &keeping, "segment", true).await.unwrap();
+            [&place.handshake, &place.data, place.disk.as_ref().unwrap()]
+                .map(|it| it.local_addr().unwrap().port())
         };
         let first = ports().await;
         assert_eq!(ports().await, first);
         std::fs::remove_dir_all(&folder).unwrap();
-        let error = Place::open(&Host::parse("no.such.host.invalid"), None, 0, &Keeping::Process, "x").await;
+        let nowhere = Host::parse("no.such.host.invalid");
+        let error = Place::open(&nowhere, None, 0, &Keeping::Process, "x", false).await;
         assert!(error.unwrap_err().to_string().contains("--listen"));
     }
 }

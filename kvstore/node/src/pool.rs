@@ -2,11 +2,11 @@
 
 use std::io;
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
-use moongate_memory::{Ledger, Region, Scrubber, Segment};
+use moongate_memory::{Crc32c, Ledger, Region, Scrubber, Segment};
 use moongate_rdma::Lent as Registered;
 use moongate_transfer::Buffer;
 use moongate_transfer::serve::{Span, Target};
@@ -30,8 +30,8 @@ pub(crate) struct Lent {
     ledger: Arc<Ledger>,
     /// Whether it holds what an earlier process has written: then only what was written to its end is read.
     kept: bool,
-    /// Whether checksums of all that is written are made, and not only of what comes with one.
-    sums: bool,
+    /// Whether it outlives the process. Then checksums of all that is written are made, and not only of what comes with one.
+    pub(crate) lasts: bool,
     /// Offsets and sizes of what is no longer what was written.
     damaged: Mutex<Vec<(u64, u64)>>,
     scrubber: Mutex<Scrubber>,
@@ -60,7 +60,7 @@ impl Lent {
             registered: None,
             ledger: segment.ledger,
             kept: segment.kept,
-            sums: lasts,
+            lasts,
             damaged: Mutex::default(),
             scrubber: Mutex::new(Scrubber::new()),
         }
@@ -113,6 +113,8 @@ impl Lent {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     lent: ArcSwap<Vec<Arc<Lent>>>,
+    /// What peers read from without having written to it: objects from the disk.
+    buffer: OnceLock<(Arc<Region>, Option<Registered>)>,
 }
 
 impl Pool {
@@ -127,11 +129,18 @@ impl Pool {
             let apart = |other: &Arc<Lent>| {
                 other.base + other.size <= lent.base || lent.base + lent.size <= other.base
             };
-            added = all.iter().all(apart);
+            added =
+                all.iter().all(apart) && self.buffer.get().is_none_or(|(buffer, _)| is_apart(&lent, buffer));
             let new = added.then(|| Arc::clone(&lent));
             all.iter().cloned().chain(new).collect::<Vec<_>>()
         });
         added
+    }
+
+    /// Adds the buffer for objects from the disk, once. False if its addresses are those of a segment.
+    pub(crate) fn add_buffer(&self, region: &Arc<Region>, registered: Option<Registered>) -> bool {
+        self.lent.load().iter().all(|lent| is_apart(lent, region))
+            && self.buffer.set((Arc::clone(region), registered)).is_ok()
     }
 
     /// Takes a segment out. Transfers in progress end well.
@@ -145,15 +154,38 @@ impl Pool {
 
     /// What goes into the node's descriptor.
     pub(crate) fn buffers(&self, name: &str) -> Vec<Buffer> {
-        let buffer = |lent: &Arc<Lent>| {
-            let (addr, length) = (lent.base, lent.size);
+        let described = |addr: u64, length: u64, registered: Option<&Registered>| {
             let mut buffer = Buffer { name: name.to_owned(), addr, length, ..Buffer::default() };
-            if let Some(registered) = &lent.registered {
+            if let Some(registered) = registered {
                 registered.describe(&mut buffer);
             }
             buffer
         };
-        self.lent.load().iter().map(buffer).collect()
+        let lent = self.lent.load();
+        let segments = lent.iter().map(|lent| described(lent.base, lent.size, lent.registered.as_ref()));
+        let staged = self.buffer.get();
+        let staged = staged.map(|(it, registered)| described(it.base(), it.len(), registered.as_ref()));
+        segments.chain(staged).collect()
+    }
+
+    /// Copies bytes in, as if a peer had written them.
+    pub(crate) fn write(&self, span: Span, from: &[u8]) -> Result<(), Damaged> {
+        let (lent, offset) = self.find(span).ok_or(Damaged(span))?;
+        let writing = lent.ledger.begin(offset, span.size).map_err(|_| Damaged(span))?;
+        lent.begin(offset, span.size);
+        lent.region.write_at(offset, from).map_err(|_| Damaged(span))?;
+        if lent.lasts {
+            writing.finish(Crc32c::of(from));
+        }
+        Ok(())
+    }
+
+    /// A part of the buffer.
+    fn buffered(&self, span: Span) -> Option<(&Region, u64)> {
+        let (region, _) = self.buffer.get()?;
+        let offset = span.start.checked_sub(region.base())?;
+        region.check(offset, span.size).ok()?;
+        Some((region, offset))
     }
 
     /// Copies bytes out.
@@ -185,13 +217,18 @@ impl Pool {
     }
 }
 
+fn is_apart(lent: &Lent, region: &Region) -> bool {
+    region.base() + region.len() <= lent.base || lent.base + lent.size <= region.base()
+}
+
 impl Target for Pool {
     fn contains(&self, span: Span) -> bool {
-        self.find(span).is_some()
+        self.find(span).is_some() || self.buffered(span).is_some()
     }
 
     fn readable(&self, span: Span) -> bool {
-        self.find(span).is_some_and(|(lent, offset)| lent.is_readable(offset, span.size))
+        self.buffered(span).is_some()
+            || self.find(span).is_some_and(|(lent, offset)| lent.is_readable(offset, span.size))
     }
 
     fn receive(
@@ -204,7 +241,7 @@ impl Target for Pool {
         let (lent, offset) = self.found(span)?;
         let writing = lent.ledger.begin(offset, span.size)?;
         lent.begin(offset, span.size);
-        if !summed && !lent.sums {
+        if !summed && !lent.lasts {
             lent.region.receive_exact(socket, offset, span.size)?;
             return whole(None);
         }
@@ -218,11 +255,17 @@ impl Target for Pool {
     }
 
     fn send(&self, socket: &TcpStream, span: Span) -> io::Result<()> {
+        if let Some((region, offset)) = self.buffered(span) {
+            return region.send_all(socket, offset, span.size);
+        }
         let (lent, offset) = self.found(span)?;
         lent.region.send_all(socket, offset, span.size)
     }
 
     fn send_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32> {
+        if let Some((region, offset)) = self.buffered(span) {
+            return region.send_all_crc(socket, offset, span.size);
+        }
         let (lent, offset) = self.found(span)?;
         lent.region.send_all_crc(socket, offset, span.size)
     }

@@ -185,12 +185,19 @@ async fn unmount(State(shared): State<Shared>, body: Bytes) -> Response {
     success()
 }
 
-/// There is no tier on a disk that could be taken out.
-async fn unmount_local_disk(body: Bytes) -> Response {
+/// Takes the tier on the disk out of the store, if there is one. Whoever reads from it goes on.
+async fn unmount_local_disk(State(shared): State<Shared>, body: Bytes) -> Response {
     match serde_json::from_slice::<Value>(&body) {
-        Ok(Value::Object(_)) => success(),
-        Ok(_) => error(StatusCode::BAD_REQUEST, "Request body must be a JSON object"),
-        Err(_) => error(StatusCode::BAD_REQUEST, "Malformed JSON body"),
+        Ok(Value::Object(_)) => {}
+        Ok(_) => return error(StatusCode::BAD_REQUEST, "Request body must be a JSON object"),
+        Err(_) => return error(StatusCode::BAD_REQUEST, "Malformed JSON body"),
+    }
+    match &shared.keeper {
+        None => success(),
+        Some(keeper) => match keeper.leave().await {
+            Ok(()) => success(),
+            Err(problem) => failed(format!("Unmount local disk failed, {problem}")),
+        },
     }
 }
 

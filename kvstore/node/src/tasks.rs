@@ -54,7 +54,7 @@ pub(crate) struct Worker {
 
 /// Why a task has failed.
 #[derive(Debug, thiserror::Error)]
-enum TaskError {
+pub(crate) enum TaskError {
     #[error("the master: {0}")]
     Master(#[from] RpcError),
     #[error("what the task is cannot be understood: {0}")]
@@ -65,6 +65,10 @@ enum TaskError {
     NotInMemory,
     #[error("source and target have different sizes")]
     Sizes,
+    #[error("the object is not on the disk any more")]
+    NotOnDisk,
+    #[error(transparent)]
+    Disk(#[from] moongate_tier::Error),
     #[error(transparent)]
     Source(#[from] Damaged),
     #[error(transparent)]
@@ -255,10 +259,10 @@ impl Worker {
             }
             let mut from = match own {
                 true => From::Own(&self.membership.pool),
-                false => From::Node(self.connect(&source.endpoint).await?),
+                false => From::Node(connect(&self.directory, &source.endpoint).await?),
             };
             from.verify(span(source))?;
-            let mut to = self.connect(&target.endpoint).await?;
+            let mut to = connect(&self.directory, &target.endpoint).await?;
             let mut done = 0;
             while done < source.size {
                 let size = PIECE.min(source.size - done);
@@ -275,12 +279,13 @@ impl Worker {
         }
         Ok(())
     }
+}
 
-    async fn connect(&self, endpoint: &str) -> Result<Connection, TaskError> {
-        let descriptor = self.directory.descriptor(endpoint).await?;
-        let (host, port) = descriptor.data_address(endpoint)?;
-        Ok(Connection::open(&host, port, descriptor.protocol(), Limits::default()).await?)
-    }
+/// Connects to the data port of the node that is called `endpoint`.
+pub(crate) async fn connect(directory: &Directory, endpoint: &str) -> Result<Connection, TaskError> {
+    let descriptor = directory.descriptor(endpoint).await?;
+    let (host, port) = descriptor.data_address(endpoint)?;
+    Ok(Connection::open(&host, port, descriptor.protocol(), Limits::default()).await?)
 }
 
 /// Where an object is copied from.
@@ -309,7 +314,7 @@ fn span(buffer: &BufferDescriptor<String>) -> Span {
     Span { start: buffer.address, size: buffer.size }
 }
 
-fn in_memory(replica: &Replica<String>) -> Result<&BufferDescriptor<String>, TaskError> {
+pub(crate) fn in_memory(replica: &Replica<String>) -> Result<&BufferDescriptor<String>, TaskError> {
     match &replica.medium {
         ReplicaMedium::Memory(buffer) => Ok(buffer),
         _ => Err(TaskError::NotInMemory),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::Dialect;
-use mooncake_wire::frame::Fault;
-use mooncake_wire::pack::{Pack, Unpack};
+use mooncake_wire::frame::{self, Fault};
+use mooncake_wire::pack::{EncodeError, Pack, Unpack};
 use mooncake_wire::rpc::{BatchExistKey, KeysArguments, Outcome, Rpc, decode_reply, encode_request};
 use mooncake_wire::types::DEFAULT_TENANT;
 use moongate_runtime::Supervisor;
@@ -112,8 +112,24 @@ impl Master {
         M::Arguments<S>: Pack,
         M::Reply<String>: for<'a> Unpack<'a>,
     {
+        self.call_attaching::<M, S>(arguments, &[]).await
+    }
+
+    /// As [`Master::call`], with bytes that Mooncake's own masters ignore.
+    ///
+    /// # Errors
+    /// As [`Master::call`].
+    pub async fn call_attaching<M: Rpc, S>(
+        &self,
+        arguments: &M::Arguments<S>,
+        attachment: &[u8],
+    ) -> Result<M::Reply<String>, RpcError>
+    where
+        M::Arguments<S>: Pack,
+        M::Reply<String>: for<'a> Unpack<'a>,
+    {
         let limit = self.shared.time_limit;
-        match tokio::time::timeout(limit, self.call_in_some_dialect::<M, S>(arguments)).await {
+        match tokio::time::timeout(limit, self.call_in_some_dialect::<M, S>(arguments, attachment)).await {
             Ok(result) => result,
             Err(_) => Err(RpcError::TimedOut { address: self.shared_address(), limit }),
         }
@@ -133,6 +149,7 @@ impl Master {
     async fn call_in_some_dialect<M: Rpc, S>(
         &self,
         arguments: &M::Arguments<S>,
+        attachment: &[u8],
     ) -> Result<M::Reply<String>, RpcError>
     where
         M::Arguments<S>: Pack,
@@ -143,6 +160,7 @@ impl Master {
             let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
             let mut frame = BytesMut::new();
             encode_request::<M, S>(sequence, dialect, arguments, &mut frame)?;
+            frame::attach(&mut frame, attachment)?;
             let response = self.exchange(sequence, frame.freeze()).await?;
             if response.header.error != 0 {
                 let fault =
@@ -165,6 +183,24 @@ impl Master {
             oldest: Dialect::OLDEST.release(),
             newest: Dialect::NEWEST.release(),
         })
+    }
+
+    /// Sends the request that `write` appends, and returns the body of the response.
+    pub(super) async fn ask(
+        &self,
+        write: impl FnOnce(u32, &mut BytesMut) -> Result<(), EncodeError>,
+    ) -> Result<Bytes, RpcError> {
+        let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
+        let mut frame = BytesMut::new();
+        write(sequence, &mut frame)?;
+        let limit = self.shared.time_limit;
+        let exchanged = tokio::time::timeout(limit, self.exchange(sequence, frame.freeze())).await;
+        let response =
+            exchanged.map_err(|_| RpcError::TimedOut { address: self.shared_address(), limit })??;
+        if response.header.error == 0 {
+            return Ok(response.body);
+        }
+        Err(Fault::parse(response.header.error, &response.body).map_err(|e| self.broken(e))?.into())
     }
 
     async fn exchange(&self, sequence: u32, frame: Bytes) -> Result<Response, RpcError> {
@@ -191,7 +227,7 @@ impl Master {
         Err(failure)
     }
 
-    fn broken(&self, error: impl ToString) -> RpcError {
+    pub(super) fn broken(&self, error: impl ToString) -> RpcError {
         RpcError::Protocol { address: self.shared_address(), reason: error.to_string() }
     }
 

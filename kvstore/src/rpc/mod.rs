@@ -8,15 +8,18 @@
 //! newest. A master that refuses the arguments is asked in older forms; one that answers in another form than
 //! expected has told its release by that.
 //!
-//! [`Objects`] has the calls about objects, [`Master::call`] makes any call.
+//! [`Objects`] has the calls about objects, [`Master::call`] makes any call. A [`DiskNode`] is
+//! called in the same way.
 
 mod attempts;
 mod connection;
+mod disk;
 mod error;
 mod master;
 mod objects;
 mod session;
 
+pub use disk::DiskNode;
 pub use error::RpcError;
 pub use master::{Master, Options};
 pub use objects::{Mode, Objects};

@@ -52,6 +52,10 @@ impl Index {
         self.by_key.contains_key(key)
     }
 
+    pub(crate) fn size(&self, key: &[u8]) -> Option<u64> {
+        self.by_key.get(key).map(|held| held.stored.len)
+    }
+
     /// The object of a key, which is now the last to go.
     pub(crate) fn used(&mut self, key: &[u8]) -> Option<Arc<Stored>> {
         self.clock += 1;
@@ -91,9 +95,10 @@ impl Index {
     }
 
     /// Removes the object that was used longest ago.
-    pub(crate) fn pop(&mut self) -> Option<Arc<Stored>> {
+    pub(crate) fn pop(&mut self) -> Option<(Arc<[u8]>, Arc<Stored>)> {
         let key = self.by_use.first_key_value().map(|(_, key)| Arc::clone(key))?;
-        self.remove(&key)
+        let stored = self.remove(&key)?;
+        Some((key, stored))
     }
 
     /// Keys, the next to go first.

@@ -14,6 +14,7 @@ mod index;
 mod page;
 mod parts;
 mod ring;
+mod room;
 mod scan;
 mod superblock;
 mod threads;

@@ -22,16 +22,18 @@ use crate::{Error, Options};
 /// A store of objects in one file. Threads share it.
 #[derive(Debug)]
 pub struct Tier {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     file: File,
     layout: Layout,
     superblock: Superblock,
     engine: Engine,
-    index: Mutex<Index>,
-    free: Arc<Free>,
+    pub(crate) index: Mutex<Index>,
+    pub(crate) free: Arc<Free>,
     generation: AtomicU64,
-    evicted: AtomicU64,
-    damaged: AtomicU64,
+    pub(crate) evicted: AtomicU64,
+    pub(crate) damaged: AtomicU64,
+    /// What made room or was damaged, until it is asked for.
+    pub(crate) gone: Mutex<Vec<Arc<[u8]>>>,
     /// Whether what it holds was there when it was opened.
     kept: bool,
 }
@@ -94,6 +96,7 @@ impl Tier {
             generation: AtomicU64::new(found.generation),
             evicted: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
+            gone: Mutex::default(),
             kept: usable.is_some(),
         };
         tier.wipe(&found.stale)?;
@@ -112,6 +115,15 @@ impl Tier {
     /// # Errors
     /// As the file system.
     pub fn close(self) -> Result<(), Error> {
+        self.settle()
+    }
+
+    /// As [`Tier::close`], for a tier that others have too. What they put or remove afterwards may be lost by the machine's end, or
+    /// found damaged.
+    ///
+    /// # Errors
+    /// As the file system.
+    pub fn settle(&self) -> Result<(), Error> {
         self.file.sync_data().map_err(|problem| self.failed(problem))?;
         self.write_superblock(Superblock { clean: true, ..self.superblock })?;
         self.file.sync_data().map_err(|problem| self.failed(problem))
@@ -241,6 +253,12 @@ impl Tier {
         self.index.lock().contains(key)
     }
 
+    /// Bytes of an object, without counting as its use. None when there is none.
+    #[must_use]
+    pub fn size(&self, key: &[u8]) -> Option<u64> {
+        self.index.lock().size(key)
+    }
+
     /// Removes an object. Whether there was one.
     ///
     /// # Errors
@@ -269,53 +287,6 @@ impl Tier {
             evicted: self.evicted.load(Ordering::Relaxed),
             damaged: self.damaged.load(Ordering::Relaxed),
             io_uring: self.engine.is_ring(),
-        }
-    }
-
-    /// Takes free blocks; objects that were not used longest make room.
-    fn room(&self, count: u64) -> Result<Taken, Error> {
-        let count = usize::try_from(count).unwrap_or(usize::MAX);
-        loop {
-            if let Some(taken) = self.free.take(count) {
-                return Ok(taken);
-            }
-            let mut gone = Vec::new();
-            let mut lacking = count.saturating_sub(self.free.len());
-            let mut index = self.index.lock();
-            while lacking > 0
-                && let Some(stored) = index.pop()
-            {
-                lacking = lacking.saturating_sub(stored.taken.blocks.len());
-                gone.push(stored);
-            }
-            drop(index);
-            if gone.is_empty() && self.free.len() < count {
-                return Err(Error::Busy);
-            }
-            self.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
-            self.drop_all(gone)?;
-        }
-    }
-
-    /// Objects that are not in the index any more: their pages go before their blocks are free.
-    fn drop_all(&self, gone: Vec<Arc<Stored>>) -> Result<(), Error> {
-        let pages: Vec<u32> = gone.iter().filter_map(|stored| stored.first()).collect();
-        let wiped = self.wipe(&pages);
-        if wiped.is_err() {
-            // A page that stays tells of blocks that must not get other bytes. They are lost until the tier is opened again.
-            gone.into_iter().for_each(std::mem::forget);
-        }
-        wiped
-    }
-
-    fn drop_damaged(&self, key: &[u8], stored: &Arc<Stored>, failure: &Error) {
-        if !self.index.lock().remove_this(key, stored) {
-            return;
-        }
-        self.damaged.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!("{}: {failure}", self.path.display());
-        if let Err(problem) = self.drop_all(vec![Arc::clone(stored)]) {
-            tracing::warn!("the page of a damaged object cannot be wiped: {problem}");
         }
     }
 
@@ -348,7 +319,7 @@ impl Tier {
         self.write_pages(&[at], |bytes| page.encode(self.superblock.life, bytes))
     }
 
-    fn wipe(&self, blocks: &[u32]) -> Result<(), Error> {
+    pub(crate) fn wipe(&self, blocks: &[u32]) -> Result<(), Error> {
         self.write_pages(blocks, |bytes| bytes.fill(0))
     }
 

@@ -4,6 +4,7 @@
 //! - [`pack`]: values in the form of `struct_pack`, with their type literals and hashes.
 //! - [`events`]: what engines and masters publish when pages come and go.
 //! - [`types`] and [`rpc`]: every RPC of the master with its arguments and its reply.
+//! - [`disk`]: the RPCs of a node with a disk.
 //! - [`key`]: the names under which engines store pages of their KV cache.
 //! - [`admin`]: the JSON of the master's admin server.
 //!
@@ -13,6 +14,7 @@
 
 pub mod admin;
 mod dialect;
+pub mod disk;
 mod error;
 pub mod events;
 pub mod frame;

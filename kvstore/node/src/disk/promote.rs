@@ -1,0 +1,92 @@
+//! From the disk back to memory.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use mooncake_wire::disk::name;
+use mooncake_wire::rpc::{
+    ClientArguments, ClientKeyArguments, NotifyPromotionFailure, NotifyPromotionSuccess, PromotionAllocStart,
+    PromotionArguments, PromotionObjectHeartbeat,
+};
+use mooncake_wire::types::{BufferDescriptor, OffloadTask, Replica};
+use moongate_kvstore::rpc::RpcError;
+use moongate_transfer::Protocol;
+use moongate_transfer::serve::Span;
+
+use super::keeper::Keeper;
+use crate::tasks::{TaskError, connect, in_memory};
+
+/// Objects in one turn: the master tells one at a time.
+const A_TURN: usize = 16;
+
+impl Keeper {
+    /// Brings objects back that the master has chosen.
+    pub(super) async fn promote(&self) {
+        let arguments = ClientArguments { client_id: self.client_id() };
+        for _ in 0..A_TURN {
+            let told = self.membership.master.call::<PromotionObjectHeartbeat, &str>(&arguments).await;
+            // Masters before 0.3.11 bring nothing back.
+            let Ok(Ok(tasks)) = told else { return };
+            if tasks.0.is_empty() {
+                return;
+            }
+            for task in tasks.0 {
+                let counts = &self.disk.counts;
+                match self.bring_back(&task).await {
+                    Ok(()) => _ = counts.promoted.fetch_add(1, Relaxed),
+                    Err(error) => {
+                        tracing::debug!(%error, "an object stays on the disk alone");
+                        counts.not_promoted.fetch_add(1, Relaxed);
+                        self.give_up(&task).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn bring_back(&self, task: &OffloadTask<String>) -> Result<(), TaskError> {
+        let (master, client_id) = (&self.membership.master, self.client_id());
+        let (key, tenant) = (task.key.as_str(), task.tenant_id.as_str());
+        let size = u64::try_from(task.size).map_err(|_| TaskError::Sizes)?;
+        let preferred_segments = vec![&*self.membership.endpoint];
+        let arguments = PromotionArguments { client_id, key, tenant, size, preferred_segments };
+        let room = master.call::<PromotionAllocStart, &str>(&arguments).await?.map_err(RpcError::from)?;
+        let bytes = self.read(name(tenant, key)).await?;
+        self.write(&room.memory, &bytes).await?;
+        let arguments = ClientKeyArguments { client_id, key, tenant };
+        Ok(master.call::<NotifyPromotionSuccess, &str>(&arguments).await?.map_err(RpcError::from)?)
+    }
+
+    async fn read(&self, name: String) -> Result<Vec<u8>, TaskError> {
+        let tier = Arc::clone(&self.disk.tier);
+        let read = tokio::task::spawn_blocking(move || tier.get(name.as_bytes())).await;
+        read.map_err(|_| TaskError::NotOnDisk)??.ok_or(TaskError::NotOnDisk)
+    }
+
+    async fn write(&self, target: &Replica<String>, bytes: &[u8]) -> Result<(), TaskError> {
+        let BufferDescriptor { size, address, endpoint, .. } = in_memory(target)?;
+        if *size != bytes.len() as u64 {
+            return Err(TaskError::Sizes);
+        }
+        if *endpoint == *self.membership.endpoint {
+            return Ok(self.membership.pool.write(Span { start: *address, size: *size }, bytes)?);
+        }
+        let mut to = connect(&self.directory, endpoint).await?;
+        to.write(*address, bytes).await?;
+        if to.protocol() == Protocol::V1 {
+            // Nobody has told that it was written. What is read on the same connection has been.
+            to.read(address + size - 1, &mut [0]).await?;
+        }
+        Ok(())
+    }
+
+    /// The master gives up what nobody does after a while.
+    async fn give_up(&self, task: &OffloadTask<String>) {
+        let (key, tenant) = (task.key.as_str(), task.tenant_id.as_str());
+        let arguments = ClientKeyArguments { client_id: self.client_id(), key, tenant };
+        let told = self.membership.master.call::<NotifyPromotionFailure, &str>(&arguments).await;
+        if let Err(error) = told.and_then(|answer| Ok(answer?)) {
+            tracing::debug!(%error, "the master was not told that an object stays on the disk");
+        }
+    }
+}

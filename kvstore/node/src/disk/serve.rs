@@ -1,0 +1,167 @@
+//! The port at which readers ask for objects that are on the disk.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use mooncake_wire::ErrorCode;
+use mooncake_wire::disk::{DiskRequest, StageArguments, Staged, encode_released, encode_staged};
+use mooncake_wire::frame::{self, Parsed, RequestHeader};
+use mooncake_wire::rpc::Outcome;
+use moongate_runtime::Supervisor;
+use moongate_transfer::Peers;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::Disk;
+use super::staging::{Given, STAY};
+
+/// Connections at once; others wait.
+const CONNECTIONS: usize = 512;
+/// Requests under way at once; others wait.
+const AT_ONCE: usize = 16;
+/// Bytes of a request.
+const LARGEST: usize = 1 << 20;
+/// How long a request may take to arrive, and a reply to be taken.
+const STALL: Duration = Duration::from_secs(10);
+/// How long a connection may lie idle.
+const IDLE: Duration = Duration::from_secs(300);
+/// Pause after a connection that could not be taken.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves `peers` until the supervisor shuts down. `endpoint` is where they read what was brought into memory.
+pub(crate) fn listen(
+    listener: TcpListener,
+    disk: Arc<Disk>,
+    endpoint: Arc<str>,
+    peers: Peers,
+    supervisor: &Supervisor,
+) {
+    let (tasks, stop) = (supervisor.clone(), supervisor.token());
+    let server = Server { disk, endpoint, slots: Arc::new(Semaphore::new(AT_ONCE)) };
+    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    supervisor.spawn("store-disk-listener", async move {
+        let accept = async {
+            // Never closed, so there is always a permit to wait for.
+            while let Ok(slot) = Arc::clone(&connections).acquire_owned().await {
+                let (stream, peer) = match listener.accept().await {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot take a connection of a reader");
+                        tokio::time::sleep(PAUSE).await;
+                        continue;
+                    }
+                };
+                if !peers.allow(peer.ip()) {
+                    tracing::warn!(%peer, allowed = %peers, "a reader from elsewhere is refused");
+                    continue;
+                }
+                let (server, stop) = (server.clone(), tasks.token());
+                tasks.spawn("store-disk-reader", async move {
+                    let _slot = slot;
+                    if let Some(Err(error)) = stop.run_until_cancelled(server.serve(stream)).await {
+                        tracing::debug!(%peer, %error, "a connection of a reader has ended");
+                    }
+                });
+            }
+        };
+        stop.run_until_cancelled(accept).await;
+    });
+}
+
+#[derive(Clone)]
+struct Server {
+    disk: Arc<Disk>,
+    endpoint: Arc<str>,
+    slots: Arc<Semaphore>,
+}
+
+impl Server {
+    async fn serve(&self, mut stream: TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        let (mut input, mut output) = (BytesMut::new(), BytesMut::new());
+        loop {
+            match frame::take::<RequestHeader>(&mut input, LARGEST).map_err(io::Error::other)? {
+                Parsed::Frame(request) => {
+                    output.clear();
+                    self.answer(request.header, &request.body, &mut output).await?;
+                    tokio::time::timeout(STALL, stream.write_all(&output)).await??;
+                }
+                Parsed::Incomplete(_) => {
+                    let limit = if input.is_empty() { IDLE } else { STALL };
+                    if tokio::time::timeout(limit, stream.read_buf(&mut input)).await?? == 0 {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn answer(&self, header: RequestHeader, body: &[u8], out: &mut BytesMut) -> io::Result<()> {
+        let RequestHeader { sequence, function_id } = header;
+        let written = match DiskRequest::decode(function_id, body) {
+            Ok(DiskRequest::Stage(arguments)) => {
+                let reply = self.stage(arguments).await;
+                let count =
+                    if reply.is_ok() { &self.disk.counts.staged } else { &self.disk.counts.not_staged };
+                count.fetch_add(1, Relaxed);
+                let reply = reply.map(|(given, base)| Staged {
+                    batch_id: given.batch,
+                    addresses: given.offsets.iter().map(|offset| base + offset).collect(),
+                    endpoint: &*self.endpoint,
+                    ttl_ms: STAY.as_millis() as u64,
+                });
+                encode_staged(sequence, &reply, out)
+            }
+            Ok(DiskRequest::Release(arguments)) => {
+                encode_released(sequence, self.disk.staging.release(arguments.batch_id), out)
+            }
+            Err(fault) => fault.write(sequence, out),
+        };
+        written.map_err(io::Error::other)
+    }
+
+    async fn stage(&self, arguments: StageArguments<String>) -> Outcome<(Given, u64)> {
+        // Never closed.
+        let _slot = self.slots.acquire().await;
+        let disk = Arc::clone(&self.disk);
+        let staged = tokio::task::spawn_blocking(move || disk.stage(&arguments)).await;
+        staged.map_err(|_| ErrorCode::INTERNAL_ERROR)?
+    }
+}
+
+impl Disk {
+    /// Brings objects into the buffer. Returns where, and the buffer's address.
+    fn stage(&self, arguments: &StageArguments<String>) -> Outcome<(Given, u64)> {
+        let asked = Instant::now();
+        let names: Vec<&[u8]> = arguments.names.iter().map(String::as_bytes).collect();
+        let sizes = arguments.sizes.iter().map(|size| u64::try_from(*size).ok().filter(|size| *size > 0));
+        let sizes = sizes.collect::<Option<Vec<u64>>>().filter(|sizes| sizes.len() == names.len());
+        let sizes = sizes.filter(|sizes| !sizes.is_empty()).ok_or(ErrorCode::INVALID_PARAMS)?;
+        let given = self.staging.give(&sizes, asked).ok_or(ErrorCode::BUFFER_OVERFLOW)?;
+        let region = self.staging.region();
+        let mut fits = vec![true; names.len()];
+        let outcomes = self.tier.get_many(&names, |object, offset, bytes| {
+            let (Some(start), Some(size)) = (given.offsets.get(object), sizes.get(object)) else { return };
+            let is_inside = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= *size);
+            let is_written = is_inside && region.write_at(start + offset, bytes).is_ok();
+            if let Some(fits) = fits.get_mut(object) {
+                *fits &= is_written;
+            }
+        });
+        for ((outcome, fits), size) in outcomes.into_iter().zip(fits).zip(&sizes) {
+            let problem = match outcome {
+                Ok(Some(found)) if found == *size && fits => continue,
+                Ok(Some(_)) => ErrorCode::INVALID_PARAMS,
+                Ok(None) => ErrorCode::OBJECT_NOT_FOUND,
+                Err(_) => ErrorCode::FILE_READ_FAIL,
+            };
+            self.staging.release(given.batch);
+            return Err(problem);
+        }
+        Ok((given, region.base()))
+    }
+}

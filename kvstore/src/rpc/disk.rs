@@ -1,0 +1,46 @@
+//! Calls to a node with a disk, for what is only there.
+
+use mooncake_wire::disk::{DiskRequest, ReleaseArguments, StageArguments, Staged, decode_staged, name};
+use moongate_runtime::Supervisor;
+
+use super::error::RpcError;
+use super::master::{Master, Options};
+
+/// A node that brings objects from its disk into its memory, where they are read like others. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct DiskNode {
+    line: Master,
+}
+
+impl DiskNode {
+    /// The node whose replicas on disk name this `host:port`. Connects when it is called first.
+    #[must_use]
+    pub fn new(address: &str, options: Options, supervisor: &Supervisor) -> Self {
+        Self { line: Master::new(address, options, supervisor) }
+    }
+
+    /// Has an object of `size` bytes brought into memory. It stays there for a while, and should be released before.
+    ///
+    /// # Errors
+    /// [`RpcError::Refused`] if the node has no such object, or no room for it just now.
+    pub async fn stage(&self, tenant: &str, key: &str, size: u64) -> Result<Staged<String>, RpcError> {
+        let name = name(tenant, key);
+        let sizes = vec![i64::try_from(size).unwrap_or(i64::MAX)];
+        let request = DiskRequest::Stage(StageArguments { names: vec![name.as_str()], sizes });
+        let body = self.line.ask(|sequence, out| request.encode(sequence, out)).await?;
+        let staged = decode_staged(&body).map_err(|error| self.line.broken(error))??;
+        if staged.addresses.len() == 1 {
+            return Ok(staged);
+        }
+        Err(self.line.broken(format!("it brought {} objects when asked for one", staged.addresses.len())))
+    }
+
+    /// Gives back the memory of what was read.
+    ///
+    /// # Errors
+    /// When there is no answer. The node takes it back after a while.
+    pub async fn release(&self, batch_id: u64) -> Result<(), RpcError> {
+        let request = DiskRequest::Release(ReleaseArguments { batch_id });
+        self.line.ask(|sequence, out| request.encode(sequence, out)).await.map(drop)
+    }
+}
