@@ -24,10 +24,10 @@ pub(crate) struct Membership {
     pub(crate) endpoint: Arc<str>,
     pub(crate) host: Arc<str>,
     pub(crate) pool: Arc<Pool>,
-    /// How transfers reach the node, as the master tells clients.
-    pub(crate) protocol: &'static str,
     /// Whether its listening sockets are kept while no process of it runs.
     pub(crate) sockets_last: bool,
+    /// How transfers reach the node, as the master tells clients.
+    pub(crate) protocol: &'static str,
 }
 
 impl Membership {

@@ -11,9 +11,10 @@ use moongate_transfer::{Directory, DirectoryError, SegmentDescriptor};
 use tokio::time::Instant;
 
 use crate::config::Config;
+use crate::error::StartError;
 use crate::heartbeat::Pulse;
 use crate::membership::{Membership, PROTOCOL};
-use crate::node::{PAUSE, StartError};
+use crate::node::PAUSE;
 use crate::place::{Host, Place};
 use crate::rdma;
 

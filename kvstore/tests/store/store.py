@@ -3,8 +3,8 @@
 store.py MASTER METADATA MEBIBYTES
 put KEY SIZE | fill COPIES SIZE KEY... | get KEY | remove KEY | close
 exist KEY... | read KEY... | force KEY | clear EXPRESSION | empty
-Its buffer, which bounds what it can get, has BUFFER_MEBIBYTES mebibytes, or 16. DISK is a folder for what has no room. It is at
-STORE_HOST, or 127.0.0.1, and speaks STORE_PROTOCOL, or tcp.
+Its buffer, which bounds what it can get, has BUFFER_MEBIBYTES mebibytes, or 16. It is at STORE_HOST, or 127.0.0.1, and speaks
+STORE_PROTOCOL, or tcp. DISK is a folder for what has no room.
 fill puts many objects, one copy of each into its own memory while there is room. What is put repeats its key, and read counts
 the objects that come back so. clear and empty remove many objects, and answer with their number.
 Its answers begin with "> ", because the client writes to stdout too.
