@@ -9,84 +9,33 @@ use mooncake_wire::types::Uuid;
 use moongate_kvclient::{Client, Options as ClientOptions};
 use moongate_kvstore::rpc::{self, Master, RpcError};
 use moongate_memory::numa::Placement;
-use moongate_memory::{Keep, Pages, Segment, Wanted, segment};
-use moongate_runtime::{BindError, ListenerLimits, Supervisor};
-use moongate_transfer::DirectoryError;
-use moongate_transfer::handshake::{self, HandshakeLimits, Node as Answers};
+use moongate_memory::{Keep, Pages, Segment, Wanted};
+use moongate_rdma::Fabric;
+use moongate_runtime::{ListenerLimits, Supervisor};
+use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, Serving};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::disk::{self, Disk, Keeper};
+use crate::error::StartError;
 use crate::flags::{Flags, Keeping, OnStop};
 use crate::heartbeat::{self, Pulse};
 use crate::membership::{Membership, PROTOCOL};
 use crate::memory::{new_identity, open_memory, settle, uuid};
-use crate::place::{Host, Place, PlaceError};
+use crate::place::{Host, Place};
 use crate::pool::{Lent, Pool};
 use crate::presence::{Presence, present};
 use crate::scrub::{self, ScrubCounts};
 use crate::tasks::{TaskCounts, Worker};
-use crate::{health, rest};
+use crate::{health, rdma, rest};
 
 /// Pause between two attempts at something that must be there at start.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
 /// Time for the last words to master and metadata server.
 const FAREWELL: Duration = Duration::from_secs(3);
-
-/// Why a node cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// Its configuration.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// Its addresses.
-    #[error(transparent)]
-    Place(#[from] PlaceError),
-    /// Its HTTP port.
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    /// Its memory.
-    #[error("no memory to lend: {0}")]
-    Memory(#[from] segment::Error),
-    /// What the memory is cannot be noted.
-    #[error("no memory to lend: {0}")]
-    Ledger(#[from] moongate_memory::ledger::Error),
-    /// There shall be a tier on a disk, and it is not said where.
-    #[error(
-        "enable_ssd_offload is set: set ssd_offload_path (MOONCAKE_OFFLOAD_FILE_STORAGE_PATH) to a folder on the disk"
-    )]
-    NoDiskPath,
-    /// There shall be a tier on a disk, and it is not said how large.
-    #[error(
-        "enable_ssd_offload is set: give the bytes of the disk that are for objects, as --tier-size 500gb"
-    )]
-    NoDiskSize,
-    /// The tier.
-    #[error("no tier on a disk: {0}")]
-    Disk(#[from] moongate_tier::Error),
-    /// The memory for readers of the tier.
-    #[error("no memory for readers of the disk: {0}")]
-    Buffer(#[from] moongate_memory::Error),
-    /// The metadata server.
-    #[error(transparent)]
-    Directory(#[from] DirectoryError),
-    /// The master.
-    #[error(
-        "the master at {address} does not take this node: {source}; check master_server_address (MOONCAKE_MASTER)"
-    )]
-    Master {
-        /// Where it should be.
-        address: String,
-        /// Why not.
-        source: RpcError,
-    },
-    /// The system.
-    #[error("cannot start: {0}")]
-    Io(#[from] io::Error),
-}
 
 /// What all parts of a node share.
 #[derive(Clone)]
@@ -100,6 +49,7 @@ pub(crate) struct Shared {
     /// The tier on a disk, if there is one.
     pub(crate) keeper: Option<Keeper>,
     presence: Presence,
+    fabric: Option<Arc<Fabric>>,
 }
 
 /// A node that serves.
@@ -133,7 +83,8 @@ pub async fn start(
     let endpoint = host.endpoint(place.handshake.local_addr()?.port());
     let identity = settle(&segment.ledger, &endpoint, segment.kept)?;
     let pool = Arc::new(Pool::default());
-    pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts)));
+    let (fabric, registered) = rdma::open(&config, lasts, &segment.region).unzip();
+    pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts).over(registered)));
     if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer())) {
         return Err(io::Error::from(io::ErrorKind::AddrInUse).into());
     }
@@ -146,15 +97,20 @@ pub async fn start(
         host: host.name.as_str().into(),
         pool: Arc::clone(&pool),
         sockets_last: matches!(flags.memory, Keeping::Holder(_)),
+        protocol: if fabric.is_some() { moongate_rdma::PROTOCOL } else { PROTOCOL },
     };
-    let presence = present(&config, &host, &place, &membership)?;
+    let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
     let options = serve::Options {
         peers: flags.allow_peers.clone(),
         connections: flags.max_connections,
         connections_per_peer: flags.max_connections_per_peer,
         ..serve::Options::default()
     };
-    let answers: Arc<dyn handshake::Answers> = Arc::<Answers>::clone(&presence.answers);
+    let node = Arc::clone(&presence.answers);
+    let answers: Arc<dyn handshake::Answers> = match &fabric {
+        Some(fabric) => Arc::new(rdma::Handshakes::new(node, Arc::clone(fabric), &endpoint)),
+        None => node,
+    };
     let limits = HandshakeLimits::default();
     let (peers, stop) = (flags.allow_peers.clone(), supervisor.token());
     handshake::listen(place.handshake, answers, peers, limits, stop, supervisor);
@@ -169,6 +125,7 @@ pub async fn start(
     let client_options = ClientOptions {
         tenant: config.tenant.clone(),
         metadata: config.metadata.clone(),
+        rdma_devices: config.devices.clone(),
         ..ClientOptions::default()
     };
     let client = Client::new(&config.master, client_options, supervisor)?;
@@ -184,6 +141,7 @@ pub async fn start(
         scrubbed: Arc::default(),
         client,
         presence,
+        fabric,
     };
     shared.start_background(flags.scrub_rate, supervisor);
     let http = shared.serve_http(&flags, &config, place.address, supervisor)?;
@@ -305,7 +263,10 @@ impl Shared {
         let opened = Segment::open(&wanted, |base| new_identity(base, size));
         let segment = opened.map_err(|error| error.to_string())?;
         let identity = segment.ledger.identity();
-        let lent = Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, false));
+        let registered = self.fabric.as_ref().map(|fabric| fabric.lend(&segment.region)).transpose();
+        let registered = registered.map_err(|error| error.to_string())?;
+        let lent = Lent::new(segment, uuid(identity.segment), identity.base, false).over(registered);
+        let lent = Arc::new(lent);
         if !self.membership.pool.add(Arc::clone(&lent)) {
             return Err("its addresses are those of another segment; try again".to_owned());
         }
@@ -335,10 +296,10 @@ impl Shared {
 }
 
 fn tell_what_is_missing(config: &Config) {
-    if config.protocol != PROTOCOL {
+    if ![PROTOCOL, moongate_rdma::PROTOCOL].contains(&config.protocol.as_str()) {
         tracing::warn!(
             protocol = config.protocol,
-            "this node serves transfers over TCP only; set the protocol to tcp for all that use it"
+            "this node serves transfers over TCP and RDMA only; set the protocol to one of them for all that use it"
         );
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
 use moongate_memory::{Crc32c, Ledger, Region, Scrubber, Segment};
+use moongate_rdma::Lent as Registered;
 use moongate_transfer::Buffer;
 use moongate_transfer::serve::{Span, Target};
 use parking_lot::Mutex;
@@ -24,6 +25,8 @@ pub(crate) struct Lent {
     /// Bytes.
     pub(crate) size: u64,
     region: Arc<Region>,
+    /// If it is served over RDMA too.
+    registered: Option<Registered>,
     ledger: Arc<Ledger>,
     /// Whether it holds what an earlier process has written: then only what was written to its end is read.
     kept: bool,
@@ -54,12 +57,18 @@ impl Lent {
             base,
             size: segment.region.len(),
             region: segment.region,
+            registered: None,
             ledger: segment.ledger,
             kept: segment.kept,
             lasts,
             damaged: Mutex::default(),
             scrubber: Mutex::new(Scrubber::new()),
         }
+    }
+
+    /// The same, served over RDMA too.
+    pub(crate) fn over(self, registered: Option<Registered>) -> Self {
+        Self { registered, ..self }
     }
 
     fn offset(&self, span: Span) -> Option<u64> {
@@ -144,11 +153,13 @@ impl Pool {
 
     /// What goes into the node's descriptor.
     pub(crate) fn buffers(&self, name: &str) -> Vec<Buffer> {
-        let buffer = |lent: &Arc<Lent>| Buffer {
-            name: name.to_owned(),
-            addr: lent.base,
-            length: lent.size,
-            ..Buffer::default()
+        let buffer = |lent: &Arc<Lent>| {
+            let (addr, length) = (lent.base, lent.size);
+            let mut buffer = Buffer { name: name.to_owned(), addr, length, ..Buffer::default() };
+            if let Some(registered) = &lent.registered {
+                registered.describe(&mut buffer);
+            }
+            buffer
         };
         let staged = self.buffer.get().map(|region| Buffer {
             name: name.to_owned(),
