@@ -73,7 +73,6 @@ pub async fn start(
 ) -> Result<RunningStore, StartError> {
     let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
     let deadline = Instant::now() + wait;
-    tell_what_is_missing(&config);
     let lasts = flags.memory != Keeping::Process;
     let segment = open_memory(&flags, &config, deadline).await?;
     let host = Host::parse(&config.local_hostname);
@@ -83,11 +82,13 @@ pub async fn start(
     let endpoint = host.endpoint(place.handshake.local_addr()?.port());
     let identity = settle(&segment.ledger, &endpoint, segment.kept)?;
     let pool = Arc::new(Pool::default());
-    let (fabric, registered) = rdma::open(&config, lasts, &segment.region).unzip();
-    pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts).over(registered)));
-    if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer())) {
+    let served = rdma::open(&config, lasts, &segment.region, disk.as_deref().map(Disk::buffer));
+    let lent = Lent::new(segment, uuid(identity.segment), identity.base, lasts);
+    pool.add(Arc::new(lent.over(served.segment)));
+    if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer(), served.buffer)) {
         return Err(io::Error::from(io::ErrorKind::AddrInUse).into());
     }
+    let fabric = served.fabric;
 
     let master = Master::new(&config.master, rpc::Options::default(), supervisor);
     let membership = Membership {
@@ -97,7 +98,7 @@ pub async fn start(
         host: host.name.as_str().into(),
         pool: Arc::clone(&pool),
         sockets_last: matches!(flags.memory, Keeping::Holder(_)),
-        protocol: if fabric.is_some() { moongate_rdma::PROTOCOL } else { PROTOCOL },
+        protocol: if fabric.is_some() { rdma::PROTOCOL } else { PROTOCOL },
     };
     let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
     let options = serve::Options {
@@ -106,11 +107,7 @@ pub async fn start(
         connections_per_peer: flags.max_connections_per_peer,
         ..serve::Options::default()
     };
-    let node = Arc::clone(&presence.answers);
-    let answers: Arc<dyn handshake::Answers> = match &fabric {
-        Some(fabric) => Arc::new(rdma::Handshakes::new(node, Arc::clone(fabric), &endpoint)),
-        None => node,
-    };
+    let answers = rdma::answers(Arc::clone(&presence.answers), fabric.clone(), &endpoint);
     let limits = HandshakeLimits::default();
     let (peers, stop) = (flags.allow_peers.clone(), supervisor.token());
     handshake::listen(place.handshake, answers, peers, limits, stop, supervisor);
@@ -292,15 +289,6 @@ impl Shared {
         self.membership.pool.remove(id);
         self.presence.change(&self.membership);
         self.presence.publish().await.map_err(|error| error.to_string())
-    }
-}
-
-fn tell_what_is_missing(config: &Config) {
-    if ![PROTOCOL, moongate_rdma::PROTOCOL].contains(&config.protocol.as_str()) {
-        tracing::warn!(
-            protocol = config.protocol,
-            "this node serves transfers over TCP and RDMA only; set the protocol to one of them for all that use it"
-        );
     }
 }
 

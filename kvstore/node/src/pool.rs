@@ -114,7 +114,7 @@ impl Lent {
 pub(crate) struct Pool {
     lent: ArcSwap<Vec<Arc<Lent>>>,
     /// What peers read from without having written to it: objects from the disk.
-    buffer: OnceLock<Arc<Region>>,
+    buffer: OnceLock<(Arc<Region>, Option<Registered>)>,
 }
 
 impl Pool {
@@ -129,7 +129,8 @@ impl Pool {
             let apart = |other: &Arc<Lent>| {
                 other.base + other.size <= lent.base || lent.base + lent.size <= other.base
             };
-            added = all.iter().all(apart) && self.buffer.get().is_none_or(|buffer| is_apart(&lent, buffer));
+            added =
+                all.iter().all(apart) && self.buffer.get().is_none_or(|(buffer, _)| is_apart(&lent, buffer));
             let new = added.then(|| Arc::clone(&lent));
             all.iter().cloned().chain(new).collect::<Vec<_>>()
         });
@@ -137,9 +138,9 @@ impl Pool {
     }
 
     /// Adds the buffer for objects from the disk, once. False if its addresses are those of a segment.
-    pub(crate) fn add_buffer(&self, region: &Arc<Region>) -> bool {
+    pub(crate) fn add_buffer(&self, region: &Arc<Region>, registered: Option<Registered>) -> bool {
         self.lent.load().iter().all(|lent| is_apart(lent, region))
-            && self.buffer.set(Arc::clone(region)).is_ok()
+            && self.buffer.set((Arc::clone(region), registered)).is_ok()
     }
 
     /// Takes a segment out. Transfers in progress end well.
@@ -153,21 +154,18 @@ impl Pool {
 
     /// What goes into the node's descriptor.
     pub(crate) fn buffers(&self, name: &str) -> Vec<Buffer> {
-        let buffer = |lent: &Arc<Lent>| {
-            let (addr, length) = (lent.base, lent.size);
+        let described = |addr: u64, length: u64, registered: Option<&Registered>| {
             let mut buffer = Buffer { name: name.to_owned(), addr, length, ..Buffer::default() };
-            if let Some(registered) = &lent.registered {
+            if let Some(registered) = registered {
                 registered.describe(&mut buffer);
             }
             buffer
         };
-        let staged = self.buffer.get().map(|region| Buffer {
-            name: name.to_owned(),
-            addr: region.base(),
-            length: region.len(),
-            ..Buffer::default()
-        });
-        self.lent.load().iter().map(buffer).chain(staged).collect()
+        let lent = self.lent.load();
+        let segments = lent.iter().map(|lent| described(lent.base, lent.size, lent.registered.as_ref()));
+        let staged = self.buffer.get();
+        let staged = staged.map(|(it, registered)| described(it.base(), it.len(), registered.as_ref()));
+        segments.chain(staged).collect()
     }
 
     /// Copies bytes in, as if a peer had written them.
@@ -184,7 +182,7 @@ impl Pool {
 
     /// A part of the buffer.
     fn buffered(&self, span: Span) -> Option<(&Region, u64)> {
-        let region = self.buffer.get()?;
+        let (region, _) = self.buffer.get()?;
         let offset = span.start.checked_sub(region.base())?;
         region.check(offset, span.size).ok()?;
         Some((region, offset))

@@ -6,39 +6,61 @@
 use std::sync::Arc;
 
 use moongate_memory::Region;
-use moongate_rdma::{Acceptor, Fabric, Lent, PROTOCOL};
+pub(crate) use moongate_rdma::PROTOCOL;
+use moongate_rdma::{Acceptor, Fabric, Lent, NoRdma};
 use moongate_transfer::SegmentDescriptor;
 use moongate_transfer::handshake::{Answers, Kind, Node};
 
 use crate::config::Config;
+use crate::membership::PROTOCOL as TCP;
 
-/// The devices that the configuration asks for, and `region` registered with them. If there can be none, the log says
+/// What is served over RDMA: nothing, or all of it.
+#[derive(Default)]
+pub(crate) struct Served {
+    /// The devices.
+    pub(crate) fabric: Option<Arc<Fabric>>,
+    /// The node's segment.
+    pub(crate) segment: Option<Lent>,
+    /// The buffer for objects from a disk, if there is one.
+    pub(crate) buffer: Option<Lent>,
+}
+
+/// Opens the devices that the configuration asks for, and registers memory with them. If that cannot be, the log says
 /// why, and the node serves over TCP.
-pub(crate) fn open(config: &Config, lasts: bool, region: &Arc<Region>) -> Option<(Arc<Fabric>, Lent)> {
-    if config.protocol != PROTOCOL {
-        return None;
-    }
-    let opened = if lasts {
+pub(crate) fn open(
+    config: &Config,
+    lasts: bool,
+    segment: &Arc<Region>,
+    buffer: Option<&Arc<Region>>,
+) -> Served {
+    let opened = if config.protocol == TCP {
+        return Served::default();
+    } else if config.protocol != PROTOCOL {
+        Err(format!("the protocol is `{}`, write rdma or tcp", config.protocol))
+    } else if lasts {
         Err("memory that outlives the process needs a record of what is written, and RDMA makes none; \
              use --memory process"
             .to_owned())
-    } else if config.ssd_offload {
-        Err("what is on its disk is read over TCP only; use enable_ssd_offload or RDMA, not both".to_owned())
     } else {
-        let fabric = Fabric::open(&config.devices);
-        let lent = fabric.and_then(|fabric| Ok((fabric.lend(region)?, Arc::new(fabric))));
-        lent.map(|(lent, fabric)| (fabric, lent)).map_err(|error| error.to_string())
+        serve(&config.devices, segment, buffer).map_err(|error| error.to_string())
     };
     match opened {
-        Ok(opened) => {
+        Ok(served) => {
             tracing::info!("this node serves transfers over RDMA, and over TCP to those who ask for it");
-            Some(opened)
+            served
         }
         Err(reason) => {
             tracing::warn!("no RDMA, this node serves transfers over TCP: {reason}");
-            None
+            Served::default()
         }
     }
+}
+
+fn serve(devices: &[String], segment: &Arc<Region>, buffer: Option<&Arc<Region>>) -> Result<Served, NoRdma> {
+    let fabric = Arc::new(Fabric::open(devices)?);
+    let segment = fabric.lend(segment)?;
+    let buffer = buffer.map(|buffer| fabric.lend(buffer)).transpose()?;
+    Ok(Served { fabric: Some(fabric), segment: Some(segment), buffer })
 }
 
 /// Says in a descriptor that the node has RDMA.
@@ -48,17 +70,18 @@ pub(crate) fn describe(fabric: &Fabric, descriptor: &mut SegmentDescriptor) {
     descriptor.moongate = 0;
 }
 
-/// Answers handshakes, those about RDMA connections too.
-pub(crate) struct Handshakes {
-    node: Arc<Node>,
-    acceptor: Acceptor,
+/// Who answers the handshakes of the node of this name.
+pub(crate) fn answers(node: Arc<Node>, fabric: Option<Arc<Fabric>>, name: &str) -> Arc<dyn Answers> {
+    match fabric {
+        Some(fabric) => Arc::new(Handshakes { node, acceptor: Acceptor::new(fabric, name.to_owned()) }),
+        None => node,
+    }
 }
 
-impl Handshakes {
-    /// For the node of this name.
-    pub(crate) fn new(node: Arc<Node>, fabric: Arc<Fabric>, name: &str) -> Self {
-        Self { node, acceptor: Acceptor::new(fabric, name.to_owned()) }
-    }
+/// Answers handshakes, those about RDMA connections too.
+struct Handshakes {
+    node: Arc<Node>,
+    acceptor: Acceptor,
 }
 
 impl Answers for Handshakes {
