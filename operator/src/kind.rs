@@ -30,6 +30,8 @@ pub enum Kind {
     StatefulSet,
     /// `Deployment`
     Deployment,
+    /// `ClusterEngineRuntimeProfile`, which is in no namespace
+    Profile,
     /// `LeaderWorkerSet`
     LeaderWorkerSet,
     /// `PodGroup` of scheduler-plugins
@@ -40,7 +42,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::GroupSet,
         Self::Group,
         Self::Adapter,
@@ -53,6 +55,7 @@ impl Kind {
         Self::Revision,
         Self::StatefulSet,
         Self::Deployment,
+        Self::Profile,
         Self::LeaderWorkerSet,
         Self::PodGroup,
         Self::VolcanoPodGroup,
@@ -74,6 +77,7 @@ impl Kind {
             Self::Revision => "ControllerRevision",
             Self::StatefulSet => "StatefulSet",
             Self::Deployment => "Deployment",
+            Self::Profile => "ClusterEngineRuntimeProfile",
             Self::LeaderWorkerSet => "LeaderWorkerSet",
             Self::PodGroup | Self::VolcanoPodGroup => "PodGroup",
         }
@@ -97,9 +101,13 @@ impl Kind {
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::GroupSet | Self::Group | Self::Adapter | Self::Policy | Self::Set | Self::Instance => {
-                "workloads.x-k8s.io/v1alpha2"
-            }
+            Self::GroupSet
+            | Self::Group
+            | Self::Adapter
+            | Self::Policy
+            | Self::Set
+            | Self::Instance
+            | Self::Profile => "workloads.x-k8s.io/v1alpha2",
             Self::Pod | Self::ConfigMap | Self::Service => "v1",
             Self::Revision | Self::StatefulSet | Self::Deployment => "apps/v1",
             Self::LeaderWorkerSet => "leaderworkerset.x-k8s.io/v1",

@@ -20,7 +20,7 @@ const MAX_GONE: usize = 10_000;
 pub struct Key {
     /// Its kind.
     pub kind: Kind,
-    /// Its namespace.
+    /// Its namespace; empty if it is in none.
     pub namespace: String,
     /// Its name.
     pub name: String,
@@ -68,7 +68,8 @@ impl Live {
         if kind != Kind::Group {
             metadata.managed_fields = None;
         }
-        let key = Key { kind, namespace: metadata.namespace.clone()?, name: metadata.name.clone()? };
+        let namespace = metadata.namespace.clone().unwrap_or_default();
+        let key = Key { kind, namespace, name: metadata.name.clone()? };
         let uid = metadata.uid.clone()?;
         let version =
             metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0);
@@ -186,6 +187,11 @@ impl Observed {
         if live.key.kind == Kind::Group {
             let parts = self.by_owner.get(&live.uid).into_iter().flatten();
             concerns.extend(parts.filter(|key| key.kind == Kind::Adapter).cloned());
+        }
+        if live.key.kind == Kind::Profile {
+            let groups = self.objects.values().filter(|held| held.live.key.kind == Kind::Group);
+            let name_it = groups.filter(|held| held.live.text.contains(&live.key.name));
+            concerns.extend(name_it.map(|held| held.live.key.clone()));
         }
         concerns
     }

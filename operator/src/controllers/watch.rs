@@ -63,8 +63,10 @@ async fn watch(shared: &Shared, kind: Kind) {
         wait_until_served(shared, kind).await;
     }
     let api: Api<DynamicObject> = match &shared.namespace {
-        Some(namespace) => Api::namespaced_with(shared.client.clone(), namespace, &kind.resource()),
-        None => Api::all_with(shared.client.clone(), &kind.resource()),
+        Some(namespace) if kind != Kind::Profile => {
+            Api::namespaced_with(shared.client.clone(), namespace, &kind.resource())
+        }
+        _ => Api::all_with(shared.client.clone(), &kind.resource()),
     };
     let mut config = Config::default();
     if let Some(label) = kind.label() {
@@ -96,8 +98,8 @@ fn take(shared: &Shared, kind: Kind, event: Event<DynamicObject>, era: &mut u64)
             Event::InitDone => observed.end_list(kind, *era),
             Event::Delete(object) => {
                 let metadata = object.metadata;
-                let (namespace, name) = (metadata.namespace, metadata.name);
-                let key = namespace.zip(name).map(|(namespace, name)| Key { kind, namespace, name });
+                let namespace = metadata.namespace.unwrap_or_default();
+                let key = metadata.name.map(|name| Key { kind, namespace, name });
                 key.map(|key| observed.lose(&key, metadata.uid.as_deref().unwrap_or_default()))
                     .unwrap_or_default()
             }

@@ -11,7 +11,7 @@ use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupSca
 use serde_json::Value;
 
 use super::targets::{LiveRole, Target, is_observed, targets};
-use super::{Action, Plan, PlanError, adapter, gang, revisions};
+use super::{Action, Plan, PlanError, adapter, gang, profiles, revisions};
 use crate::Kind;
 use crate::status::{self, RoleState};
 
@@ -108,7 +108,8 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     let mut wanted = Vec::new();
     for LiveRole { spec, role, live } in &roles {
         let Some(target) = targets.get(&spec.name) else { continue };
-        let manifest = role.workload(&target.now, &kept(*live, role.kind()))?;
+        let kept = kept(*live, role.kind());
+        let manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }

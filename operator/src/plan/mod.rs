@@ -10,6 +10,7 @@ mod in_place;
 mod instance;
 mod observed;
 mod ordered;
+mod profiles;
 mod restart;
 mod revisions;
 mod set;

@@ -8,7 +8,8 @@ use k8s_openapi::jiff::Timestamp;
 use moongate_render::{GangScheduler, Profiles};
 use parking_lot::Mutex;
 use rbg_api::v1alpha2::{
-    RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleInstance, RoleInstanceSet,
+    ClusterEngineRuntimeProfile, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet,
+    RoleInstance, RoleInstanceSet,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -71,7 +72,7 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
     let revisions: Vec<ControllerRevision> = children(observed, live, Kind::Revision);
     let workloads = workloads(observed, live);
     let adapters: Vec<RoleBasedGroupScalingAdapter> = children(observed, live, Kind::Adapter);
-    let profiles = Profiles::new();
+    let profiles = profiles(observed, &group);
     let other = |kind, name: &str| named(observed, key, kind, name).and_then(|live| live.read());
     let scheduled = |set: &str| {
         let instances = observed.lock().children(set, Kind::Instance);
@@ -90,6 +91,17 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         is_absent: &|kind| observed.lock().is_absent(kind),
         now,
     })
+}
+
+/// The profiles that the group names.
+fn profiles(observed: &Mutex<Observed>, group: &RoleBasedGroup) -> Profiles {
+    let runtimes = group.spec.roles.iter().flat_map(|role| &role.engine_runtimes);
+    let profile = |name: &String| {
+        let key = Key { kind: Kind::Profile, namespace: String::new(), name: name.clone() };
+        let live = observed.lock().get(&key)?;
+        Some((name.clone(), live.read::<ClusterEngineRuntimeProfile>()?.spec))
+    };
+    runtimes.filter_map(|runtime| profile(&runtime.profile_name)).collect()
 }
 
 fn workloads(observed: &Mutex<Observed>, group: &Live) -> Vec<Value> {
