@@ -7,6 +7,7 @@
 
 pub mod config;
 mod disk;
+mod error;
 pub mod flags;
 mod health;
 mod heartbeat;
@@ -22,6 +23,7 @@ pub mod size;
 mod tasks;
 
 pub use config::{Config, ConfigError};
+pub use error::StartError;
 pub use flags::Flags;
-pub use node::{RunningStore, StartError, start};
+pub use node::{RunningStore, start};
 pub use place::PlaceError;

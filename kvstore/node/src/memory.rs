@@ -10,8 +10,9 @@ use moongate_memory::{Keep, Ledger, Pages, Segment, Wanted, segment};
 use tokio::time::Instant;
 
 use crate::config::Config;
+use crate::error::StartError;
 use crate::flags::{Flags, Keeping, PageSize};
-use crate::node::{PAUSE, StartError};
+use crate::node::PAUSE;
 
 /// Opens the memory. A node that is being replaced may still have it.
 pub(crate) async fn open_memory(

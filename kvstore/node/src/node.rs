@@ -9,22 +9,22 @@ use mooncake_wire::types::Uuid;
 use moongate_kvclient::{Client, Options as ClientOptions};
 use moongate_kvstore::rpc::{self, Master, RpcError};
 use moongate_memory::numa::Placement;
-use moongate_memory::{Keep, Pages, Segment, Wanted, segment};
-use moongate_runtime::{BindError, ListenerLimits, Supervisor};
-use moongate_transfer::DirectoryError;
+use moongate_memory::{Keep, Pages, Segment, Wanted};
+use moongate_runtime::{ListenerLimits, Supervisor};
 use moongate_transfer::handshake::{self, HandshakeLimits, Node as Answers};
 use moongate_transfer::serve::{self, Serving};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::disk::{self, Disk, Keeper};
+use crate::error::StartError;
 use crate::flags::{Flags, Keeping, OnStop};
 use crate::heartbeat::{self, Pulse};
 use crate::membership::{Membership, PROTOCOL};
 use crate::memory::{new_identity, open_memory, settle, uuid};
-use crate::place::{Host, Place, PlaceError};
+use crate::place::{Host, Place};
 use crate::pool::{Lent, Pool};
 use crate::presence::{Presence, present};
 use crate::scrub::{self, ScrubCounts};
@@ -35,58 +35,6 @@ use crate::{health, rest};
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
 /// Time for the last words to master and metadata server.
 const FAREWELL: Duration = Duration::from_secs(3);
-
-/// Why a node cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// Its configuration.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// Its addresses.
-    #[error(transparent)]
-    Place(#[from] PlaceError),
-    /// Its HTTP port.
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    /// Its memory.
-    #[error("no memory to lend: {0}")]
-    Memory(#[from] segment::Error),
-    /// What the memory is cannot be noted.
-    #[error("no memory to lend: {0}")]
-    Ledger(#[from] moongate_memory::ledger::Error),
-    /// There shall be a tier on a disk, and it is not said where.
-    #[error(
-        "enable_ssd_offload is set: set ssd_offload_path (MOONCAKE_OFFLOAD_FILE_STORAGE_PATH) to a folder on the disk"
-    )]
-    NoDiskPath,
-    /// There shall be a tier on a disk, and it is not said how large.
-    #[error(
-        "enable_ssd_offload is set: give the bytes of the disk that are for objects, as --tier-size 500gb"
-    )]
-    NoDiskSize,
-    /// The tier.
-    #[error("no tier on a disk: {0}")]
-    Disk(#[from] moongate_tier::Error),
-    /// The memory for readers of the tier.
-    #[error("no memory for readers of the disk: {0}")]
-    Buffer(#[from] moongate_memory::Error),
-    /// The metadata server.
-    #[error(transparent)]
-    Directory(#[from] DirectoryError),
-    /// The master.
-    #[error(
-        "the master at {address} does not take this node: {source}; check master_server_address (MOONCAKE_MASTER)"
-    )]
-    Master {
-        /// Where it should be.
-        address: String,
-        /// Why not.
-        source: RpcError,
-    },
-    /// The system.
-    #[error("cannot start: {0}")]
-    Io(#[from] io::Error),
-}
 
 /// What all parts of a node share.
 #[derive(Clone)]
@@ -373,6 +321,7 @@ async fn join(membership: &Membership, deadline: Instant) -> Result<(), StartErr
             membership.ready().await?;
             for lent in membership.pool.lent().iter() {
                 membership.mount(lent).await?;
+                membership.tell_whole(lent).await?;
             }
             Ok::<_, RpcError>(())
         };

@@ -10,9 +10,10 @@ use moongate_transfer::{Directory, DirectoryError, SegmentDescriptor};
 use tokio::time::Instant;
 
 use crate::config::Config;
+use crate::error::StartError;
 use crate::heartbeat::Pulse;
 use crate::membership::{Membership, PROTOCOL};
-use crate::node::{PAUSE, StartError};
+use crate::node::PAUSE;
 use crate::place::{Host, Place};
 
 /// How often it is looked whether the metadata server still has the descriptor.

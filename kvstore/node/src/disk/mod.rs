@@ -16,8 +16,8 @@ pub(crate) use keeper::Keeper;
 pub(crate) use serve::listen;
 
 use crate::config::Config;
+use crate::error::StartError;
 use crate::flags::Flags;
-use crate::node::StartError;
 use staging::Staging;
 
 /// A node's tier.

@@ -1,0 +1,63 @@
+//! Why a node cannot be started.
+
+use std::io;
+
+use moongate_kvstore::rpc::RpcError;
+use moongate_memory::segment;
+use moongate_runtime::BindError;
+use moongate_transfer::DirectoryError;
+
+use crate::config::ConfigError;
+use crate::place::PlaceError;
+
+/// Why a node cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Its addresses.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// Its HTTP port.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Its memory.
+    #[error("no memory to lend: {0}")]
+    Memory(#[from] segment::Error),
+    /// What the memory is cannot be noted.
+    #[error("no memory to lend: {0}")]
+    Ledger(#[from] moongate_memory::ledger::Error),
+    /// There shall be a tier on a disk, and it is not said where.
+    #[error(
+        "enable_ssd_offload is set: set ssd_offload_path (MOONCAKE_OFFLOAD_FILE_STORAGE_PATH) to a folder on the disk"
+    )]
+    NoDiskPath,
+    /// There shall be a tier on a disk, and it is not said how large.
+    #[error(
+        "enable_ssd_offload is set: give the bytes of the disk that are for objects, as --tier-size 500gb"
+    )]
+    NoDiskSize,
+    /// The tier.
+    #[error("no tier on a disk: {0}")]
+    Disk(#[from] moongate_tier::Error),
+    /// The memory for readers of the tier.
+    #[error("no memory for readers of the disk: {0}")]
+    Buffer(#[from] moongate_memory::Error),
+    /// The metadata server.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// The master.
+    #[error(
+        "the master at {address} does not take this node: {source}; check master_server_address (MOONCAKE_MASTER)"
+    )]
+    Master {
+        /// Where it should be.
+        address: String,
+        /// Why not.
+        source: RpcError,
+    },
+    /// The system.
+    #[error("cannot start: {0}")]
+    Io(#[from] io::Error),
+}
