@@ -1,12 +1,13 @@
 //! `moongate operator`
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_operator::Options;
-use moongate_runtime::{Supervisor, terminated};
+use moongate_operator::{Options, webhooks};
+use moongate_runtime::{Supervisor, bind, terminated};
 use moongate_telemetry::LogOptions;
 
 /// For writes in progress when the operator is asked to stop.
@@ -31,12 +32,49 @@ pub(crate) struct OperatorCommand {
     #[arg(long, env = "MOONGATE_LEADER_ELECT")]
     leader_elect: bool,
 
-    /// Namespace of that Lease
+    /// The operator's own namespace: that of its Lease, and of the webhooks' Service and Secret
     #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE", default_value = "default")]
-    lease_namespace: String,
+    own_namespace: String,
+
+    #[command(flatten)]
+    webhooks: WebhookFlags,
 
     #[command(flatten)]
     pub(crate) logs: LogOptions,
+}
+
+#[derive(Debug, Args)]
+struct WebhookFlags {
+    /// Service by which the API server reaches the webhooks, which convert and validate. Without it there are none
+    #[arg(long, value_name = "NAME", env = "MOONGATE_WEBHOOK_SERVICE")]
+    webhook_service: Option<String>,
+
+    /// Port of that Service
+    #[arg(long, value_name = "PORT", env = "MOONGATE_WEBHOOK_SERVICE_PORT", default_value_t = 443)]
+    webhook_service_port: u16,
+
+    /// Address at which the webhooks listen
+    #[arg(long, value_name = "ADDRESS", env = "MOONGATE_WEBHOOK_LISTEN", default_value = "0.0.0.0:9443")]
+    webhook_listen: SocketAddr,
+
+    /// Secret that keeps the webhooks' certificate
+    #[arg(long, value_name = "NAME", env = "MOONGATE_WEBHOOK_SECRET", default_value = "moongate-webhooks")]
+    webhook_secret: String,
+}
+
+impl WebhookFlags {
+    async fn start(self, operator: &Options, namespace: &str, supervisor: &Supervisor) -> anyhow::Result<()> {
+        let Some(service) = self.webhook_service else { return Ok(()) };
+        let options = webhooks::Options {
+            namespace: namespace.to_owned(),
+            service,
+            port: self.webhook_service_port,
+            secret: self.webhook_secret,
+        };
+        let client = moongate_operator::client(operator.kubeconfig.as_deref()).await?;
+        webhooks::start(bind(self.webhook_listen)?, client, options, supervisor)?;
+        Ok(())
+    }
 }
 
 /// Keeps groups running until asked to stop, or until another operator leads.
@@ -45,9 +83,10 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
         kubeconfig: command.kubeconfig,
         namespace: command.namespace,
         workers: command.max_concurrent_reconciles,
-        lease: command.leader_elect.then(|| (command.lease_namespace, "rbg-controller".to_owned())),
+        lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
         ..Options::default()
     };
+    command.webhooks.start(&options, &command.own_namespace, &supervisor).await?;
     let stop = supervisor.token();
     let mut running = std::pin::pin!(moongate_operator::run(options, &supervisor));
     tokio::select! {

@@ -7,6 +7,10 @@ mod certificates;
 mod cluster;
 #[path = "ha/lease.rs"]
 mod lease;
+#[path = "ha/network.rs"]
+mod network;
+#[path = "ha/probe.rs"]
+mod probe;
 #[path = "../kvstore/tests/store/world.rs"]
 mod store;
 #[path = "ha/writer.rs"]
@@ -14,7 +18,9 @@ mod writer;
 
 use std::time::Duration;
 
-use cluster::{Cluster, Network, Probe};
+use cluster::Cluster;
+use network::Network;
+use probe::Probe;
 use tokio::sync::Mutex;
 use writer::Writer;
 

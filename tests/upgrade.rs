@@ -91,14 +91,8 @@ struct Store {
 impl Store {
     async fn start() -> Self {
         let supervisor = Supervisor::new();
-        // A node whose memory outlives it comes back, so that its objects are worth waiting for.
-        let line = [
-            "--rpc_address=127.0.0.1",
-            "--rpc_port=0",
-            "--metrics_host=127.0.0.1",
-            "--metrics_port=0",
-            "--noclient_lost_on_disconnect",
-        ];
+        let line =
+            ["--rpc_address=127.0.0.1", "--rpc_port=0", "--metrics_host=127.0.0.1", "--metrics_port=0"];
         let Asked::Serve(options) = flags::read(line.map(OsString::from), |_| None).unwrap() else {
             panic!("the master is asked to serve")
         };

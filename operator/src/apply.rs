@@ -8,7 +8,7 @@ use crate::Kind;
 use crate::plan::Action;
 
 /// Upstream's, so that either takes over what the other applied.
-const FIELD_MANAGER: &str = "rbg";
+pub(crate) const FIELD_MANAGER: &str = "rbg";
 
 /// What a write led to.
 #[derive(Debug)]

@@ -5,8 +5,14 @@ use kube::api::{ApiResource, GroupVersionKind};
 /// A kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
+    /// `RoleBasedGroupSet`
+    GroupSet,
     /// `RoleBasedGroup`
     Group,
+    /// `RoleBasedGroupScalingAdapter`
+    Adapter,
+    /// `CoordinatedPolicy`
+    Policy,
     /// `RoleInstanceSet`
     Set,
     /// `RoleInstance`
@@ -27,8 +33,11 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
+        Self::GroupSet,
         Self::Group,
+        Self::Adapter,
+        Self::Policy,
         Self::Set,
         Self::Instance,
         Self::Pod,
@@ -43,7 +52,10 @@ impl Kind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::GroupSet => "RoleBasedGroupSet",
             Self::Group => "RoleBasedGroup",
+            Self::Adapter => "RoleBasedGroupScalingAdapter",
+            Self::Policy => "CoordinatedPolicy",
             Self::Set => "RoleInstanceSet",
             Self::Instance => "RoleInstance",
             Self::Pod => "Pod",
@@ -65,7 +77,9 @@ impl Kind {
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::Group | Self::Set | Self::Instance => "workloads.x-k8s.io/v1alpha2",
+            Self::GroupSet | Self::Group | Self::Adapter | Self::Policy | Self::Set | Self::Instance => {
+                "workloads.x-k8s.io/v1alpha2"
+            }
             Self::Pod | Self::ConfigMap | Self::Service => "v1",
             Self::Revision | Self::StatefulSet | Self::Deployment => "apps/v1",
         }
@@ -74,14 +88,17 @@ impl Kind {
     /// Whether it is a definition of ours: other patches are understood than for kinds that Kubernetes knows by itself.
     #[must_use]
     pub fn is_custom(self) -> bool {
-        matches!(self, Self::Group | Self::Set | Self::Instance)
+        self.api_version().starts_with("workloads.x-k8s.io/")
     }
 
     /// Where the API server serves it.
     #[must_use]
     pub fn resource(self) -> ApiResource {
         let (group, version) = self.api_version().split_once('/').unwrap_or(("", self.api_version()));
-        let plural = format!("{}s", self.name().to_lowercase());
+        let plural = match self {
+            Self::Policy => "coordinatedpolicies".to_owned(),
+            _ => format!("{}s", self.name().to_lowercase()),
+        };
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, self.name()), &plural)
     }
 
@@ -91,7 +108,7 @@ impl Kind {
         match self {
             Self::Pod => Some(rbg_api::keys::ROLE_INSTANCE_NAME),
             Self::Service | Self::StatefulSet | Self::Deployment => Some(rbg_api::keys::GROUP_NAME),
-            Self::Group | Self::Set | Self::Instance | Self::ConfigMap | Self::Revision => None,
+            _ => None,
         }
     }
 }

@@ -5,15 +5,19 @@
 //! - [`status`] (pure): observed becomes what an object's status says.
 //! - [`apply`]: the only room that writes to Kubernetes.
 //! - [`controllers`]: loops over these.
+//! - [`admission`] (pure): whether an object may be stored.
+//! - [`webhooks`]: answers the API server, and keeps what it needs for that.
 //!
 //! Nothing is remembered that is not in an object: a process that takes over sees the same and goes on.
 
+pub mod admission;
 pub mod apply;
 pub mod controllers;
 pub mod kind;
 pub mod observed;
 pub mod plan;
 pub mod status;
+pub mod webhooks;
 
-pub use controllers::{Options, run};
+pub use controllers::{Options, client, run};
 pub use kind::Kind;

@@ -71,7 +71,11 @@ impl Live {
         let version =
             metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0);
         let owners = metadata.owner_references.as_deref().unwrap_or_default();
-        let controller = owners.iter().find(|owner| owner.controller == Some(true)).and_then(|owner| {
+        // Nobody controls an adapter, but it is part of a group all the same.
+        let is_whole = |kind_of: &str| kind == Kind::Adapter && kind_of == Kind::Group.name();
+        let mut wholes =
+            owners.iter().filter(|owner| owner.controller == Some(true) || is_whole(&owner.kind));
+        let controller = wholes.next().and_then(|owner| {
             let kind = Kind::named(&owner.kind)?;
             Some((
                 Key { kind, namespace: key.namespace.clone(), name: owner.name.clone() },
@@ -112,8 +116,7 @@ impl Live {
     }
 
     /// Whose plan it changes: its own, its owner's, and its group's.
-    #[must_use]
-    pub fn concerns(&self) -> Vec<Key> {
+    fn concerns(&self) -> Vec<Key> {
         let mut all = Vec::new();
         if self.key.kind.is_custom() {
             all.push(self.key.clone());
@@ -121,6 +124,9 @@ impl Live {
         all.extend(
             self.controller.iter().map(|(owner, _)| owner.clone()).filter(|owner| owner.kind.is_custom()),
         );
+        if self.key.kind == Kind::Policy {
+            all.push(Key { kind: Kind::Group, ..self.key.clone() });
+        }
         if self.key.kind == Kind::Service
             && let Some(name) = self.group.clone()
         {
@@ -146,7 +152,7 @@ impl Observed {
             let old = Arc::clone(&held.live);
             self.unlink(&old);
         }
-        let concerns = live.concerns();
+        let concerns = self.concerned_by(&live);
         if let Some((_, owner)) = &live.controller {
             self.by_owner.entry(owner.clone()).or_default().insert(live.key.clone());
         }
@@ -169,7 +175,17 @@ impl Observed {
         }
         let Some(held) = self.objects.remove(key) else { return Vec::new() };
         self.unlink(&held.live);
-        held.live.concerns()
+        self.concerned_by(&held.live)
+    }
+
+    /// Whose plan the object changes. A group's adapters tell what its status tells.
+    fn concerned_by(&self, live: &Live) -> Vec<Key> {
+        let mut concerns = live.concerns();
+        if live.key.kind == Kind::Group {
+            let parts = self.by_owner.get(&live.uid).into_iter().flatten();
+            concerns.extend(parts.filter(|key| key.kind == Kind::Adapter).cloned());
+        }
+        concerns
     }
 
     /// A complete list begins.

@@ -1,109 +1,23 @@
-//! Masters, where they settle who leads, and the network between them.
+//! Masters, and where they settle who leads.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
-use mooncake_wire::Dialect;
-use mooncake_wire::rpc::{ExistKey, KeyArguments, encode_request};
-use mooncake_wire::types::DEFAULT_TENANT;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 use crate::certificates::Certificates;
 use crate::lease::Lease;
+use crate::network::{Network, run};
 use crate::store::free_port;
 
 /// Long, because it only says when a test hangs.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Whoever has not answered by then does not answer.
-const SILENCE: Duration = Duration::from_secs(2);
 /// Lines of each log that a test shows when it fails.
 const LOGGED: usize = 40;
-const MASTERS: usize = 3;
+pub(crate) const MASTERS: usize = 3;
 const ETCDS: usize = 3;
-
-/// Runs a program to its end.
-async fn run(line: &str) -> bool {
-    let mut words = line.split(' ');
-    let mut command = Command::new(words.next().unwrap());
-    let ran = command.args(words).stdout(Stdio::null()).stderr(Stdio::null()).status().await;
-    ran.is_ok_and(|status| status.success())
-}
-
-/// Where everybody is.
-pub(crate) struct Network {
-    etcd: String,
-    masters: Vec<String>,
-    /// What the names of namespaces begin with, if masters have their own.
-    namespaces: Option<String>,
-}
-
-impl Network {
-    /// Everybody on loopback.
-    pub(crate) async fn loopback() -> Self {
-        let mut masters = Vec::new();
-        for _ in 0..MASTERS {
-            masters.push(format!("127.0.0.1:{}", free_port().await));
-        }
-        Self { etcd: "127.0.0.1".to_owned(), masters, namespaces: None }
-    }
-
-    /// Every master in a network namespace of its own, all on one bridge. Where that cannot be had, the
-    /// command that has failed.
-    pub(crate) async fn namespaces() -> Result<Self, String> {
-        let id = std::process::id() % 10_000;
-        let (prefix, net) = (format!("mgha{id}"), format!("10.{}.{}", 64 + id / 250 % 64, id % 250));
-        let mut lines = vec![
-            format!("ip link add {prefix}b type bridge"),
-            format!("ip addr add {net}.1/24 dev {prefix}b"),
-            format!("ip addr add {net}.2/24 dev {prefix}b"),
-            format!("ip link set {prefix}b up"),
-        ];
-        let mut masters = Vec::new();
-        for number in 0..MASTERS {
-            let name = format!("{prefix}n{number}");
-            let inside = format!("ip netns exec {name} ip");
-            lines.extend([
-                format!("ip netns add {name}"),
-                format!("ip link add {prefix}v{number} type veth peer name eth0 netns {name}"),
-                format!("ip link set {prefix}v{number} master {prefix}b up"),
-                format!("{inside} addr add {net}.{}/24 dev eth0", 11 + number),
-                format!("{inside} link set eth0 up"),
-                format!("{inside} link set lo up"),
-            ]);
-            masters.push(format!("{net}.{}:50051", 11 + number));
-        }
-        let network = Self { etcd: format!("{net}.2"), masters, namespaces: Some(prefix) };
-        for line in lines {
-            if !run(&line).await {
-                return Err(line);
-            }
-        }
-        Ok(network)
-    }
-
-    fn inside(&self, master: usize) -> Option<String> {
-        self.namespaces.as_ref().map(|prefix| format!("ip netns exec {prefix}n{master} "))
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        let Some(prefix) = &self.namespaces else { return };
-        let delete = |line: String| {
-            let mut words = line.split(' ');
-            let mut command = std::process::Command::new(words.next().unwrap());
-            let _ = command.args(words).stderr(Stdio::null()).status();
-        };
-        (0..MASTERS).for_each(|number| delete(format!("ip netns del {prefix}n{number}")));
-        delete(format!("ip link del {prefix}b"));
-    }
-}
 
 /// A node of etcd: `HOST:PORT` for clients without TLS and with it, a URL for the others.
 struct Node {
@@ -201,6 +115,11 @@ impl Cluster {
 
     fn endpoints(&self, of: impl Fn(&Node) -> &str) -> String {
         self.nodes.iter().map(of).collect::<Vec<_>>().join(";")
+    }
+
+    /// Where a master answers calls.
+    pub(crate) fn address(&self, master: usize) -> &str {
+        &self.network.masters[master]
     }
 
     /// The Lease of masters that have one.
@@ -435,35 +354,4 @@ fn etcd(folder: &Path, at: usize, node: &Node, certificates: Option<&Certificate
     command.args(["--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"]);
     command.stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
     command.spawn().expect("etcd can be run; `scripts/test tools` installs it")
-}
-
-/// A caller on a connection that stays.
-pub(crate) struct Probe(TcpStream);
-
-impl Probe {
-    pub(crate) async fn connect(cluster: &Cluster, master: usize) -> Self {
-        Self(TcpStream::connect(&cluster.network.masters[master]).await.unwrap())
-    }
-
-    /// Asks something that the master has to know.
-    pub(crate) async fn ask(&mut self) {
-        let mut request = BytesMut::new();
-        let key = KeyArguments { key: "key-1", tenant: DEFAULT_TENANT };
-        encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &key, &mut request).unwrap();
-        // A connection that is closed already is as good as one that is closed now.
-        let _ = self.0.write_all(&request).await;
-    }
-
-    /// Whether an answer comes before silence or the end.
-    pub(crate) async fn answer(&mut self) -> bool {
-        // An answer is a few bytes, sent at once.
-        let mut bytes = [0; 4096];
-        let read = tokio::time::timeout(SILENCE, self.0.read(&mut bytes)).await;
-        read.is_ok_and(|read| read.is_ok_and(|length| length > 0))
-    }
-
-    pub(crate) async fn is_answered(&mut self) -> bool {
-        self.ask().await;
-        self.answer().await
-    }
 }

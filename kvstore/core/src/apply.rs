@@ -57,12 +57,12 @@ impl Master {
                 self.lose(*segment, *cause, 0, &mut ());
             }
             Fact::ClientSilent { client, at_ms } => {
-                let seen = Client { last_seen_ms: *at_ms, silent: false };
+                let seen = Client::seen(*at_ms);
                 self.registry.lock().clients.insert(*client, seen);
                 self.client_lost(*at_ms, *client, &mut ());
             }
             Fact::ClientBack { client, at_ms } => {
-                let seen = Client { last_seen_ms: *at_ms, silent: false };
+                let seen = Client::seen(*at_ms);
                 self.registry.lock().clients.insert(*client, seen);
                 if let Some(disk) = self.disk(*client) {
                     disk.set_silent(false);

@@ -19,6 +19,15 @@ use crate::segment::Mounted;
 pub(crate) struct Client {
     pub(crate) last_seen_ms: u64,
     pub(crate) silent: bool,
+    /// Whether it was not heard of since its last connection broke, and its memory is kept.
+    pub(crate) away: bool,
+}
+
+impl Client {
+    /// One that was heard of.
+    pub(crate) fn seen(last_seen_ms: u64) -> Self {
+        Self { last_seen_ms, silent: false, away: false }
+    }
 }
 
 /// All clients that have mounted something. Its lock comes before all others.
@@ -34,6 +43,9 @@ impl Master {
         let client_status = match registry.clients.get_mut(&client) {
             Some(known) => {
                 known.last_seen_ms = known.last_seen_ms.max(now_ms);
+                if std::mem::take(&mut known.away) {
+                    self.set_away(client, false);
+                }
                 if known.silent { ClientStatus::NEED_REMOUNT } else { ClientStatus::OK }
             }
             None => ClientStatus::NEED_REMOUNT,
@@ -44,6 +56,22 @@ impl Master {
     /// A client's connection has broken: its replicas are not handed out until it mounts them again.
     pub fn client_lost(&self, now_ms: u64, client: Uuid, fx: &mut dyn Effects) {
         self.silence(&mut self.registry.lock(), now_ms, client, fx);
+    }
+
+    /// A client's last connection has broken, and its memory is kept for its next process: until it is heard of, its
+    /// replicas are only handed out of what is nowhere else, and it gets nothing new. It becomes silent when its time is
+    /// over, as any other.
+    pub fn client_away(&self, client: Uuid) {
+        if let Some(known) = self.registry.lock().clients.get_mut(&client) {
+            known.away = true;
+            self.set_away(client, true);
+        }
+    }
+
+    /// With the registry locked.
+    fn set_away(&self, client: Uuid, away: bool) {
+        let segments = self.segments.load();
+        segments.iter().filter(|(_, it)| it.client == client).for_each(|(_, it)| it.set_away(away));
     }
 
     fn silence(
@@ -79,7 +107,10 @@ impl Master {
         client: Uuid,
         fx: &mut dyn Effects,
     ) {
-        let before = registry.clients.insert(client, Client { last_seen_ms: now_ms, silent: false });
+        let before = registry.clients.insert(client, Client::seen(now_ms));
+        if before.is_some_and(|it| it.away) {
+            self.set_away(client, false);
+        }
         if before.is_none_or(|it| it.silent) {
             fx.fact(Fact::ClientBack { client, at_ms: now_ms });
         }

@@ -125,10 +125,17 @@ impl Locked<'_> {
         }
     }
 
-    /// The replicas that readers can be sent to, and after them the copy on a disk.
+    /// Whether readers of a replica have to wait until its node is back.
+    fn is_away(&self, replica: &Replica) -> bool {
+        self.segments.get(replica.segment).is_some_and(|it| it.is_away())
+    }
+
+    /// The replicas that readers can be sent to, and after them the copy on a disk. Nobody shall wait for a node that is away
+    /// who need not.
     pub(crate) fn readable_replicas(&self, at: u32) -> Vec<WireReplica<Arc<str>>> {
         let entry = &self.shard.entries[at];
-        let readable = entry.replicas().filter(|it| self.can_be_read(it));
+        let all_away = entry.replicas().filter(|it| self.can_be_read(it)).all(|it| self.is_away(it));
+        let readable = entry.replicas().filter(|it| self.can_be_read(it) && (all_away || !self.is_away(it)));
         let copy = entry.copy().filter(|copy| copy.disk.is_heard()).map(DiskCopy::describe);
         readable.filter_map(|it| self.describe(it, entry.size)).chain(copy).collect()
     }

@@ -20,6 +20,8 @@ pub(crate) struct Mounted {
     pub(crate) mounted_at_ms: u64,
     /// Whether its client is not heard of.
     silent: AtomicBool,
+    /// Whether its client is gone for a moment, and the memory is kept meanwhile.
+    away: AtomicBool,
     memory: Arc<Memory>,
 }
 
@@ -43,6 +45,7 @@ impl Mounted {
             client,
             mounted_at_ms: now_ms,
             silent: AtomicBool::new(false),
+            away: AtomicBool::new(false),
             memory: Arc::new(Memory {
                 allocator,
                 used: AtomicU64::new(0),
@@ -60,6 +63,7 @@ impl Mounted {
             client,
             mounted_at_ms: self.mounted_at_ms,
             silent: AtomicBool::new(false),
+            away: AtomicBool::new(false),
             memory: Arc::clone(&self.memory),
         }
     }
@@ -81,6 +85,15 @@ impl Mounted {
         self.silent.store(silent, Relaxed);
     }
 
+    pub(crate) fn set_away(&self, away: bool) {
+        self.away.store(away, Relaxed);
+    }
+
+    /// Whether readers have to wait there.
+    pub(crate) fn is_away(&self) -> bool {
+        self.away.load(Relaxed)
+    }
+
     /// Whether readers may be sent there.
     pub(crate) fn is_readable(&self) -> bool {
         !self.silent.load(Relaxed)
@@ -88,7 +101,7 @@ impl Mounted {
 
     /// Whether it takes new replicas.
     pub(crate) fn is_writable(&self) -> bool {
-        self.is_readable() && self.status() == SegmentStatus::OK
+        self.is_readable() && !self.is_away() && self.status() == SegmentStatus::OK
     }
 
     /// Bytes in use, as they were rounded.

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::count::Counters;
 use crate::dialects::Dialects;
 use crate::journal::{Journal, Recorder};
-use crate::presence::Presence;
+use crate::presence::{Gone, Presence};
 use crate::releases::Releases;
 
 /// Whether this master decides.
@@ -135,7 +135,8 @@ pub struct ServerOptions {
     pub default_dialect: Dialect,
     /// What clients are told about a shared file system.
     pub storage: StorageConfig<String>,
-    /// Whether a node counts as silent as soon as its last connection is gone, instead of after the client TTL.
+    /// Whether a node counts as silent as soon as its last connection is gone, instead of after the client TTL. One that has
+    /// said that it returns always has that time.
     pub lost_on_disconnect: bool,
     /// Bounds.
     pub limits: Limits,
@@ -223,9 +224,14 @@ impl Server {
     }
 
     /// The last connection of a node is gone.
-    pub(crate) fn node_lost(&self, node: Option<Uuid>) {
-        let stays = self.standing.load().is_serving();
-        if let (true, true, Some(node)) = (self.lost_on_disconnect, stays, node) {
+    pub(crate) fn node_gone(&self, node: Uuid, how: Gone) {
+        if !self.standing.load().is_serving() {
+            return;
+        }
+        if how == Gone::Away {
+            tracing::info!(%node, "a node is gone whose memory is kept: readers wait for it");
+            self.master.client_away(node);
+        } else if self.lost_on_disconnect {
             let mut recorder = self.recorder();
             self.master.client_lost(self.clock.now_ms(), node, &mut recorder);
             if let Err(error) = recorder.commit() {

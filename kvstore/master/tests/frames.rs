@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use caller::{Connection, LIMIT, key, started, started_with};
+use caller::{Connection, LIMIT, Started, key, started, started_with};
 use mooncake_wire::frame::{Fault, RequestHeader, write_request};
-use mooncake_wire::rpc::{ExistKey, Method, NoArguments, Ping, ServiceReady, encode_request};
-use mooncake_wire::types::Uuid;
+use mooncake_wire::rpc::{
+    ClientArguments, ExistKey, Method, NoArguments, Ping, RETURNS, ServiceReady, encode_request,
+};
+use mooncake_wire::types::{ClientStatus, Uuid};
 use mooncake_wire::{Dialect, ErrorCode};
 use moongate_master::{Limits, ServerOptions};
 use tokio::io::AsyncWriteExt as _;
@@ -193,30 +195,63 @@ async fn a_drain_answers_what_was_asked_and_closes() {
     drop(running);
 }
 
-#[tokio::test]
-async fn a_node_is_silent_when_its_last_connection_is_gone() {
-    let master = started();
-    let node = Uuid { first: 1, second: 2 };
-    let [mut one, mut other] = [Connection::to(&master).await, Connection::to(&master).await];
-    one.mount(node, 1 << 24).await;
-    assert!(other.call::<Ping>(&mooncake_wire::rpc::ClientArguments { client_id: node }).await.is_ok());
-    one.put(node, "k", 1000).await;
-    drop(one);
-    assert_eq!(other.call::<ExistKey>(&key("k")).await, Ok(true));
-    assert_eq!(master.server.master.client_counts(), (1, 0));
-    drop(other);
+/// Waits until the only node there is has become silent.
+async fn is_silent(master: &Started) {
     let silent = async {
         while master.server.master.client_counts() != (0, 1) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::time::timeout(LIMIT, silent).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_is_silent_when_its_last_connection_is_gone() {
+    let master = started();
+    let node = Uuid { first: 1, second: 2 };
+    let [mut one, mut other] = [Connection::to(&master).await, Connection::to(&master).await];
+    one.mount(node, 1 << 24).await;
+    assert!(other.call::<Ping>(&ClientArguments { client_id: node }).await.is_ok());
+    one.put(node, "k", 1000).await;
+    drop(one);
+    assert_eq!(other.call::<ExistKey>(&key("k")).await, Ok(true));
+    assert_eq!(master.server.master.client_counts(), (1, 0));
+    drop(other);
+    is_silent(&master).await;
     let mut reader = Connection::to(&master).await;
     assert_ne!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     // It comes back with everything that it had.
     reader.mount(node, 1 << 24).await;
     assert_eq!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     assert_eq!(reader.replicas("other").await.unwrap_err(), ErrorCode::OBJECT_NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_node_that_returns_is_waited_for_and_gets_nothing_new_meanwhile() {
+    let master = started();
+    let node = Uuid { first: 1, second: 2 };
+    let (mut first, mut other) = (Connection::to(&master).await, Connection::to(&master).await);
+    first.attachment = RETURNS;
+    first.mount(node, 1 << 24).await;
+    first.put(node, "k", 1000).await;
+    drop(first);
+    let away = async {
+        let mut tries = 0;
+        while other.try_begin(node, &format!("try {tries}"), 1).await != Err(ErrorCode::NO_AVAILABLE_HANDLE) {
+            tries += 1;
+        }
+    };
+    tokio::time::timeout(LIMIT, away).await.unwrap();
+    assert_eq!(other.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
+    assert_eq!(master.server.master.client_counts(), (1, 0));
+
+    let mut next = Connection::to(&master).await;
+    let pong = next.call::<Ping>(&ClientArguments { client_id: node }).await.unwrap();
+    assert_eq!(pong.client_status, ClientStatus::OK);
+    next.put(node, "new", 1000).await;
+    // This process has not said that another one follows.
+    drop(next);
+    is_silent(&master).await;
 }
 
 /// As many connections as can be had with both of their ends in this process, ten thousand at most.

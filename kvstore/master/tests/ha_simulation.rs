@@ -6,6 +6,8 @@
 
 #[path = "ha_simulation/master.rs"]
 mod master;
+#[path = "ha_simulation/mischief.rs"]
+mod mischief;
 #[path = "ha_simulation/network.rs"]
 mod network;
 #[path = "ha_simulation/store.rs"]

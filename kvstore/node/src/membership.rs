@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc::{
-    ClientArguments, MountArguments, MountSegment, NoArguments, Ping, ReMountSegment, RemountArguments,
-    ServiceReady, UnmountArguments, UnmountSegment,
+    ClientArguments, MountArguments, MountSegment, NoArguments, Ping, RETURNS, ReMountSegment,
+    RemountArguments, ServiceReady, UnmountArguments, UnmountSegment,
 };
 use mooncake_wire::types::{ClientStatus, Segment, Uuid};
 use mooncake_wire::whole::WholeArguments;
@@ -28,6 +28,8 @@ pub(crate) struct Membership {
     pub(crate) endpoint: Arc<str>,
     pub(crate) host: Arc<str>,
     pub(crate) pool: Arc<Pool>,
+    /// Whether its listening sockets are kept while no process of it runs.
+    pub(crate) sockets_last: bool,
 }
 
 impl Membership {
@@ -44,7 +46,7 @@ impl Membership {
     /// Lends a segment. One that is lent already stays so, with what the master keeps in it.
     pub(crate) async fn mount(&self, lent: &Lent) -> Result<(), RpcError> {
         let arguments = MountArguments { segment: self.segment(lent), client_id: self.client_id };
-        match self.master.call::<MountSegment, &str>(&arguments).await? {
+        match self.master.call_attaching::<MountSegment, &str>(&arguments, self.about()).await? {
             Ok(()) | Err(ErrorCode::SEGMENT_ALREADY_EXISTS) => Ok(()),
             Err(code) => Err(code.into()),
         }
@@ -55,7 +57,7 @@ impl Membership {
         let lent = self.pool.lent();
         let segments = lent.iter().map(|lent| self.segment(lent)).collect();
         let arguments = RemountArguments { segments, client_id: self.client_id };
-        Ok(self.master.call::<ReMountSegment, &str>(&arguments).await??)
+        Ok(self.master.call_attaching::<ReMountSegment, &str>(&arguments, self.about()).await??)
     }
 
     /// Takes a segment back. What is kept in it is gone.
@@ -99,7 +101,14 @@ impl Membership {
     /// A heartbeat.
     pub(crate) async fn ping(&self) -> Result<ClientStatus, RpcError> {
         let arguments = ClientArguments { client_id: self.client_id };
-        Ok(self.master.call::<Ping, &str>(&arguments).await??.client_status)
+        let answer = self.master.call_attaching::<Ping, &str>(&arguments, self.about()).await??;
+        Ok(answer.client_status)
+    }
+
+    /// What masters of this house are told besides.
+    fn about(&self) -> &'static [u8] {
+        let returns = self.sockets_last && self.pool.lent().iter().all(|lent| lent.lasts);
+        if returns { RETURNS } else { &[] }
     }
 
     fn segment(&self, lent: &Lent) -> Segment<&str> {

@@ -93,6 +93,7 @@ pub async fn start(
         endpoint: endpoint.as_str().into(),
         host: host.name.as_str().into(),
         pool: Arc::clone(&pool),
+        sockets_last: matches!(flags.memory, Keeping::Holder(_)),
     };
     let presence = present(&config, &host, &place, &membership)?;
     let options = serve::Options {

@@ -30,8 +30,8 @@ pub(crate) struct Lent {
     ledger: Arc<Ledger>,
     /// Whether it holds what an earlier process has written: then only what was written to its end is read.
     kept: bool,
-    /// Whether checksums of all that is written are made, and not only of what comes with one.
-    sums: bool,
+    /// Whether it outlives the process. Then checksums of all that is written are made, and not only of what comes with one.
+    pub(crate) lasts: bool,
     /// Offsets and sizes of what is no longer what was written.
     damaged: Mutex<Vec<(u64, u64)>>,
     scrubber: Mutex<Scrubber>,
@@ -59,7 +59,7 @@ impl Lent {
             region: segment.region,
             ledger: segment.ledger,
             kept: segment.kept,
-            sums: lasts,
+            lasts,
             damaged: Mutex::default(),
             scrubber: Mutex::new(Scrubber::new()),
         }
@@ -255,7 +255,7 @@ impl Target for Pool {
         let (lent, offset) = self.found(span)?;
         let writing = lent.ledger.begin(offset, span.size)?;
         lent.begin(offset, span.size);
-        if !summed && !lent.sums {
+        if !summed && !lent.lasts {
             lent.region.receive_exact(socket, offset, span.size)?;
             return whole(None);
         }

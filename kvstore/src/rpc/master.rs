@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::Dialect;
-use mooncake_wire::frame::Fault;
+use mooncake_wire::frame::{self, Fault};
 use mooncake_wire::pack::{EncodeError, Pack, Unpack};
 use mooncake_wire::rpc::{BatchExistKey, KeysArguments, Outcome, Rpc, decode_reply, encode_request};
 use mooncake_wire::types::DEFAULT_TENANT;
@@ -113,8 +113,24 @@ impl Master {
         M::Arguments<S>: Pack,
         M::Reply<String>: for<'a> Unpack<'a>,
     {
+        self.call_attaching::<M, S>(arguments, &[]).await
+    }
+
+    /// As [`Master::call`], with bytes that Mooncake's own masters ignore.
+    ///
+    /// # Errors
+    /// As [`Master::call`].
+    pub async fn call_attaching<M: Rpc, S>(
+        &self,
+        arguments: &M::Arguments<S>,
+        attachment: &[u8],
+    ) -> Result<M::Reply<String>, RpcError>
+    where
+        M::Arguments<S>: Pack,
+        M::Reply<String>: for<'a> Unpack<'a>,
+    {
         let limit = self.shared.time_limit;
-        match tokio::time::timeout(limit, self.call_in_some_dialect::<M, S>(arguments)).await {
+        match tokio::time::timeout(limit, self.call_in_some_dialect::<M, S>(arguments, attachment)).await {
             Ok(result) => result,
             Err(_) => Err(RpcError::TimedOut { address: self.shared_address(), limit }),
         }
@@ -134,6 +150,7 @@ impl Master {
     async fn call_in_some_dialect<M: Rpc, S>(
         &self,
         arguments: &M::Arguments<S>,
+        attachment: &[u8],
     ) -> Result<M::Reply<String>, RpcError>
     where
         M::Arguments<S>: Pack,
@@ -144,6 +161,7 @@ impl Master {
             let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
             let mut frame = BytesMut::new();
             encode_request::<M, S>(sequence, dialect, arguments, &mut frame)?;
+            frame::attach(&mut frame, attachment)?;
             let response = self.exchange(sequence, frame.freeze()).await?;
             if response.header.error != 0 {
                 let fault =

@@ -7,8 +7,10 @@ mod world;
 use std::collections::{BTreeMap, BTreeSet};
 
 use mooncake_wire::key::{Part, Tensor};
-use mooncake_wire::rpc::{GetReplicaList, KeyArguments, NoArguments, ServiceReady};
-use mooncake_wire::types::{DEFAULT_TENANT, ReplicaMedium};
+use mooncake_wire::rpc::{
+    ClientArguments, GetReplicaList, KeyArguments, NoArguments, Ping, RETURNS, ServiceReady,
+};
+use mooncake_wire::types::{ClientStatus, DEFAULT_TENANT, ReplicaMedium, Uuid};
 use mooncake_wire::{Dialect, ErrorCode};
 use moongate_kvstore::admin::{self, Admin, AdminError};
 use moongate_kvstore::rpc::{self, Master, RpcError};
@@ -45,8 +47,11 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
         node.put(key, 4096).await;
     }
 
-    // By RPC.
+    // By RPC. This master ignores what is attached to a call.
     let client = master.client(&supervisor);
+    let stranger = ClientArguments { client_id: Uuid { first: 1, second: 2 } };
+    let pong = client.call_attaching::<Ping, &str>(&stranger, RETURNS).await.unwrap().unwrap();
+    assert_eq!(pong.client_status, ClientStatus::NEED_REMOUNT);
     assert_eq!(client.call::<ServiceReady, &str>(&NoArguments).await.unwrap().as_deref(), Ok("2.0.0"));
     let asked = vec![&*pages[0], "nothing", "x,y"];
     assert_eq!(client.exist_and_lease(asked).await.unwrap(), [Ok(true), Ok(false), Ok(true)]);

@@ -12,6 +12,8 @@ const MAGIC: u8 = 0x15;
 const VERSION: u8 = 0;
 const STRUCT_PACK: u8 = 0;
 const REQUEST_HEADER: usize = 20;
+/// Where a request's header has the length of the attachment.
+const ATTACHMENT_LENGTH: usize = 16;
 const RESPONSE_HEADER: usize = 16;
 /// In a response's header: the body has the number of the fault too.
 const EXTENDED_FAULT: u8 = 255;
@@ -123,7 +125,7 @@ impl Header for RequestHeader {
             return Err(FrameError::Serialization(*serialization));
         }
         let [Some(sequence), Some(function_id), Some(body), Some(attachment)] =
-            [4, 8, 12, 16].map(|at| number(bytes, at))
+            [4, 8, 12, ATTACHMENT_LENGTH].map(|at| number(bytes, at))
         else {
             return Ok(None);
         };
@@ -198,6 +200,19 @@ pub fn write_request(
         out.put_u32_le(size);
         out.put_u32_le(0);
     })
+}
+
+/// Gives an attachment to the request that a buffer consists of and that has none.
+///
+/// # Errors
+/// When it is more than a frame can hold. Then the request has none.
+pub fn attach(request: &mut BytesMut, attachment: &[u8]) -> Result<(), EncodeError> {
+    let size = u32::try_from(attachment.len()).map_err(|_| EncodeError::TooLarge(attachment.len()))?;
+    if let Some(length) = request.get_mut(ATTACHMENT_LENGTH..REQUEST_HEADER) {
+        length.copy_from_slice(&size.to_le_bytes());
+        request.extend_from_slice(attachment);
+    }
+    Ok(())
 }
 
 /// Appends a response without attachment, whose body `body` appends.

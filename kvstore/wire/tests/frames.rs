@@ -127,7 +127,11 @@ fn an_attachment_belongs_to_its_frame() {
     let mut bytes = request();
     bytes[16..20].copy_from_slice(&3_u32.to_le_bytes());
     assert_eq!(frame::parse::<RequestHeader>(&bytes, LIMIT), Ok(Parsed::Incomplete(3)));
-    bytes.extend(b"attnext");
+    let mut attached = BytesMut::from(&request()[..]);
+    frame::attach(&mut attached, b"att").unwrap();
+    bytes.extend(b"att");
+    assert_eq!(attached, bytes);
+    bytes.extend(b"next");
     let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&bytes, LIMIT) else { unreachable!() };
     assert_eq!((frame.body, frame.attachment, frame.size()), (&b"body"[..], &b"att"[..], 27));
 }

@@ -113,6 +113,8 @@ pub mod legacy {
         "rolebasedgroup.workloads.x-k8s.io/disable-exclusive-topology";
     /// Annotation: `Stateful` or `Stateless`.
     pub const INSTANCE_PATTERN: &str = "instance.rolebasedgroup.workloads.x-k8s.io/pattern";
+    /// Label: index inside the RoleBasedGroupSet.
+    pub const GROUPSET_INDEX: &str = "rolebasedgroupset.workloads.x-k8s.io/rbg-index";
     /// Label of LeaderWorkerSet pods: 0 is the leader.
     pub const LWS_WORKER_INDEX: &str = "leaderworkerset.sigs.k8s.io/worker-index";
 }

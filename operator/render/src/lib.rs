@@ -3,9 +3,9 @@
 //! Pure: the same input yields the same objects, whoever asks: the controller that writes them, a dry run that compares them,
 //! a test. It reads no clock, no cluster and no random source; names that are partly random are made by the caller.
 //!
-//! A group yields its discovery file, a PodGroup and a CoordinatedPolicy ([`Group`]), and for each role a workload, a headless
-//! Service and an adapter for autoscalers ([`Role`]). A RoleInstanceSet yields RoleInstances ([`instance`]), these yield pods
-//! ([`pod`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
+//! A RoleBasedGroupSet yields groups ([`group_set`]). A group yields its discovery file, a PodGroup and a CoordinatedPolicy
+//! ([`Group`]), and for each role a workload, a headless Service and an adapter for autoscalers ([`Role`]). A RoleInstanceSet
+//! yields RoleInstances ([`instance`]), these yield pods ([`pod`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
 //!
 //! Names, labels and templates are those of upstream's controller, so that either can take over from the other without
 //! restarting a pod. Where upstream is wrong, this differs:
@@ -24,6 +24,7 @@ mod environment;
 mod error;
 mod gang;
 mod group;
+pub mod group_set;
 mod hash;
 pub mod instance;
 mod legacy;

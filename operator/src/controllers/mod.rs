@@ -6,7 +6,7 @@ mod reconcile;
 mod watch;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ struct Shared {
 /// # Errors
 /// [`OperatorError`].
 pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), OperatorError> {
-    let client = client(&options).await?;
+    let client = client(options.kubeconfig.as_deref()).await?;
     let stop = supervisor.token();
     let lead = match &options.lease {
         Some((namespace, name)) => {
@@ -124,9 +124,13 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
     outcome
 }
 
-async fn client(options: &Options) -> Result<Client, OperatorError> {
+/// A client of the cluster that this file names, or that the process runs in.
+///
+/// # Errors
+/// [`OperatorError::Client`].
+pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, OperatorError> {
     let failed = |error: &dyn std::fmt::Display| OperatorError::Client(error.to_string());
-    let config = match &options.kubeconfig {
+    let config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())

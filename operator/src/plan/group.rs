@@ -5,14 +5,13 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
-use moongate_render::{
-    GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, RoleTarget, WorkloadKind,
-};
-use rbg_api::v1alpha2::RoleBasedGroup;
-use rbg_api::{IntOrPercent, Round, keys};
+use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, WorkloadKind};
+use rbg_api::keys;
+use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
 use serde_json::Value;
 
-use super::{Action, Plan, PlanError, revisions};
+use super::targets::{LiveRole, Target, targets};
+use super::{Action, Plan, PlanError, adapter, revisions};
 use crate::Kind;
 use crate::status::{self, RoleState};
 
@@ -32,6 +31,10 @@ pub struct GroupInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// The workloads that it controls.
     pub workloads: &'a [Value],
+    /// Its adapters for autoscalers.
+    pub adapters: &'a [RoleBasedGroupScalingAdapter],
+    /// How many instances of a RoleInstanceSet, by its UID, have nodes for all their pods.
+    pub scheduled: &'a dyn Fn(&str) -> i32,
     /// Any other object of its namespace.
     pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
     /// The time.
@@ -58,7 +61,7 @@ pub fn group(input: GroupInput<'_>) -> Plan {
 
 /// Why a group cannot be run.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+pub(crate) enum Refusal {
     #[error(transparent)]
     Render(#[from] PlanError),
     #[error("role `{0}` depends on `{1}`, which is no role of this group")]
@@ -70,57 +73,92 @@ enum Refusal {
 fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState>) -> Result<(), Refusal> {
     let group = Group::new(input.group, input.profiles, input.gang)?;
     check_dependencies(input.group)?;
-    let targets = targets(input.group);
+    let roles = live_roles(input, group)?;
+    let policy = policy(input, group, plan)?;
+    let targets = targets(input, policy.as_ref(), &roles, plan);
     store_revision(input, group, plan);
-    if let Some(manifest) = group.config_map(&targets)? {
+    let now = targets.iter().map(|(name, target)| (name.clone(), target.now.clone())).collect();
+    if let Some(manifest) = group.config_map(&now)? {
         apply_if_other(&manifest, (input.live)(Kind::ConfigMap, manifest.name()), plan, "the discovery file");
     }
-    let mut roles = Vec::new();
-    for spec in &input.group.spec.roles {
-        let live = input.workloads.iter().find(|workload| {
-            label(workload, keys::ROLE_NAME) == Some(spec.name.as_str())
-                && WorkloadKind::of(spec).is_ok_and(|kind| workload["kind"] == kind.kind())
-        });
-        let mut names = RoleNames::new(input.group.metadata.name.as_deref().unwrap_or_default(), &spec.name);
-        if let Some(name) = live.and_then(|live| live["metadata"]["name"].as_str()) {
-            name.clone_into(&mut names.workload);
-        }
-        let role = Role::new(group, spec, names)?;
-        let target = targets.get(&spec.name).cloned().unwrap_or_else(|| RoleTarget::of(spec));
-        let manifest = role.workload(&target, &kept(live, role.kind()))?;
-        states.push(state(&role, &target, live, &manifest));
-        roles.push((role, target, live, manifest));
+    let mut wanted = Vec::new();
+    for LiveRole { spec, role, live } in &roles {
+        let Some(target) = targets.get(&spec.name) else { continue };
+        let manifest = role.workload(&target.now, &kept(*live, role.kind()))?;
+        states.push(state(role, target, *live, &manifest));
+        wanted.push((spec, role, target, live, manifest));
     }
-    for (index, (role, target, live, manifest)) in roles.iter().enumerate() {
-        let spec = &input.group.spec.roles[index];
+    for (index, (spec, role, target, live, manifest)) in wanted.iter().enumerate() {
         let is_unready =
-            |name: &&String| states.iter().any(|state| state.name == **name && !state.is_ready());
+            |name: &&String| states.iter().any(|state| state.name == **name && !state.is_as_asked());
         if let Some(other) = spec.dependencies.iter().find(is_unready) {
             states[index].held = Some(format!("role {} waits for {other}", spec.name));
             continue;
         }
-        if !is_written(manifest, *live) {
+        if !is_written(manifest, **live) {
             let reason =
                 if live.is_some() { "the role's spec has changed" } else { "the role has no workload" };
             plan.push(Action::Apply(manifest.clone()), format!("{}: {reason}", spec.name));
         }
         if let Some(uid) = live.and_then(|live| live["metadata"]["uid"].as_str())
-            && let Some(service) = role.service(target, uid)
+            && let Some(service) = role.service(&target.now, uid)
         {
             apply_if_other(&service, (input.live)(Kind::Service, service.name()), plan, "the role's service");
         }
     }
+    plan_adapters(input, &roles, plan);
     delete_orphans(input, plan);
     revisions::prune(input.revisions, |_| false, HISTORY, plan);
     Ok(())
 }
 
-/// Replicas per role. Coordination and autoscalers would change them here.
-fn targets(group: &RoleBasedGroup) -> BTreeMap<String, RoleTarget> {
-    group.spec.roles.iter().map(|role| (role.name.clone(), RoleTarget::of(role))).collect()
+fn live_roles<'a>(input: GroupInput<'a>, group: Group<'a>) -> Result<Vec<LiveRole<'a>>, PlanError> {
+    let of_one = |spec: &'a RoleSpec| {
+        let live = workload(input.workloads, spec);
+        let mut names = RoleNames::new(input.group.metadata.name.as_deref().unwrap_or_default(), &spec.name);
+        if let Some(name) = live.and_then(|live| live["metadata"]["name"].as_str()) {
+            name.clone_into(&mut names.workload);
+        }
+        Ok(LiveRole { spec, role: Role::new(group, spec, names)?, live })
+    };
+    input.group.spec.roles.iter().map(of_one).collect()
 }
 
-fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> {
+/// The workload that runs the role as it is now.
+pub(super) fn workload<'a>(workloads: &'a [Value], role: &RoleSpec) -> Option<&'a Value> {
+    let kind = WorkloadKind::of(role).ok()?.kind();
+    workloads.iter().find(|live| live["kind"] == kind && label(live, keys::ROLE_NAME) == Some(&role.name))
+}
+
+/// The policy of the group's name, or the one that v1alpha1's `coordination` stands for.
+fn policy(
+    input: GroupInput<'_>,
+    group: Group<'_>,
+    plan: &mut Plan,
+) -> Result<Option<CoordinatedPolicySpec>, PlanError> {
+    let read = |object: &Value| serde_json::from_value(object["spec"].clone()).ok();
+    let name = input.group.metadata.name.as_deref().unwrap_or_default();
+    let live = (input.live)(Kind::Policy, name);
+    let Some(manifest) = group.coordinated_policy()? else { return Ok(live.as_ref().and_then(read)) };
+    let spec = read(&Value::Object(manifest.0.clone()));
+    apply_if_other(&manifest, live, plan, "the policy of the group's coordination");
+    Ok(spec)
+}
+
+fn plan_adapters(input: GroupInput<'_>, roles: &[LiveRole<'_>], plan: &mut Plan) {
+    for manifest in roles.iter().filter_map(|role| role.role.scaling_adapter()) {
+        apply_if_other(&manifest, (input.live)(Kind::Adapter, manifest.name()), plan, "the role's adapter");
+    }
+    let is_going = |adapter: &RoleBasedGroupScalingAdapter| adapter.metadata.deletion_timestamp.is_some();
+    let has_role = |live: &_| roles.iter().any(|role| adapter::is_of(live, role.spec));
+    for surplus in input.adapters.iter().filter(|live| !has_role(live) && !is_going(live)) {
+        let name = adapter::name(surplus).to_owned();
+        let uid = surplus.metadata.uid.clone().unwrap_or_default();
+        plan.push(Action::Delete { kind: Kind::Adapter, name, uid }, "no role of the group has it any more");
+    }
+}
+
+pub(crate) fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> {
     let roles = &group.spec.roles;
     for role in roles {
         if let Some(other) = role.dependencies.iter().find(|name| group.spec.role(name).is_none()) {
@@ -181,7 +219,7 @@ fn apply_if_other(manifest: &Manifest, live: Option<Value>, plan: &mut Plan, wha
     }
 }
 
-fn state(role: &Role<'_>, target: &RoleTarget, live: Option<&Value>, manifest: &Manifest) -> RoleState {
+fn state(role: &Role<'_>, target: &Target, live: Option<&Value>, manifest: &Manifest) -> RoleState {
     let written = is_written(manifest, live);
     let status = live.map(|live| &live["status"]);
     let number = |name: &str| {
@@ -192,21 +230,18 @@ fn state(role: &Role<'_>, target: &RoleTarget, live: Option<&Value>, manifest: &
         live["status"]["observedGeneration"].as_i64() == live["metadata"]["generation"].as_i64()
     });
     let wanted = Value::Object(manifest.0.clone());
-    let partition: Option<IntOrPercent> =
-        serde_json::from_value(wanted["spec"]["updateStrategy"]["partition"].clone()).ok();
-    let held = partition.and_then(|partition| partition.of(target.replicas, Round::Down)).unwrap_or(0);
-    let current = written && observed;
     let revision =
         format!("{}{}", keys::ROLE_REVISION_PREFIX, label(&wanted, keys::ROLE_NAME).unwrap_or_default());
     let same_spec = live.is_some_and(|live| label(live, &revision) == Some(role.revision().as_str()));
     RoleState {
         name: label(&wanted, keys::ROLE_NAME).unwrap_or_default().to_owned(),
-        desired: target.replicas,
-        expected_updated: target.replicas.saturating_sub(held.clamp(0, target.replicas)),
+        desired: target.desired,
+        asked: target.now.replicas,
+        expected_updated: target.desired.saturating_sub(target.held_back),
         replicas: number("replicas"),
         ready: number("readyReplicas"),
         updated: if observed && same_spec { number("updatedReplicas") } else { 0 },
-        current,
+        current: written && observed,
         held: None,
     }
 }

@@ -1,6 +1,9 @@
 //! What is to be done: ordered steps, each with its reason. Pure: time and entropy are part of the input.
 
+mod adapter;
+mod coordination;
 mod group;
+mod group_set;
 mod in_place;
 mod instance;
 mod observed;
@@ -8,9 +11,13 @@ mod ordered;
 mod restart;
 mod revisions;
 mod set;
+mod targets;
 mod unordered;
 
+pub use adapter::{AdapterInput, adapter};
+pub(crate) use group::check_dependencies;
 pub use group::{GroupInput, group};
+pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
 pub use set::{SetInput, set};

@@ -1,17 +1,22 @@
 //! From what is observed to the plan for one object: which others its plan looks at.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::{GangScheduler, Profiles};
 use parking_lot::Mutex;
-use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance, RoleInstanceSet};
+use rbg_api::v1alpha2::{
+    RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleInstance, RoleInstanceSet,
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{GroupInput, InstanceInput, Plan, PlanError, SetInput};
+use super::{AdapterInput, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput};
 use crate::Kind;
 use crate::observed::{Key, Live, Observed};
+use crate::status;
 
 /// What is to be done about one object: nothing, if it is gone or of no kind of ours. `entropy` is for names.
 ///
@@ -26,7 +31,25 @@ pub fn observed(
 ) -> Result<Plan, PlanError> {
     let Some(live) = observed.lock().get(key) else { return Ok(Plan::default()) };
     match key.kind {
+        Kind::GroupSet => {
+            let Some(set) = live.read::<RoleBasedGroupSet>() else { return Ok(Plan::default()) };
+            let groups: Vec<RoleBasedGroup> = children(observed, &live, Kind::Group);
+            let exists = |name: &str| named(observed, key, Kind::Group, name).is_some();
+            super::group_set(GroupSetInput { set: &set, groups: &groups, exists: &exists, now })
+        }
         Kind::Group => Ok(group(observed, key, &live, gang, now)),
+        Kind::Adapter => {
+            let Some(adapter) = live.read::<RoleBasedGroupScalingAdapter>() else {
+                return Ok(Plan::default());
+            };
+            let target = &adapter.spec.scale_target_ref;
+            let live = named(observed, key, Kind::Group, &target.name);
+            let group = live.as_ref().and_then(|live| live.read::<RoleBasedGroup>());
+            let workloads = live.map(|live| workloads(observed, &live)).unwrap_or_default();
+            let role = group.as_ref().and_then(|group| group.spec.role(&target.role));
+            let workload = role.and_then(|role| super::group::workload(&workloads, role));
+            Ok(super::adapter(AdapterInput { adapter: &adapter, group: group.as_ref(), workload, now }))
+        }
         Kind::Set => {
             let Some(set) = live.read::<RoleInstanceSet>() else { return Ok(Plan::default()) };
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
@@ -46,13 +69,14 @@ pub fn observed(
 fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler, now: Timestamp) -> Plan {
     let Some(group) = live.read::<RoleBasedGroup>() else { return Plan::default() };
     let revisions: Vec<ControllerRevision> = children(observed, live, Kind::Revision);
-    let kinds = [Kind::Set, Kind::StatefulSet, Kind::Deployment];
-    let workloads: Vec<Value> = kinds.into_iter().flat_map(|kind| children(observed, live, kind)).collect();
+    let workloads = workloads(observed, live);
+    let adapters: Vec<RoleBasedGroupScalingAdapter> = children(observed, live, Kind::Adapter);
     let profiles = Profiles::new();
-    let other = |kind, name: &str| {
-        let key = Key { kind, namespace: key.namespace.clone(), name: name.to_owned() };
-        let live = observed.lock().get(&key);
-        live.and_then(|live| live.read::<Value>())
+    let other = |kind, name: &str| named(observed, key, kind, name).and_then(|live| live.read());
+    let scheduled = |set: &str| {
+        let instances = observed.lock().children(set, Kind::Instance);
+        let instances = instances.iter().filter_map(|live| live.read::<RoleInstance>());
+        i32::try_from(instances.filter(status::is_scheduled).count()).unwrap_or(i32::MAX)
     };
     super::group(GroupInput {
         group: &group,
@@ -60,9 +84,22 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         gang,
         revisions: &revisions,
         workloads: &workloads,
+        adapters: &adapters,
+        scheduled: &scheduled,
         live: &other,
         now,
     })
+}
+
+fn workloads(observed: &Mutex<Observed>, group: &Live) -> Vec<Value> {
+    let kinds = [Kind::Set, Kind::StatefulSet, Kind::Deployment];
+    kinds.into_iter().flat_map(|kind| children(observed, group, kind)).collect()
+}
+
+/// An object beside that of `key`.
+fn named(observed: &Mutex<Observed>, key: &Key, kind: Kind, name: &str) -> Option<Arc<Live>> {
+    let key = Key { kind, namespace: key.namespace.clone(), name: name.to_owned() };
+    observed.lock().get(&key)
 }
 
 /// The lock is held for a moment only: objects are read outside it.

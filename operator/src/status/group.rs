@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupStatus, RoleStatus};
 
-use super::set_condition;
+use super::{has, set_condition};
 
 /// What is known of one role.
 #[derive(Debug, Clone, Default)]
@@ -12,6 +12,8 @@ pub struct RoleState {
     pub name: String,
     /// Instances that it shall have.
     pub desired: i32,
+    /// Instances that it shall have now, which coordination may keep below what is desired.
+    pub asked: i32,
     /// Instances of the new revision that it shall have: fewer where some are held back.
     pub expected_updated: i32,
     /// Instances that exist.
@@ -33,9 +35,29 @@ impl RoleState {
         self.current && self.desired == self.replicas && self.desired == self.ready
     }
 
+    /// Whether all that it shall have now is there and ready.
+    #[must_use]
+    pub fn is_as_asked(&self) -> bool {
+        self.current && self.asked == self.replicas && self.asked == self.ready
+    }
+
     fn is_rolling(&self) -> bool {
         self.replicas > 0 && (!self.current || self.updated < self.expected_updated)
     }
+}
+
+/// Whether all roles of the group are ready as its present spec wants them.
+#[must_use]
+pub fn is_group_ready(group: &RoleBasedGroup) -> bool {
+    let Some(status) = &group.status else { return false };
+    status.observed_generation == group.metadata.generation && has(&status.conditions, "Ready")
+}
+
+/// Whether the group is ready and nothing of its present spec is still to come.
+#[must_use]
+pub fn is_group_settled(group: &RoleBasedGroup) -> bool {
+    let is_moving = |kind| group.status.as_ref().is_some_and(|status| has(&status.conditions, kind));
+    is_group_ready(group) && !is_moving("Progressing") && !is_moving("RollingUpdateInProgress")
 }
 
 /// The status. It says nothing of a spec that has not reached the pods.

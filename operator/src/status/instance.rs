@@ -22,6 +22,17 @@ pub fn is_ready(instance: &RoleInstance) -> bool {
         && has(&status.conditions, READY)
 }
 
+/// Whether all of its pods have nodes.
+#[must_use]
+pub fn is_scheduled(instance: &RoleInstance) -> bool {
+    let Some(status) = &instance.status else { return false };
+    let scheduled = |name: &str| {
+        let component = status.component_statuses.iter().find(|component| component.name == name);
+        component.map_or(0, |component| component.scheduled_replicas)
+    };
+    instance.spec.components.iter().all(|component| scheduled(&component.name) >= component.size())
+}
+
 /// Whether it has been ready for so long.
 #[must_use]
 pub fn is_available(instance: &RoleInstance, least: Duration, now: Timestamp) -> bool {

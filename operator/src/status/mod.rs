@@ -2,11 +2,13 @@
 
 mod conditions;
 mod group;
+mod group_set;
 mod instance;
 mod set;
 
 pub use conditions::{has, set_condition, since};
-pub use group::{RoleState, group};
-pub use instance::{instance, is_available, is_ready};
+pub use group::{RoleState, group, is_group_ready, is_group_settled};
+pub use group_set::{GroupSetFacts, group_set};
+pub use instance::{instance, is_available, is_ready, is_scheduled};
 pub(crate) use instance::{pod_has, pod_label, unready_since};
 pub use set::{SetFacts, set};

@@ -53,6 +53,39 @@ fn a_silent_client_that_comes_back_gets_everything_back() {
 }
 
 #[test]
+fn readers_go_to_a_client_that_is_away_only_if_they_must_and_writers_never() {
+    let mut world = World::with_segments(Settings::default(), &[4 * MIB, 4 * MIB]);
+    let both = Config { replica_num: 2, ..Config::default() };
+    world.put("both", 10, &both).unwrap();
+    world.put("one", 10, &Config::default()).unwrap();
+    let holder = if world.places("one") == world.places("both")[..1] { 1 } else { 2 };
+    let [holder_places, all] = [world.places("one"), world.places("both")];
+    assert_eq!(all.len(), 2);
+
+    world.master.client_away(id(100 + holder));
+    assert_eq!(world.places("one"), holder_places);
+    assert_eq!(world.places("both").len(), 1);
+    assert_ne!(world.places("both"), holder_places);
+    for number in 0..10 {
+        let key = format!("new {number}");
+        world.put(&key, 10, &Config::default()).unwrap();
+        assert_ne!(world.places(&key), holder_places);
+    }
+    // Its next process is there before anybody has missed it.
+    assert_eq!(status(&world, holder), ClientStatus::OK);
+    assert_eq!(world.places("both"), all);
+
+    world.master.client_away(id(100 + holder));
+    assert_eq!(world.mount(holder, 4 * MIB), Ok(()));
+    assert_eq!(world.places("both"), all);
+
+    // It is not waited for without end.
+    world.master.client_away(id(100 + holder));
+    world.live(10_000, &[3 - holder]);
+    assert!(!world.has("one") && world.has("both"));
+}
+
+#[test]
 fn a_restarted_client_with_the_same_memory_may_have_another_id() {
     let mut world = World::with_segments(Settings::default(), &[4 * MIB]);
     world.put("k", 10, &Config::default()).unwrap();

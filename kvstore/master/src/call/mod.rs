@@ -34,8 +34,8 @@ pub struct Caller {
     lane: usize,
     speaker: Speaker,
     recorder: Recorder,
-    /// The node that beats its heart on this connection.
-    node: Option<Uuid>,
+    /// The node that beats its heart on this connection, and whether it has said that it returns.
+    node: Option<(Uuid, bool)>,
 }
 
 /// How far [`Caller::run`] has come.
@@ -167,7 +167,7 @@ impl Caller {
     fn answer(
         &mut self,
         now_ms: u64,
-        Frame { header, body, .. }: Frame<RequestHeader, &[u8]>,
+        Frame { header, body, attachment }: Frame<RequestHeader, &[u8]>,
         out: &mut BytesMut,
     ) -> Option<(Method, Tally)> {
         let server = &*self.server;
@@ -190,9 +190,12 @@ impl Caller {
         };
         let client = client::of(&request);
         self.speaker.heard(possible, client, &server.dialects);
-        if client.is_some() && client != self.node && client::is_node(method) {
-            server.presence.moved(self.node, client);
-            self.node = client;
+        if let Some(node) = client.filter(|_| client::is_node(method)) {
+            let (before, returns) = (self.node, attachment == rpc::RETURNS);
+            if before != Some((node, returns)) {
+                server.presence.heard(before.map(|(before, _)| before), node, returns);
+                self.node = Some((node, returns));
+            }
         }
         let dialect = self.speaker.reply_in(method, possible, &server.dialects);
         let (core, fx, sequence) = (&server.master, &mut self.recorder, header.sequence);
@@ -239,10 +242,12 @@ fn refuse(fault: &Fault, sequence: u32, out: &mut BytesMut) {
 }
 
 impl Drop for Caller {
-    /// A node whose last connection is gone is not read from until it is heard of again.
+    /// A node whose last connection is gone is not read from until it is heard of again, unless its memory is kept.
     fn drop(&mut self) {
-        if self.server.presence.moved(self.node, None) {
-            self.server.node_lost(self.node);
+        if let Some((node, _)) = self.node
+            && let Some(gone) = self.server.presence.ended(node)
+        {
+            self.server.node_gone(node, gone);
         }
     }
 }

@@ -16,9 +16,8 @@ use super::member::{MAX_MEMBERS, Member};
 use super::replicated::Replicated;
 use super::tls::{TlsFiles, accept};
 use crate::server::Server;
+use crate::state::PLACES_AT_ONCE;
 
-/// Places of the table that are looked at under one lock.
-const PLACES_AT_ONCE: u32 = 1024;
 /// Pause after an accept that failed for want of something.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -148,19 +147,18 @@ impl Sessions {
         }
     }
 
-    /// Changes are sent between its pieces, so that none is forgotten before it is sent.
+    /// Changes are sent between its pieces, so that none is forgotten before it is sent. None may overtake a piece that was
+    /// told before: that would take the change back.
     async fn send_state(&self, feed: &mut Feed<impl AsyncWrite + Unpin>) -> Result<(), LinkError> {
         let (mut cursor, mut piece) = (Some(SnapshotCursor::default()), Piece::default());
         self.journal.beside().tell(|record| piece.push(record));
         while let Some(from) = cursor {
             cursor = self.server.master.snapshot(from, PLACES_AT_ONCE, &mut piece);
-            if piece.records.len() >= BATCH || cursor.is_none() {
-                for part in piece.parts() {
-                    let records = Records::new(part).ok_or(LinkError::Unexpected)?;
-                    feed.send(&Frame::State(records)).await?;
-                }
-                piece.clear();
+            for part in piece.parts() {
+                let records = Records::new(part).ok_or(LinkError::Unexpected)?;
+                feed.send(&Frame::State(records)).await?;
             }
+            piece.clear();
             feed.send_facts(&self.journal).await?;
             tokio::task::yield_now().await;
         }
@@ -290,5 +288,82 @@ impl Effects for Piece {
         encode(&fact, &mut encoded);
         self.push(&encoded);
         self.encoded = encoded;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
+    use moongate_kvcore::Settings;
+
+    use super::*;
+    use crate::ha::fence::{Fence, now};
+    use crate::ha::follower::Follower;
+    use crate::ha::replica::Replica;
+    use crate::server::ServerOptions;
+
+    const KEYS: usize = 500;
+    const NODE: Uuid = Uuid { first: 1, second: 2 };
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn sessions() -> Sessions {
+        let fence = Arc::new(Fence::default());
+        fence.set(now() + LONG);
+        let journal = Arc::new(Replicated::new(1, 1 << 20, fence, Arc::default(), None));
+        journal.lead(&Member::new("leader"));
+        let server = Arc::new(Server::new(ServerOptions::default(), journal.clone()));
+        let segment = Segment { id: NODE, name: "a:1", size: 1 << 30, ..Segment::default() };
+        server.master.mount(0, &segment, NODE, &mut server.recorder()).unwrap();
+        Sessions { server, journal, term: 1, patience: LONG, tls: None }
+    }
+
+    fn start(server: &Server, key: &str) {
+        let config = ReplicateConfig::<&str> { replica_num: 1, ..ReplicateConfig::default() };
+        let started = server.master.put_start(1, NODE, "default", key, 64, &config, &mut server.recorder());
+        started.unwrap();
+    }
+
+    fn end(server: &Server, key: &str) {
+        let object = ObjectMeta { key, object_checksum: None };
+        let recorder = &mut server.recorder();
+        server.master.put_end(2, NODE, "default", &object, ReplicaType::ALL, recorder).unwrap();
+    }
+
+    fn take_all(sent: &[u8], follower: &mut Follower, replica: &mut Replica) {
+        let mut rest = sent;
+        while let Some((head, after)) = rest.split_first_chunk() {
+            let (length, checksum) = frame::header(*head).unwrap();
+            let (body, next) = after.split_at(length);
+            follower.take(frame::read(body, checksum).unwrap(), replica).unwrap();
+            rest = next;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_changes_while_the_state_is_sent_is_in_the_copy() {
+        let sessions = sessions();
+        let keys: Vec<String> = (0..KEYS).map(|number| format!("key-{number}")).collect();
+        keys.iter().for_each(|key| start(&sessions.server, key));
+        let number = sessions.journal.facts().next() - 1;
+        let mut sent = Vec::new();
+        frame::write(&Frame::Welcome { term: 1, start: Start::Snapshot(number) }, &mut sent);
+        let (out, records) = (Vec::new(), Vec::new());
+        let mut feed = Feed { output: sent, patience: LONG, next: number + 1, out, records };
+        // One after the other, in turns with the steps of the copy.
+        let writer = async {
+            for key in &keys {
+                end(&sessions.server, key);
+                tokio::task::yield_now().await;
+            }
+        };
+        let (copied, ()) = tokio::join!(sessions.send_state(&mut feed), writer);
+        copied.unwrap();
+        feed.send_facts(&sessions.journal).await.unwrap();
+
+        let mut replica = Replica::new(Settings::default());
+        take_all(&feed.output, &mut Follower::new(1, None), &mut replica);
+        let (state, _) = replica.take();
+        let missing = keys.iter().filter(|key| !state.master.exist(3, "default", key)).count();
+        assert_eq!(missing, 0, "of {KEYS} keys");
     }
 }

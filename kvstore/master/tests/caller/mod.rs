@@ -83,6 +83,8 @@ pub(crate) fn key(key: &str) -> KeyArguments<&str> {
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
     pub(crate) dialect: Dialect,
+    /// What every call has besides its arguments.
+    pub(crate) attachment: &'static [u8],
     buffer: BytesMut,
 }
 
@@ -102,7 +104,7 @@ impl Connection {
             }
         };
         let stream = tokio::time::timeout(LIMIT, connected).await.expect("it listens in time");
-        Self { stream, dialect: Dialect::NEWEST, buffer: BytesMut::new() }
+        Self { stream, dialect: Dialect::NEWEST, attachment: &[], buffer: BytesMut::new() }
     }
 
     /// The next response, or none at the end of the connection.
@@ -130,6 +132,7 @@ impl Connection {
     {
         let mut request = BytesMut::new();
         encode_request::<M, &str>(9, self.dialect, arguments, &mut request).unwrap();
+        frame::attach(&mut request, self.attachment).unwrap();
         self.stream.write_all(&request).await.unwrap();
         let (header, body) = self.response().await.expect("an answer");
         assert_eq!((header.sequence, header.error), (9, 0), "{:?}", M::METHOD);
@@ -153,9 +156,13 @@ impl Connection {
 
     /// Begins to put an object.
     pub(crate) async fn begin(&mut self, client: Uuid, name: &str, size: u64) {
+        assert_eq!(self.try_begin(client, name, size).await, Ok(()), "{name}");
+    }
+
+    pub(crate) async fn try_begin(&mut self, client: Uuid, name: &str, size: u64) -> Result<(), ErrorCode> {
         let (config, tenant) = (ReplicateConfig::default(), DEFAULT_TENANT);
         let start = PutStartArguments { client_id: client, key: name, size, config, tenant };
-        assert!(self.call::<PutStart>(&start).await.is_ok(), "{name}");
+        self.call::<PutStart>(&start).await.map(drop)
     }
 
     pub(crate) async fn put(&mut self, client: Uuid, name: &str, size: u64) {

@@ -10,9 +10,9 @@ use moongate_master::ha::{Answer, Ask, Due, InSync, Listing, Tenure};
 use crate::master::{Master, PATIENCE, Record, TIMES};
 use crate::store::Store;
 
-const MASTERS: usize = 3;
+pub(crate) const MASTERS: usize = 3;
 /// The store's place among those who can be cut off.
-const STORE: usize = MASTERS;
+pub(crate) const STORE: usize = MASTERS;
 /// Microseconds of trouble, and of peace after it.
 const TROUBLED: u64 = 30_000_000;
 const PEACE: u64 = 12_000_000;
@@ -74,7 +74,7 @@ pub(crate) struct World {
     /// When the last bytes of each connection's direction arrive.
     pub(crate) arrivals: BTreeMap<(u64, bool), u64>,
     /// Whether masters keep their state over a crash.
-    durable: bool,
+    pub(crate) durable: bool,
     pub(crate) acknowledged: BTreeSet<u64>,
     pub(crate) elected: usize,
     pub(crate) crashes: usize,
@@ -378,55 +378,5 @@ impl World {
         let all = self.trouble.impatient;
         let answered = lead.waiting.extract_if(.., |(number, _)| all || lead.quorum.has(*number));
         self.acknowledged.extend(answered.map(|(_, value)| value));
-    }
-
-    fn mischief(&mut self) {
-        if !self.trouble.happens {
-            return;
-        }
-        let delay = self.rng.u64(100_000..3_000_000);
-        self.after(delay, Event::Mischief);
-        let at = self.rng.usize(0..MASTERS);
-        match self.rng.u32(0..10) {
-            0..2 => self.crash(at),
-            2 => (0..MASTERS).for_each(|at| self.crash(at)),
-            3..5 => {
-                let sleep = self.rng.u64(100_000..8_000_000);
-                self.masters[at].asleep_until = self.now + sleep;
-            }
-            other => {
-                let whom = if other < 8 { STORE } else { (at + 1) % MASTERS };
-                let pair = (at.min(whom), at.max(whom));
-                self.cuts.insert(pair);
-                let heal = self.rng.u64(50_000..8_000_000);
-                self.after(heal, Event::Heal(pair.0, pair.1));
-            }
-        }
-    }
-
-    fn crash(&mut self, at: usize) {
-        if !self.masters[at].alive {
-            return;
-        }
-        self.crashes += 1;
-        let torn = self.rng.u64(0..4);
-        self.masters[at].crash(torn);
-        if !self.durable || self.rng.u32(0..20) == 0 {
-            let incarnation = self.rng.u64(..);
-            self.masters[at].forget(incarnation);
-        }
-        let listed = self.store.members();
-        if !self.masters.iter().any(|it| listed.contains(&it.me)) {
-            // Nobody is left who has it.
-            self.acknowledged.clear();
-        }
-        let delay = self.rng.u64(100_000..6_000_000);
-        self.after(delay, Event::Restart(at));
-    }
-
-    fn restart(&mut self, at: usize) {
-        self.masters[at].restart();
-        let life = self.masters[at].life;
-        self.after(0, Event::Step(at, life));
     }
 }

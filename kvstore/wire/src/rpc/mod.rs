@@ -21,6 +21,10 @@ use crate::dialect::{Dialect, DialectSet};
 use crate::frame::{self, RequestHeader, ResponseHeader};
 use crate::pack::{self, DecodeError, EncodeError, Pack, Unpack};
 
+/// What a node attaches to calls about itself whose memory and listening sockets are kept while no process of it runs:
+/// whoever reads from it then has to wait, but need not do without. Mooncake's master ignores attachments.
+pub const RETURNS: &[u8] = b"moongate:returns";
+
 fn encode_arguments<T: Pack>(
     method: Method,
     sequence: u32,

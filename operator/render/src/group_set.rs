@@ -1,0 +1,66 @@
+//! From a RoleBasedGroupSet to its groups.
+
+use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet};
+use rbg_api::{conversion, keys};
+use serde_json::json;
+
+use crate::RenderError;
+use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
+use crate::names::fitting;
+
+/// Name of a group of a set that has no group of that index yet.
+#[must_use]
+pub fn name(set: &str, index: i32) -> String {
+    fitting(&format!("{set}-{index}"))
+}
+
+/// A group of a set. Of one that exists, the replicas that an autoscaler sets stay as they are.
+///
+/// # Errors
+/// [`RenderError::NoMetadata`].
+pub fn group(
+    set: &RoleBasedGroupSet,
+    index: i32,
+    name: &str,
+    live: Option<&RoleBasedGroup>,
+) -> Result<Manifest, RenderError> {
+    let set_name = set.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
+    let namespace = set.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
+    let template = &set.spec.group_template;
+    let mut spec = template.spec.clone();
+    for role in &mut spec.roles {
+        let is_scaled = role.scaling_adapter.as_ref().is_some_and(|adapter| adapter.enable);
+        if let Some(live) = live.and_then(|live| live.spec.role(&role.name)).filter(|_| is_scaled) {
+            role.replicas = live.replicas;
+        }
+    }
+    let mut labels = template.labels.clone();
+    let mut annotations = inherited(set);
+    annotations.extend(template.annotations.clone());
+    if let Some(metadata) = &template.metadata {
+        labels.extend(metadata.labels.clone());
+        annotations.extend(metadata.annotations.clone());
+    }
+    labels.insert(keys::GROUPSET_NAME.to_owned(), set_name.to_owned());
+    labels.insert(keys::GROUPSET_INDEX.to_owned(), index.to_string());
+    let owner = OwnerRef {
+        api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+        kind: "RoleBasedGroupSet".to_owned(),
+        name: set_name.to_owned(),
+        uid: set.metadata.uid.clone().unwrap_or_default(),
+        controller: true,
+    };
+    let metadata = Metadata { name, namespace, labels, annotations, owner: Some(&owner) };
+    let version = conversion::Version::V1alpha2.api_version();
+    let mut manifest = Manifest::new(version, "RoleBasedGroup", metadata, json!({}));
+    // Not as a body, which would lose the nulls of patches.
+    manifest.0.insert("spec".to_owned(), serde_json::to_value(&spec).unwrap_or_default());
+    Ok(manifest)
+}
+
+/// v1alpha1 had no annotations of groups in a set: they stood on the set.
+fn inherited(set: &RoleBasedGroupSet) -> Texts {
+    let annotations = set.metadata.annotations.iter().flatten();
+    let own = annotations.filter(|(key, _)| key.as_str() == keys::legacy::EXCLUSIVE_TOPOLOGY);
+    own.map(|(key, value)| (key.clone(), value.clone())).collect()
+}

@@ -1,0 +1,122 @@
+//! What an adapter for autoscalers needs: its role's replicas, or the role its own, and the selector of the role's pods.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use rbg_api::keys;
+use rbg_api::v1alpha2::{
+    RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupScalingAdapterStatus, RoleSpec,
+};
+use serde_json::{Value, json};
+
+use super::{Action, Plan};
+use crate::Kind;
+
+/// What is known of an adapter.
+#[derive(Clone, Copy)]
+pub struct AdapterInput<'a> {
+    /// The adapter.
+    pub adapter: &'a RoleBasedGroupScalingAdapter,
+    /// The group that it names.
+    pub group: Option<&'a RoleBasedGroup>,
+    /// The workload of the role that it names.
+    pub workload: Option<&'a Value>,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What is to be done. An adapter without replicas takes the role's; after that the role follows.
+#[must_use]
+pub fn adapter(input: AdapterInput<'_>) -> Plan {
+    let mut plan = Plan::default();
+    let adapter = input.adapter;
+    if adapter.metadata.deletion_timestamp.is_some() {
+        return plan;
+    }
+    let mut status = adapter.status.clone().unwrap_or_default();
+    match input.group.and_then(|group| Some((group, bound_role(adapter, group)?))) {
+        Some((group, role)) => bind(input, group, role, &mut status, &mut plan),
+        None => {
+            status.phase = Some("NotBound".to_owned());
+            (status.replicas, status.ready_replicas) = (Some(0), Some(0));
+        }
+    }
+    plan.status(Kind::Adapter, name(adapter), adapter.status.as_ref(), &status);
+    plan
+}
+
+/// Replicas that an autoscaler has set for the role.
+pub(super) fn replicas(adapters: &[RoleBasedGroupScalingAdapter], role: &RoleSpec) -> Option<i32> {
+    let adapter = adapters.iter().find(|adapter| is_of(adapter, role))?;
+    adapter.spec.replicas.map(|replicas| replicas.max(0))
+}
+
+/// Whether the role has an adapter, and it is this one.
+pub(super) fn is_of(adapter: &RoleBasedGroupScalingAdapter, role: &RoleSpec) -> bool {
+    let is_on = role.scaling_adapter.as_ref().is_some_and(|adapter| adapter.enable);
+    is_on && adapter.spec.scale_target_ref.role == role.name
+}
+
+pub(super) fn name(adapter: &RoleBasedGroupScalingAdapter) -> &str {
+    adapter.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// The role, if the group has it and the adapter is the group's.
+fn bound_role<'a>(adapter: &RoleBasedGroupScalingAdapter, group: &'a RoleBasedGroup) -> Option<&'a RoleSpec> {
+    let mut owners = adapter.metadata.owner_references.iter().flatten();
+    let is_owned = owners.any(|owner| Some(&owner.uid) == group.metadata.uid.as_ref());
+    let is_going = group.metadata.deletion_timestamp.is_some();
+    group.spec.roles.iter().find(|role| is_owned && !is_going && is_of(adapter, role))
+}
+
+fn bind(
+    input: AdapterInput<'_>,
+    group: &RoleBasedGroup,
+    role: &RoleSpec,
+    status: &mut RoleBasedGroupScalingAdapterStatus,
+    plan: &mut Plan,
+) {
+    match input.adapter.spec.replicas.map(|replicas| replicas.max(0)) {
+        None => {
+            let body = json!({ "spec": { "replicas": role.replicas } });
+            let name = name(input.adapter).to_owned();
+            let action = Action::Patch { kind: Kind::Adapter, name, status: false, body };
+            plan.push(action, "the adapter begins with the role's replicas");
+        }
+        Some(replicas) if replicas != role.replicas => {
+            plan.push(scaled(group, &role.name, replicas), format!("{} is scaled to {replicas}", role.name));
+            status.last_scale_time = Some(Time(input.now));
+        }
+        Some(_) => {}
+    }
+    status.phase = Some("Bound".to_owned());
+    let counts = group.status.iter().flat_map(|status| &status.role_statuses);
+    let counts = counts.into_iter().find(|counts| counts.name == role.name);
+    status.replicas = Some(counts.map_or(0, |counts| counts.replicas));
+    status.ready_replicas = Some(counts.map_or(0, |counts| counts.ready_replicas));
+    if let Some(selector) = input.workload.and_then(|workload| selector(workload, role)) {
+        status.selector = Some(selector);
+    }
+}
+
+/// The whole group, so that a change that was made meanwhile is not lost.
+fn scaled(group: &RoleBasedGroup, role: &str, replicas: i32) -> Action {
+    let mut group = group.clone();
+    for spec in group.spec.roles.iter_mut().filter(|spec| spec.name == role) {
+        spec.replicas = replicas;
+    }
+    Action::Replace {
+        kind: Kind::Group,
+        name: group.metadata.name.clone().unwrap_or_default(),
+        object: serde_json::to_value(&group).unwrap_or_default(),
+    }
+}
+
+/// One pod per instance, where there is one that speaks for it: an autoscaler divides by the replicas.
+fn selector(workload: &Value, role: &RoleSpec) -> Option<String> {
+    let labels = workload["spec"]["selector"]["matchLabels"].as_object()?;
+    let leader = role.leader_worker_pattern.as_ref().filter(|_| workload["kind"] == Kind::Set.name());
+    let leader = leader.map(|_| (keys::COMPONENT_INDEX, "0"));
+    let pairs = labels.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?))).chain(leader);
+    let pairs: Vec<String> = pairs.map(|(key, value)| format!("{key}={value}")).collect();
+    Some(pairs.join(","))
+}

@@ -1,0 +1,153 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn policy(strategy: &Value) -> CoordinatedPolicySpec {
+    let rule = json!({ "name": "rule", "roles": ["a", "b", "c"], "strategy": strategy });
+    serde_json::from_value(json!({ "policies": [rule] })).unwrap()
+}
+
+fn role(name: &'static str, desired: i32, live: Option<LiveFacts>) -> RoleFacts<'static> {
+    RoleFacts { name, desired, held_back: 0, live }
+}
+
+fn live(asked: i32, update: Update) -> Option<LiveFacts> {
+    Some(LiveFacts { asked, scheduled: asked, ready: asked, partition: 0, update })
+}
+
+fn skew() -> impl Strategy<Value = Value> {
+    prop_oneof![(0..4).prop_map(Value::from), (0..=100).prop_map(|percent| json!(format!("{percent}%")))]
+}
+
+/// The most that a role may have while another one has done so many of its own; one more than it has done is always fine.
+fn limit(skew: &Value, own: (i32, i32), other: (i32, i32)) -> f64 {
+    let (done, goal) = (f64::from(own.0), f64::from(own.1));
+    let share = if other.1 == 0 { 1.0 } else { f64::from(other.0) / f64::from(other.1) };
+    let ahead = match skew.as_str() {
+        Some(text) => text.trim_end_matches('%').parse::<f64>().unwrap() / 100.0 * goal,
+        None => skew.as_f64().unwrap(),
+    };
+    (share * goal + ahead + 1e-6).max(done + 1.0)
+}
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+proptest! {
+    #[test]
+    fn scaling_keeps_the_skew_and_ends(
+        goals in prop::collection::vec(0..15_i32, 1..4),
+        skew in skew(),
+        progression in prop::sample::select(vec!["OrderReady", "OrderScheduled", ""]),
+        order in prop::collection::vec(0..3_usize, 200),
+    ) {
+        let policy = policy(&json!({ "scaling": { "maxSkew": skew, "progression": progression } }));
+        let mut asked = vec![0; goals.len()];
+        let mut done = vec![0; goals.len()];
+        for at in order.into_iter().chain((0..200).map(|round| round % 3)) {
+            let roles: Vec<_> = (0..goals.len()).map(|at| {
+                let facts = LiveFacts { asked: asked[at], scheduled: done[at], ready: done[at], partition: 0, update: Update::Done };
+                role(NAMES[at], goals[at], Some(facts))
+            }).collect();
+            let bounds = bounds(Some(&policy), &roles);
+            for (at, name) in NAMES.iter().enumerate().take(goals.len()) {
+                let replicas = bounds[name].replicas;
+                prop_assert!(replicas >= asked[at] && replicas <= goals[at]);
+                asked[at] = replicas;
+                let own = if progression.is_empty() { replicas - 1 } else { done[at] };
+                for other in (0..goals.len()).filter(|other| *other != at && !progression.is_empty()) {
+                    let limit = limit(&skew, (own, goals[at]), (done[other], goals[other]));
+                    prop_assert!(f64::from(replicas) <= limit, "{replicas} of {name}, not over {limit}");
+                }
+            }
+            if let Some(done) = done.get_mut(at) {
+                *done = (*done + 1).min(asked[at]);
+            }
+        }
+        prop_assert_eq!(asked, goals);
+    }
+
+    #[test]
+    fn updates_keep_the_skew_and_end(
+        goals in prop::collection::vec(0..15_i32, 1..4),
+        skew in skew(),
+        order in prop::collection::vec(0..3_usize, 200),
+    ) {
+        let policy = policy(&json!({ "rollingUpdate": { "maxSkew": skew } }));
+        let mut partitions: Vec<Option<i32>> = vec![None; goals.len()];
+        let mut done = vec![0; goals.len()];
+        for at in order.into_iter().chain((0..200).map(|round| round % 3)) {
+            let roles: Vec<_> = (0..goals.len()).map(|at| {
+                let update = if partitions[at].is_some() { Update::Going(done[at]) } else { Update::Unwritten };
+                let partition = partitions[at].unwrap_or(0);
+                let facts = LiveFacts { partition, ..live(goals[at], update).unwrap() };
+                role(NAMES[at], goals[at], Some(facts))
+            }).collect();
+            let bounds = bounds(Some(&policy), &roles);
+            for (at, name) in NAMES.iter().enumerate().take(goals.len()) {
+                let partition = bounds[name].partition.unwrap();
+                prop_assert!(partitions[at].is_none_or(|before| partition <= before), "never held back again");
+                for other in (0..goals.len()).filter(|other| *other != at) {
+                    let limit = limit(&skew, (done[at], goals[at]), (done[other], goals[other]));
+                    prop_assert!(f64::from(goals[at] - partition) <= limit);
+                }
+                partitions[at] = Some(partition);
+            }
+            if let Some(done) = done.get_mut(at) {
+                *done = (*done + 1).min(goals[at] - partitions[at].unwrap());
+            }
+        }
+        prop_assert_eq!(done, goals);
+    }
+}
+
+#[test]
+fn the_slowest_role_goes_first_and_of_equals_the_largest() {
+    let policy = policy(&json!({ "rollingUpdate": { "maxSkew": "1%" } }));
+    let allowed = |a: Update, b: Update| {
+        let partition = |update, told| if update == Update::Unwritten { 0 } else { told };
+        let facts = |desired, update, told| {
+            Some(LiveFacts { partition: partition(update, told), ..live(desired, update).unwrap() })
+        };
+        let bounds = bounds(Some(&policy), &[role("a", 7, facts(7, a, 7)), role("b", 3, facts(3, b, 3))]);
+        (7 - bounds["a"].partition.unwrap(), 3 - bounds["b"].partition.unwrap())
+    };
+    assert_eq!(allowed(Update::Unwritten, Update::Unwritten), (1, 0));
+    assert_eq!(allowed(Update::Going(1), Update::Going(0)), (1, 1));
+    assert_eq!(allowed(Update::Going(1), Update::Going(1)), (2, 1));
+    assert_eq!(allowed(Update::Going(3), Update::Going(1)), (3, 2));
+    assert_eq!(allowed(Update::Going(7), Update::Done), (7, 3), "all is done");
+    assert_eq!(allowed(Update::Going(2), Update::Done), (7, 3), "nobody is left to wait for");
+}
+
+#[test]
+fn nothing_moves_before_a_workload_has_answered() {
+    let policy = policy(&json!({ "rollingUpdate": { "maxSkew": 2 } }));
+    let told = LiveFacts { partition: 3, ..live(4, Update::Unseen).unwrap() };
+    let roles = [role("a", 4, Some(told)), role("b", 4, live(4, Update::Unwritten))];
+    let bounds = bounds(Some(&policy), &roles);
+    assert_eq!((bounds["a"].partition, bounds["b"].partition), (Some(3), Some(4)));
+}
+
+#[test]
+fn of_several_rules_the_most_careful_one_holds() {
+    let rule = |name: &str, unavailable: Value, partition: &str| {
+        let update = json!({ "maxUnavailable": unavailable, "partition": partition });
+        json!({ "name": name, "roles": ["a", "unknown"], "strategy": { "rollingUpdate": update } })
+    };
+    let rules = [rule("x", json!("50%"), "10%"), rule("y", json!(2), "99%")];
+    let policy = serde_json::from_value(json!({ "policies": rules })).unwrap();
+    let bounds = bounds(Some(&policy), &[role("a", 10, None), role("b", 2, None)]);
+    let (a, b) = (&bounds["a"], &bounds["b"]);
+    assert_eq!((a.partition, a.held_back), (Some(9), 9), "one is left to update");
+    assert_eq!(a.max_unavailable, Some(IntOrPercent::Int(2)));
+    assert_eq!(b, &Bounds { replicas: 2, partition: None, held_back: 0, max_unavailable: None });
+}
+
+#[test]
+fn less_is_done_at_once() {
+    let policy = policy(&json!({ "scaling": { "maxSkew": "10%", "progression": "OrderReady" } }));
+    let roles = [role("a", 2, live(8, Update::Done)), role("b", 0, live(8, Update::Done))];
+    let bounds = bounds(Some(&policy), &roles);
+    assert_eq!((bounds["a"].replicas, bounds["b"].replicas), (2, 0));
+}

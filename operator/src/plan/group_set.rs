@@ -1,0 +1,214 @@
+//! What a RoleBasedGroupSet needs: its groups, and these as its template says, a few at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::jiff::Timestamp;
+use moongate_render::{Manifest, group_set};
+use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSpec};
+use rbg_api::{IntOrPercent, Round, keys};
+use serde_json::Value;
+
+use super::{Action, Plan, PlanError};
+use crate::Kind;
+use crate::apply::FIELD_MANAGER;
+use crate::status::{self, GroupSetFacts};
+
+/// Annotation of a set: groups, as a number or percentage, that an update may take out of service at a time. One if unset.
+pub const MAX_UNAVAILABLE: &str = "moongate.io/max-unavailable";
+
+/// What is known of a set of groups.
+#[derive(Clone, Copy)]
+pub struct GroupSetInput<'a> {
+    /// The set.
+    pub set: &'a RoleBasedGroupSet,
+    /// The groups that it controls.
+    pub groups: &'a [RoleBasedGroup],
+    /// Whether there is a group of that name, whoever has it.
+    pub exists: &'a dyn Fn(&str) -> bool,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What is to be done.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn group_set(input: GroupSetInput<'_>) -> Result<Plan, PlanError> {
+    let mut plan = Plan::default();
+    let set = input.set;
+    if set.metadata.deletion_timestamp.is_some() {
+        return Ok(plan);
+    }
+    let replicas = set.spec.replicas.max(0);
+    let by_index = by_index(input, replicas, &mut plan);
+    let mut facts = GroupSetFacts { desired: replicas, ..GroupSetFacts::default() };
+    let mut old = Vec::new();
+    for index in 0..replicas {
+        let Some(live) = by_index.get(&index) else {
+            make(input, index, &mut plan, &mut facts)?;
+            continue;
+        };
+        if live.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        facts.replicas += 1;
+        facts.ready += i32::from(status::is_group_ready(live));
+        let wanted = group_set::group(set, index, name(live), Some(live))?;
+        if !is_written(&wanted, live) {
+            old.push((live, wanted));
+        } else if !status::is_group_settled(live) {
+            facts.updating.push(name(live).to_owned());
+        }
+    }
+    facts.updating.extend(old.iter().map(|(live, _)| name(live).to_owned()));
+    update(input, replicas, &by_index, old, &mut plan);
+    let after = status::group_set(set, &facts, input.now);
+    let set_name = set.metadata.name.as_deref().unwrap_or_default();
+    plan.status(Kind::GroupSet, set_name, set.status.as_ref(), &after);
+    Ok(plan)
+}
+
+fn name(group: &RoleBasedGroup) -> &str {
+    group.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// The groups that the set keeps. All others are ended, the highest first.
+fn by_index<'a>(
+    input: GroupSetInput<'a>,
+    replicas: i32,
+    plan: &mut Plan,
+) -> BTreeMap<i32, &'a RoleBasedGroup> {
+    let mut groups: Vec<_> = input.groups.iter().map(|group| (index(group), group)).collect();
+    // Of two with one index the older one stays.
+    groups.sort_by_key(|(index, group)| {
+        let made = group.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (*index, made, name(group))
+    });
+    let mut kept = BTreeMap::new();
+    let mut surplus = Vec::new();
+    for (index, group) in groups {
+        match index.filter(|index| *index < replicas && !kept.contains_key(index)) {
+            Some(index) => drop(kept.insert(index, group)),
+            None => surplus.push(group),
+        }
+    }
+    for group in surplus.iter().rev().filter(|group| group.metadata.deletion_timestamp.is_none()) {
+        let action = Action::Delete {
+            kind: Kind::Group,
+            name: name(group).to_owned(),
+            uid: group.metadata.uid.clone().unwrap_or_default(),
+        };
+        plan.push(action, format!("the set has no place for {}", name(group)));
+    }
+    kept
+}
+
+fn index(group: &RoleBasedGroup) -> Option<i32> {
+    let labels = group.metadata.labels.as_ref()?;
+    let text = labels.get(keys::GROUPSET_INDEX).or_else(|| labels.get(keys::legacy::GROUPSET_INDEX))?;
+    text.parse().ok().filter(|index| *index >= 0)
+}
+
+fn make(
+    input: GroupSetInput<'_>,
+    index: i32,
+    plan: &mut Plan,
+    facts: &mut GroupSetFacts,
+) -> Result<(), PlanError> {
+    let set_name = input.set.metadata.name.as_deref().ok_or(PlanError::NoMetadata("name"))?;
+    let name = group_set::name(set_name, index);
+    // One of ours that is surplus may still have the name; then it is soon free.
+    if (input.exists)(&name) {
+        facts.taken.push(name);
+        return Ok(());
+    }
+    let manifest = group_set::group(input.set, index, &name, None)?;
+    plan.push(Action::Create(manifest), format!("group {name} is missing"));
+    Ok(())
+}
+
+/// Groups that are not in service are updated at once, which costs nothing; the others from the highest, within the budget.
+fn update(
+    input: GroupSetInput<'_>,
+    replicas: i32,
+    by_index: &BTreeMap<i32, &RoleBasedGroup>,
+    mut old: Vec<(&&RoleBasedGroup, Manifest)>,
+    plan: &mut Plan,
+) {
+    let in_service = |group: &RoleBasedGroup| {
+        group.metadata.deletion_timestamp.is_none() && status::is_group_settled(group)
+    };
+    let serving = by_index.values().filter(|group| in_service(group)).count();
+    let least = replicas.saturating_sub(max_unavailable(input.set, replicas));
+    let mut budget = serving.saturating_sub(usize::try_from(least).unwrap_or(0));
+    old.reverse();
+    for (live, wanted) in old {
+        if in_service(live) {
+            if budget == 0 {
+                continue;
+            }
+            budget -= 1;
+        }
+        let action = Action::Replace {
+            kind: Kind::Group,
+            name: name(live).to_owned(),
+            object: rewritten(live, wanted),
+        };
+        plan.push(action, format!("{} is not as the set's template says", name(live)));
+    }
+}
+
+fn max_unavailable(set: &RoleBasedGroupSet, replicas: i32) -> i32 {
+    let text = set.metadata.annotations.as_ref().and_then(|annotations| annotations.get(MAX_UNAVAILABLE));
+    let number = text.and_then(|text| match text.parse() {
+        Ok(count) => Some(count),
+        Err(_) => IntOrPercent::Text(text.clone()).of(replicas, Round::Up),
+    });
+    number.unwrap_or(1).max(1)
+}
+
+/// Whether the group says what the template does. Specs are compared as they are understood: what a server filled in in one
+/// of them does not count.
+fn is_written(wanted: &Manifest, live: &RoleBasedGroup) -> bool {
+    let spec = wanted.0.get("spec").cloned().unwrap_or_default();
+    let same_spec = serde_json::from_value::<RoleBasedGroupSpec>(spec).is_ok_and(|spec| spec == live.spec);
+    let metadata = Manifest([("metadata".to_owned(), wanted.0["metadata"].clone())].into_iter().collect());
+    same_spec
+        && serde_json::to_value(live).is_ok_and(|live| metadata.is_in(&live))
+        && ["labels", "annotations"].iter().all(|member| stale(wanted, live, member).is_empty())
+}
+
+/// Labels or annotations that the template had once: ours, and no longer wanted.
+fn stale(wanted: &Manifest, live: &RoleBasedGroup, member: &str) -> BTreeSet<String> {
+    let entries = live.metadata.managed_fields.iter().flatten();
+    let ours = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
+    let fields = ours.filter_map(|entry| {
+        let fields = entry.fields_v1.as_ref()?;
+        fields.0.get("f:metadata")?.get(format!("f:{member}"))?.as_object()
+    });
+    let keys = fields.flat_map(|fields| fields.keys()).filter_map(|field| field.strip_prefix("f:"));
+    let metadata = &live.metadata;
+    let live = if member == "labels" { &metadata.labels } else { &metadata.annotations };
+    let is_stale = |key: &&str| {
+        live.as_ref().is_some_and(|live| live.contains_key(*key))
+            && wanted.0["metadata"][member].get(key).is_none()
+    };
+    keys.filter(is_stale).map(str::to_owned).collect()
+}
+
+/// The group as it shall be. What others put beside ours stays.
+fn rewritten(live: &RoleBasedGroup, wanted: Manifest) -> Value {
+    let mut object = serde_json::to_value(live).unwrap_or_default();
+    for member in ["labels", "annotations"] {
+        let stale = stale(&wanted, live, member);
+        let Value::Object(metadata) = &mut object["metadata"] else { continue };
+        let texts = rbg_api::template::member_object(metadata, member);
+        texts.retain(|key, _| !stale.contains(key));
+        if let Some(Value::Object(wanted)) = wanted.0["metadata"].get(member) {
+            texts.extend(wanted.clone());
+        }
+    }
+    object["metadata"]["ownerReferences"] = wanted.0["metadata"]["ownerReferences"].clone();
+    object["spec"] = wanted.0.get("spec").cloned().unwrap_or_default();
+    object
+}

@@ -1,0 +1,128 @@
+//! What each role shall have now: what the spec says, less what autoscalers and coordination change.
+
+use std::collections::BTreeMap;
+
+use moongate_render::{Role, RoleTarget, WorkloadKind};
+use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleSpec};
+use rbg_api::{IntOrPercent, Round, keys};
+use serde_json::Value;
+
+use super::coordination::{self, LiveFacts, RoleFacts, Update};
+use super::group::GroupInput;
+use super::{adapter, after};
+
+/// A role, and its workload if it has one.
+pub(super) struct LiveRole<'a> {
+    pub(super) spec: &'a RoleSpec,
+    pub(super) role: Role<'a>,
+    pub(super) live: Option<&'a Value>,
+}
+
+/// What a role shall have.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    /// Instances in the end.
+    pub(super) desired: i32,
+    /// Instances that keep their revision in the end.
+    pub(super) held_back: i32,
+    /// What its workload is told now.
+    pub(super) now: RoleTarget,
+}
+
+/// Targets of all roles, by name.
+pub(super) fn targets(
+    input: GroupInput<'_>,
+    policy: Option<&CoordinatedPolicySpec>,
+    roles: &[LiveRole<'_>],
+    plan: &mut super::Plan,
+) -> BTreeMap<String, Target> {
+    let mut rules = policy.into_iter().flat_map(|policy| &policy.policies);
+    let scaling = |progression: Option<&str>| progression == Some("OrderScheduled");
+    let by_schedule = rules
+        .any(|rule| rule.strategy.scaling.as_ref().is_some_and(|rule| scaling(rule.progression.as_deref())));
+    let facts: Vec<RoleFacts<'_>> = roles.iter().map(|role| facts(input, role, by_schedule)).collect();
+    let bounds = coordination::bounds(policy, &facts);
+    let one = |role: &LiveRole<'_>| {
+        let bounds = bounds.get(role.spec.name.as_str())?;
+        let desired = facts.iter().find(|facts| facts.name == role.spec.name)?.desired;
+        let now = RoleTarget {
+            replicas: bounds.replicas,
+            partition: bounds.partition.map(IntOrPercent::Int),
+            max_unavailable: bounds.max_unavailable.clone(),
+        };
+        Some((role.spec.name.clone(), Target { desired, held_back: bounds.held_back, now }))
+    };
+    let targets: BTreeMap<String, Target> = roles.iter().filter_map(one).collect();
+    // Nobody tells a group that a pod has got a node.
+    if by_schedule && targets.values().any(|target| target.now.replicas < target.desired) {
+        plan.look_again(after(input.now, SCHEDULING));
+    }
+    targets
+}
+
+/// Between two looks at whether pods have got their nodes.
+const SCHEDULING: std::time::Duration = std::time::Duration::from_secs(1);
+
+fn facts<'a>(input: GroupInput<'_>, role: &LiveRole<'a>, by_schedule: bool) -> RoleFacts<'a> {
+    let desired = adapter::replicas(input.adapters, role.spec).unwrap_or(role.spec.replicas);
+    let rolling = role.spec.rollout_strategy.as_ref().and_then(|rollout| rollout.rolling_update.as_ref());
+    let partition = rolling.and_then(|rolling| rolling.partition.as_ref());
+    let held_back = partition.and_then(|partition| partition.of(desired, Round::Down)).unwrap_or(0);
+    RoleFacts {
+        name: &role.spec.name,
+        desired,
+        held_back: held_back.clamp(0, desired.max(0)),
+        live: role.live.map(|live| live_facts(input, role, live, by_schedule)),
+    }
+}
+
+fn live_facts(input: GroupInput<'_>, role: &LiveRole<'_>, live: &Value, by_schedule: bool) -> LiveFacts {
+    let number = |value: &Value| value.as_i64().and_then(|number| i32::try_from(number).ok());
+    let status = |name: &str| number(&live["status"][name]).unwrap_or(0);
+    let asked = number(&live["spec"]["replicas"]).unwrap_or(1);
+    let partition = match role.role.kind() {
+        WorkloadKind::RoleInstanceSet => &live["spec"]["updateStrategy"]["partition"],
+        WorkloadKind::StatefulSet => &live["spec"]["updateStrategy"]["rollingUpdate"]["partition"],
+        WorkloadKind::LeaderWorkerSet => {
+            &live["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"]["partition"]
+        }
+        WorkloadKind::Deployment => &Value::Null,
+    };
+    let partition: Option<IntOrPercent> = serde_json::from_value(partition.clone()).ok();
+    // Only our own sets tell which instances have nodes. A ready one has.
+    let uid = live["metadata"]["uid"].as_str().filter(|_| role.role.kind() == WorkloadKind::RoleInstanceSet);
+    let scheduled = uid.filter(|_| by_schedule).map(input.scheduled);
+    LiveFacts {
+        asked,
+        scheduled: scheduled.unwrap_or_else(|| status("readyReplicas")),
+        ready: status("readyReplicas"),
+        partition: partition.and_then(|partition| partition.of(asked, Round::Down)).unwrap_or(0),
+        update: update(role, live, asked),
+    }
+}
+
+fn update(role: &LiveRole<'_>, live: &Value, asked: i32) -> Update {
+    let label = format!("{}{}", keys::ROLE_REVISION_PREFIX, role.spec.name);
+    if live["metadata"]["labels"][label.as_str()].as_str() != Some(role.role.revision().as_str()) {
+        return Update::Unwritten;
+    }
+    let status = &live["status"];
+    if status["observedGeneration"] != live["metadata"]["generation"] {
+        return Update::Unseen;
+    }
+    let count = |name: &str| status[name].as_i64().unwrap_or(0);
+    let is_done = match role.role.kind() {
+        WorkloadKind::Deployment | WorkloadKind::LeaderWorkerSet => {
+            count("updatedReplicas") >= count("replicas")
+        }
+        _ => status["currentRevision"] == status["updateRevision"],
+    };
+    if is_done {
+        return Update::Done;
+    }
+    let ready = status["updatedReadyReplicas"].as_i64();
+    let updated = ready.unwrap_or_else(|| count("updatedReplicas").min(count("readyReplicas")));
+    // Those beyond the replicas only bridge the update.
+    let surge = (count("replicas") - i64::from(asked)).max(0);
+    Update::Going(i32::try_from((updated - surge).max(0)).unwrap_or(i32::MAX))
+}

@@ -1,0 +1,217 @@
+//! The certificate that the webhooks show, and the authority that the API server trusts for it.
+//!
+//! Both are made at once and live equally long. The authority's key is forgotten as soon as it has signed: nobody can sign with
+//! it later, and what renews the certificate is the same that made the first one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::ByteString;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rustls::RootCertStore;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::client::{VerifierBuilderError, WebPkiServerVerifier};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+
+/// For how long a certificate is made.
+const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long before its end it is renewed. Meanwhile the authority before it is trusted, too.
+const RENEWED_BEFORE: Duration = Duration::from_secs(90 * 24 * 3600);
+/// For clocks that are behind ours.
+const VALID_BEFORE: Duration = Duration::from_secs(3600);
+
+const AUTHORITIES: &str = "ca.crt";
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
+
+/// A certificate that cannot be made or used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CertificateError {
+    /// It cannot be made.
+    #[error("a certificate cannot be made: {0}")]
+    Make(#[from] rcgen::Error),
+    /// A part of it is missing.
+    #[error("`{0}` is missing")]
+    Missing(&'static str),
+    /// A part of it is no PEM.
+    #[error("`{0}` is not as expected: {1}")]
+    Pem(&'static str, pem::Error),
+    /// It is not valid then, for this host, of this authority, with this key.
+    #[error("it cannot be used: {0}")]
+    Rustls(#[from] rustls::Error),
+    /// The authorities cannot be used.
+    #[error("`ca.crt` cannot be used: {0}")]
+    Authorities(#[from] VerifierBuilderError),
+    /// The Service's name and namespace are no host name.
+    #[error("`{0}` is no name of a host; check the names of the webhooks' Service and its namespace")]
+    Host(String),
+}
+
+/// A certificate, its key, and the authorities to trust: this one's, and the one's before it. All PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Certificate {
+    pub(super) authorities: Vec<u8>,
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Certificate {
+    /// A new one. Who trusts it goes on to trust `before`, which others may still show.
+    pub(super) fn generate(
+        host: &str,
+        before: Option<&Self>,
+        now: SystemTime,
+    ) -> Result<Self, CertificateError> {
+        let mut params = CertificateParams::default();
+        params.not_before = (now - VALID_BEFORE).into();
+        params.not_after = (now + LIFETIME).into();
+        params.distinguished_name.push(DnType::CommonName, "moongate operator webhooks");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let (not_before, not_after) = (params.not_before, params.not_after);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+
+        let mut params = CertificateParams::new([host.to_owned()])?;
+        params.not_before = not_before;
+        params.not_after = not_after;
+        params.distinguished_name.push(DnType::CommonName, host);
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &issuer)?;
+        let mut authorities = issuer.pem();
+        if let Some(before) = before.filter(|before| before.trusted().is_ok()) {
+            authorities.push_str(first_of(&before.authorities).unwrap_or_default());
+            authorities.push('\n');
+        }
+        Ok(Self {
+            authorities: authorities.into_bytes(),
+            certificate: certificate.pem().into_bytes(),
+            key: key.serialize_pem().into_bytes(),
+        })
+    }
+
+    /// What a Secret keeps.
+    pub(super) fn from_data(data: &BTreeMap<String, ByteString>) -> Result<Self, CertificateError> {
+        let part = |name: &'static str| {
+            let value = data.get(name).ok_or(CertificateError::Missing(name))?;
+            Ok::<_, CertificateError>(value.0.clone())
+        };
+        Ok(Self { authorities: part(AUTHORITIES)?, certificate: part(CERTIFICATE)?, key: part(KEY)? })
+    }
+
+    /// For a Secret of type `kubernetes.io/tls`.
+    pub(super) fn into_data(self) -> BTreeMap<String, ByteString> {
+        let parts = [(AUTHORITIES, self.authorities), (CERTIFICATE, self.certificate), (KEY, self.key)];
+        parts.map(|(name, value)| (name.to_owned(), ByteString(value))).into()
+    }
+
+    /// Whether it is good for a while: a client that trusts the authorities would accept it for this host then, too.
+    pub(super) fn check(&self, host: &str, now: SystemTime) -> Result<(), CertificateError> {
+        let provider = Arc::new(default_provider());
+        let mut roots = RootCertStore::empty();
+        for authority in self.trusted()? {
+            roots.add(authority)?;
+        }
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+        let name = ServerName::try_from(host.to_owned());
+        let name = name.map_err(|InvalidDnsNameError { .. }| CertificateError::Host(host.to_owned()))?;
+        let later = now + RENEWED_BEFORE;
+        let later = later.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let shown = self.shown()?;
+        let (first, others) = shown.split_first().ok_or(CertificateError::Missing(CERTIFICATE))?;
+        verifier.verify_server_cert(first, others, &name, &[], UnixTime::since_unix_epoch(later))?;
+        self.signing().map(|_| ())
+    }
+
+    /// For a TLS server.
+    pub(super) fn signing(&self) -> Result<CertifiedKey, CertificateError> {
+        let key = PrivateKeyDer::from_pem_slice(&self.key);
+        let key = key.map_err(|error| CertificateError::Pem(KEY, error))?;
+        Ok(CertifiedKey::from_der(self.shown()?, key, &default_provider())?)
+    }
+
+    fn shown(&self) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+        all_in(CERTIFICATE, &self.certificate)
+    }
+
+    fn trusted(&self) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+        all_in(AUTHORITIES, &self.authorities)
+    }
+}
+
+fn all_in(part: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    all.map_err(|error| CertificateError::Pem(part, error))
+}
+
+/// The first certificate of a bundle.
+fn first_of(bundle: &[u8]) -> Option<&str> {
+    const END: &str = "-----END CERTIFICATE-----";
+    let bundle = str::from_utf8(bundle).ok()?;
+    Some(&bundle[..bundle.find(END)? + END.len()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: &str = "webhooks.system.svc";
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn made(before: Option<&Certificate>) -> Certificate {
+        Certificate::generate(HOST, before, SystemTime::now()).unwrap()
+    }
+
+    #[test]
+    fn a_certificate_is_good_for_its_host_until_it_is_due() {
+        let made = made(None);
+        let now = SystemTime::now();
+        made.check(HOST, now).unwrap();
+        made.check(HOST, now + LIFETIME - RENEWED_BEFORE - DAY).unwrap();
+        assert!(made.check(HOST, now + LIFETIME - RENEWED_BEFORE + DAY).is_err());
+        assert!(made.check("webhooks.other.svc", now).is_err());
+        assert!(matches!(made.check("not a host", now), Err(CertificateError::Host(_))));
+        assert_eq!(Certificate::from_data(&made.clone().into_data()).unwrap(), made);
+    }
+
+    #[test]
+    fn the_one_before_is_trusted_and_no_older_one() {
+        let first = made(None);
+        let second = made(Some(&first));
+        let third = made(Some(&second));
+        let trusts = |one: &Certificate, shown: &Certificate| {
+            let one = Certificate { authorities: one.authorities.clone(), ..shown.clone() };
+            one.check(HOST, SystemTime::now()).is_ok()
+        };
+        assert!(trusts(&second, &first) && trusts(&second, &second));
+        assert!(trusts(&third, &second) && trusts(&third, &third));
+        assert!(!trusts(&first, &second) && !trusts(&third, &first));
+    }
+
+    #[test]
+    fn rubbish_is_no_certificate() {
+        let good = made(None);
+        let other = made(None);
+        let rubbish = |part: &str, value: &[u8]| {
+            let mut data = good.clone().into_data();
+            data.insert(part.to_owned(), ByteString(value.to_vec()));
+            Certificate::from_data(&data).unwrap().check(HOST, SystemTime::now())
+        };
+        for part in [AUTHORITIES, CERTIFICATE, KEY] {
+            for value in
+                [&b""[..], b"\xff", b"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"]
+            {
+                assert!(rubbish(part, value).is_err(), "{part}");
+            }
+            let mut data = good.clone().into_data();
+            data.remove(part);
+            assert!(matches!(Certificate::from_data(&data), Err(CertificateError::Missing(_))));
+        }
+        assert!(rubbish(KEY, &other.key).is_err(), "another's key");
+        let after_rubbish = made(Some(&Certificate { authorities: b"\xff".to_vec(), ..good.clone() }));
+        after_rubbish.check(HOST, SystemTime::now()).unwrap();
+    }
+}

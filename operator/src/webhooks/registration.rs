@@ -1,0 +1,258 @@
+//! Keeps in step what the webhooks need in the cluster: the Secret with their certificate, the conversion of our CRDs, and the
+//! ValidatingWebhookConfiguration.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::stream::{BoxStream, SelectAll, select_all};
+use futures_util::{FutureExt as _, StreamExt as _};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::{
+    RuleWithOperations, ServiceReference as ValidatorReference, ValidatingWebhook,
+    ValidatingWebhookConfiguration, WebhookClientConfig as ValidatorConfig,
+};
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, CustomResourceDefinition, ServiceReference, WebhookClientConfig,
+    WebhookConversion,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use kube::api::{PartialObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::{Config, Event};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::certificate::{Certificate, CertificateError};
+use super::server::Shown;
+use super::{CONVERT, Options, VALIDATE};
+
+/// Definitions with two versions that differ.
+const CONVERTED: [&str; 2] = ["rolebasedgroups.workloads.x-k8s.io", "rolebasedgroupsets.workloads.x-k8s.io"];
+/// Upstream's name for it, so that what upstream left behind does not ask a server that is gone.
+const CONFIGURATION: &str = "rbgs-validating-webhook-configuration";
+/// Names of the webhooks, upstream's too, and what each judges.
+const WEBHOOKS: [(&str, &str); 2] =
+    [("vrolebasedgroup.kb.io", "rolebasedgroups"), ("vrolebasedgroupset.kb.io", "rolebasedgroupsets")];
+/// Seconds for which the API server waits for a judgement.
+const PATIENCE: i32 = 10;
+
+/// Until the next look if nothing is heard: a certificate may be due.
+const LOOK_AGAIN: Duration = Duration::from_secs(12 * 3600);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// What is in the way.
+#[derive(Debug, thiserror::Error)]
+enum RegistrationError {
+    #[error("{what}: {error}")]
+    Api { what: &'static str, error: Box<kube::Error> },
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+}
+
+fn failed(what: &'static str) -> impl Fn(kube::Error) -> RegistrationError {
+    move |error| RegistrationError::Api { what, error: Box::new(error) }
+}
+
+/// The webhooks' place in the cluster.
+pub(super) struct Registration {
+    client: Client,
+    options: Options,
+    shown: Arc<Shown>,
+}
+
+impl Registration {
+    pub(super) fn new(client: Client, options: Options, shown: Arc<Shown>) -> Self {
+        Self { client, options, shown }
+    }
+
+    /// Settles everything, and again whenever someone changes it.
+    pub(super) async fn keep(self) {
+        let mut changes = self.changes();
+        loop {
+            let wait = match self.settle().await {
+                Ok(()) => LOOK_AGAIN,
+                Err(error) => {
+                    tracing::warn!(%error, "the webhooks are not registered; trying again");
+                    RETRY
+                }
+            };
+            let _ = tokio::time::timeout(wait, changes.next()).await;
+            while changes.next().now_or_never().is_some() {}
+        }
+    }
+
+    async fn settle(&self) -> Result<(), RegistrationError> {
+        let certificate = self.certificate().await?;
+        let trusted = ByteString(certificate.authorities.clone());
+        for definition in CONVERTED {
+            self.convert_here(definition, &trusted).await?;
+        }
+        self.validate_here(&trusted).await?;
+        // Only now: whoever connects shall know whom to trust.
+        self.shown.show(certificate.signing()?);
+        Ok(())
+    }
+
+    /// The one that operators share; a new one if there is none that is good for a while.
+    async fn certificate(&self) -> Result<Certificate, RegistrationError> {
+        let Options { namespace, service, secret, .. } = &self.options;
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        let (host, now) = (format!("{service}.{namespace}.svc"), SystemTime::now());
+        let live = secrets.get_opt(secret).await.map_err(failed("the webhooks' Secret cannot be read"))?;
+        let data = live.as_ref().and_then(|live| live.data.as_ref());
+        let before = match data.map(Certificate::from_data) {
+            None => None,
+            Some(Err(error)) => {
+                tracing::warn!(secret, %error, "the Secret has no certificate for the webhooks; making one");
+                None
+            }
+            Some(Ok(before)) => match before.check(&host, now) {
+                Ok(()) => return Ok(before),
+                Err(error) => {
+                    tracing::info!(secret, %error, "the webhooks' certificate is renewed");
+                    Some(before)
+                }
+            },
+        };
+        let certificate = Certificate::generate(&host, before.as_ref(), now)?;
+        let data = Some(certificate.clone().into_data());
+        let parameters = PostParams::default();
+        // If another operator was quicker, that is a conflict, and the next look finds its certificate.
+        match live {
+            Some(live) => secrets.replace(secret, &parameters, &Secret { data, ..live }).await,
+            None => {
+                let metadata = ObjectMeta { name: Some(secret.clone()), ..ObjectMeta::default() };
+                let type_ = Some("kubernetes.io/tls".to_owned());
+                secrets.create(&parameters, &Secret { metadata, type_, data, ..Secret::default() }).await
+            }
+        }
+        .map_err(failed("the webhooks' Secret cannot be written"))?;
+        Ok(certificate)
+    }
+
+    async fn convert_here(&self, definition: &str, trusted: &ByteString) -> Result<(), RegistrationError> {
+        let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        let live = definitions.get_opt(definition).await.map_err(failed("a CRD cannot be read"))?;
+        // The watch tells when it comes.
+        let Some(live) = live else { return Ok(()) };
+        let wanted = self.conversion(trusted);
+        if live.spec.conversion.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let mut body = json!({ "spec": { "conversion": wanted } });
+        body["spec"]["conversion"]["webhook"]["clientConfig"]["url"] = serde_json::Value::Null;
+        let patched = definitions.patch(definition, &PatchParams::default(), &Patch::Merge(body)).await;
+        patched.map_err(failed("a CRD's conversion cannot be written"))?;
+        tracing::info!(definition, "objects are converted here");
+        Ok(())
+    }
+
+    fn conversion(&self, trusted: &ByteString) -> CustomResourceConversion {
+        let service = ServiceReference {
+            namespace: self.options.namespace.clone(),
+            name: self.options.service.clone(),
+            path: Some(CONVERT.to_owned()),
+            port: Some(self.options.port.into()),
+        };
+        let client_config =
+            WebhookClientConfig { ca_bundle: Some(trusted.clone()), service: Some(service), url: None };
+        CustomResourceConversion {
+            strategy: "Webhook".to_owned(),
+            webhook: Some(WebhookConversion {
+                client_config: Some(client_config),
+                conversion_review_versions: vec!["v1".to_owned()],
+            }),
+        }
+    }
+
+    async fn validate_here(&self, trusted: &ByteString) -> Result<(), RegistrationError> {
+        let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        let live = configurations.get_opt(CONFIGURATION).await;
+        let live = live.map_err(failed("the ValidatingWebhookConfiguration cannot be read"))?;
+        let webhooks = Some(WEBHOOKS.map(|(name, plural)| self.webhook(name, plural, trusted)).to_vec());
+        let parameters = PostParams::default();
+        match live {
+            Some(live) if live.webhooks == webhooks => return Ok(()),
+            Some(live) => {
+                let wanted = ValidatingWebhookConfiguration { webhooks, ..live };
+                configurations.replace(CONFIGURATION, &parameters, &wanted).await
+            }
+            None => {
+                let metadata = ObjectMeta { name: Some(CONFIGURATION.to_owned()), ..ObjectMeta::default() };
+                let wanted = ValidatingWebhookConfiguration { metadata, webhooks };
+                configurations.create(&parameters, &wanted).await
+            }
+        }
+        .map_err(failed("the ValidatingWebhookConfiguration cannot be written"))?;
+        tracing::info!(configuration = CONFIGURATION, "objects are validated here");
+        Ok(())
+    }
+
+    /// With all that the API server would fill in, so that it equals what is read back.
+    fn webhook(&self, name: &str, plural: &str, trusted: &ByteString) -> ValidatingWebhook {
+        let service = ValidatorReference {
+            namespace: self.options.namespace.clone(),
+            name: self.options.service.clone(),
+            path: Some(VALIDATE.to_owned()),
+            port: Some(self.options.port.into()),
+        };
+        let texts = |texts: &[&str]| Some(texts.iter().map(|&text| text.to_owned()).collect());
+        ValidatingWebhook {
+            name: name.to_owned(),
+            admission_review_versions: vec!["v1".to_owned()],
+            client_config: ValidatorConfig {
+                ca_bundle: Some(trusted.clone()),
+                service: Some(service),
+                url: None,
+            },
+            failure_policy: Some("Fail".to_owned()),
+            match_policy: Some("Equivalent".to_owned()),
+            namespace_selector: Some(LabelSelector::default()),
+            object_selector: Some(LabelSelector::default()),
+            rules: Some(vec![RuleWithOperations {
+                api_groups: texts(&["workloads.x-k8s.io"]),
+                api_versions: texts(&["v1alpha2"]),
+                operations: texts(&["CREATE", "UPDATE"]),
+                resources: texts(&[plural]),
+                scope: Some("Namespaced".to_owned()),
+            }]),
+            side_effects: "None".to_owned(),
+            timeout_seconds: Some(PATIENCE),
+            ..ValidatingWebhook::default()
+        }
+    }
+
+    /// Something may have happened to one of the objects.
+    fn changes(&self) -> SelectAll<BoxStream<'static, ()>> {
+        let definitions = CONVERTED.map(|name| {
+            changes_of(Api::<PartialObjectMeta<CustomResourceDefinition>>::all(self.client.clone()), name)
+        });
+        let configurations =
+            Api::<PartialObjectMeta<ValidatingWebhookConfiguration>>::all(self.client.clone());
+        let secrets: Api<PartialObjectMeta<Secret>> =
+            Api::namespaced(self.client.clone(), &self.options.namespace);
+        let others = [changes_of(configurations, CONFIGURATION), changes_of(secrets, &self.options.secret)];
+        select_all(definitions.into_iter().chain(others))
+    }
+}
+
+fn changes_of<K>(api: Api<PartialObjectMeta<K>>, name: &str) -> BoxStream<'static, ()>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let config = Config::default().fields(&format!("metadata.name={name}"));
+    let events = watcher(api, config).default_backoff();
+    let changes = events.filter_map(async |event| match event {
+        Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone) => Some(()),
+        Ok(Event::Init | Event::InitApply(_)) => None,
+        Err(error) => {
+            tracing::warn!(%error, "a watch of the webhooks' objects failed and is begun anew");
+            None
+        }
+    });
+    changes.boxed()
+}

@@ -1,0 +1,66 @@
+//! A namespace with a kubelet and an operator, on the control plane that these tests share.
+
+use kube::Client;
+use kube::api::{Api, ListParams};
+use moongate_operator::Options;
+use moongate_runtime::Supervisor;
+use moongate_testkit::{ControlPlane, Namespace};
+use tokio::task::JoinHandle;
+
+use super::eventually;
+use super::kubelet::Kubelet;
+
+pub(crate) struct Stage {
+    pub(crate) client: Client,
+    namespace: Namespace,
+    supervisor: Supervisor,
+    operator: JoinHandle<()>,
+    _kubelet: Kubelet,
+}
+
+impl Stage {
+    pub(crate) async fn begin(name: &str) -> Self {
+        let plane = ControlPlane::shared().await.unwrap();
+        let namespace = plane.namespace(name).await.unwrap();
+        let client = namespace.client.clone();
+        super::install(&client).await;
+        let kubelet = Kubelet::start(client.clone(), &namespace.name).await;
+        let supervisor = Supervisor::new();
+        let options = Options {
+            kubeconfig: Some(plane.kubeconfig()),
+            namespace: Some(namespace.name.clone()),
+            ..Options::default()
+        };
+        let operator = tokio::spawn({
+            let supervisor = supervisor.clone();
+            async move { moongate_operator::run(options, &supervisor).await.unwrap() }
+        });
+        Self { client, namespace, supervisor, operator, _kubelet: kubelet }
+    }
+
+    pub(crate) fn api<T>(&self) -> Api<T>
+    where
+        T: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::default_namespaced(self.client.clone())
+    }
+
+    /// Waits until no object of the kind is left.
+    pub(crate) async fn none<T>(&self)
+    where
+        T: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        T: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+    {
+        eventually("all is gone", async || {
+            let left = self.api::<T>().list(&ListParams::default()).await.unwrap().items;
+            left.is_empty().then_some(())
+        })
+        .await;
+    }
+
+    pub(crate) async fn end(self) {
+        self.supervisor.token().cancel();
+        self.operator.await.unwrap();
+        self.namespace.delete().await.unwrap();
+    }
+}

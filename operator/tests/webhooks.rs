@@ -1,0 +1,406 @@
+//! The webhooks, asked by a real API server and by whoever else finds them.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
+};
+use kube::{Client, Error};
+use moongate_operator::webhooks;
+use moongate_runtime::{Supervisor, bind};
+use moongate_testkit::{ControlPlane, Namespace};
+use rbg_api::conversion::{Version, convert};
+use rbg_api::v1alpha2::RoleBasedGroup;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// Long, because it only says when something hangs.
+const PATIENCE: Duration = Duration::from_secs(90);
+const SERVICE: &str = "webhooks";
+const SECRET: &str = "certificate";
+
+/// Waits until there is an answer.
+async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Starts the webhooks at an address; port 0 takes a free one.
+fn start(namespace: &Namespace, address: SocketAddr) -> (Supervisor, SocketAddr) {
+    let supervisor = Supervisor::new();
+    let listener = bind(address).unwrap();
+    let address = listener.local_addr().unwrap();
+    let options = webhooks::Options {
+        namespace: namespace.name.clone(),
+        service: SERVICE.to_owned(),
+        port: address.port(),
+        secret: SECRET.to_owned(),
+    };
+    webhooks::start(listener, namespace.client.clone(), options, &supervisor).unwrap();
+    (supervisor, address)
+}
+
+/// A Service that leads to this machine.
+async fn lead_here(client: &Client) {
+    let service: Service = serde_json::from_value(json!({ "metadata": { "name": SERVICE },
+        "spec": { "type": "ExternalName", "externalName": "localhost" } }))
+    .unwrap();
+    Api::default_namespaced(client.clone()).create(&PostParams::default(), &service).await.unwrap();
+}
+
+async fn install(client: &Client) {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    for crd in rbg_api::crds::all() {
+        api.create(&PostParams::default(), &crd).await.unwrap();
+    }
+}
+
+/// Waits until objects are converted and judged by whom the Secret names.
+async fn registered(client: &Client) -> Secret {
+    let definitions = Api::<CustomResourceDefinition>::all(client.clone());
+    let configurations = Api::<ValidatingWebhookConfiguration>::all(client.clone());
+    let secrets = Api::<Secret>::default_namespaced(client.clone());
+    eventually("the webhooks are registered", async || {
+        let secret = secrets.get_opt(SECRET).await.unwrap()?;
+        let trusted = secret.data.clone()?.remove("ca.crt")?;
+        for name in ["rolebasedgroups", "rolebasedgroupsets"] {
+            let crd = definitions.get(&format!("{name}.workloads.x-k8s.io")).await.unwrap();
+            let config = crd.spec.conversion?.webhook?.client_config?;
+            (config.ca_bundle? == trusted).then_some(())?;
+            let status = crd.status.unwrap_or_default();
+            let mut conditions = status.conditions.into_iter().flatten();
+            conditions.find(|one| one.type_ == "Established" && one.status == "True")?;
+        }
+        let configuration = configurations.get_opt("rbgs-validating-webhook-configuration").await.unwrap()?;
+        let mut webhooks = configuration.webhooks?.into_iter();
+        webhooks.all(|webhook| webhook.client_config.ca_bundle == Some(trusted.clone())).then_some(secret)
+    })
+    .await
+}
+
+fn api(client: &Client, version: Version, kind: &str) -> Api<DynamicObject> {
+    let version = version.api_version().rsplit('/').next().unwrap();
+    let gvk = GroupVersionKind::gvk("workloads.x-k8s.io", version, kind);
+    let plural = format!("{}s", kind.to_lowercase());
+    Api::default_namespaced_with(client.clone(), &ApiResource::from_gvk_with_plural(&gvk, &plural))
+}
+
+fn group(name: &str, role: Value) -> DynamicObject {
+    serde_json::from_value(json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
+        "metadata": { "name": name }, "spec": { "roles": [role] } }))
+    .unwrap()
+}
+
+fn role() -> Value {
+    json!({ "name": "a", "replicas": 1, "standalonePattern": { "template": { "spec": {
+        "containers": [{ "name": "engine", "image": "engine:1" }] } } } })
+}
+
+/// Makes a group, which may be refused for a while after a change of what the API server asks and trusts.
+async fn make(client: &Client, name: &str) {
+    let groups = api(client, Version::V1alpha2, "RoleBasedGroup");
+    eventually("a group can be made", async || {
+        match groups.create(&PostParams::default(), &group(name, role())).await {
+            Ok(_) => Some(()),
+            Err(Error::Api(status)) if status.message.contains("webhook") => None,
+            Err(other) => unreachable!("{other}"),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_versions_are_served_and_invalid_specs_refused() {
+    let plane = ControlPlane::start().await.unwrap();
+    let namespace = plane.namespace("webhooks").await.unwrap();
+    let client = &namespace.client;
+    lead_here(client).await;
+    let (supervisor, _) = start(&namespace, "127.0.0.1:0".parse().unwrap());
+    // Definitions may come after the operator.
+    install(client).await;
+    registered(client).await;
+    make(client, "first").await;
+
+    older_examples_survive(client).await;
+    newer_examples_survive(client).await;
+    invalid_specs_are_refused(client).await;
+    an_adapter_decides(client).await;
+    supervisor.shutdown(PATIENCE).await.unwrap();
+}
+
+/// Every group and set of that version among the examples.
+fn examples(version: Version) -> Vec<Value> {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/examples")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(path).unwrap();
+            let objects: Vec<Option<Value>> = serde_saphyr::from_multiple(&text).unwrap();
+            found.extend(objects.into_iter().flatten());
+        }
+    }
+    found.retain(|object| {
+        let kind = object["kind"].as_str().unwrap();
+        object["apiVersion"] == version.api_version()
+            && matches!(kind, "RoleBasedGroup" | "RoleBasedGroupSet")
+    });
+    for (index, object) in found.iter_mut().enumerate() {
+        let version = version.api_version().rsplit('/').next().unwrap();
+        object["metadata"]["name"] = format!("{version}-{index}").into();
+        object["metadata"].as_object_mut().unwrap().remove("namespace");
+    }
+    found
+}
+
+/// What of `sent` is not in `got`, which may say more.
+fn missing(at: &str, sent: &Value, got: &Value) -> Vec<String> {
+    match (sent, got) {
+        (Value::Object(sent), Value::Object(got)) => {
+            let members = sent.iter().filter(|(_, value)| !value.is_null());
+            let members = members.map(|(name, value)| (name, value, got.get(name).unwrap_or(&Value::Null)));
+            members.flat_map(|(name, sent, got)| missing(&format!("{at}.{name}"), sent, got)).collect()
+        }
+        (Value::Array(sent), Value::Array(got)) if sent.len() == got.len() => {
+            let items = sent.iter().zip(got).enumerate();
+            items.flat_map(|(index, (sent, got))| missing(&format!("{at}[{index}]"), sent, got)).collect()
+        }
+        (sent, got) if sent == got => Vec::new(),
+        (sent, got) => vec![format!("{at}: {sent} has become {got}")],
+    }
+}
+
+async fn create(client: &Client, version: Version, object: &Value) -> Value {
+    let kind = object["kind"].as_str().unwrap();
+    let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+    let created = api(client, version, kind).create(&PostParams::default(), &object).await;
+    created.unwrap_or_else(|error| unreachable!("{:?}: {error}", object.metadata.name)).data
+}
+
+async fn read(client: &Client, version: Version, object: &Value) -> DynamicObject {
+    let api = api(client, version, object["kind"].as_str().unwrap());
+    api.get(object["metadata"]["name"].as_str().unwrap()).await.unwrap()
+}
+
+async fn older_examples_survive(client: &Client) {
+    let examples = examples(Version::V1alpha1);
+    assert!(examples.len() > 15, "only {} examples", examples.len());
+    for example in &examples {
+        create(client, Version::V1alpha1, example).await;
+        let newer = read(client, Version::V1alpha2, example).await;
+        let wanted = convert(example, Version::V1alpha2).unwrap();
+        assert_eq!(missing("newer", &wanted["spec"], &newer.data["spec"]), [""; 0]);
+        let older = read(client, Version::V1alpha1, example).await;
+        assert_eq!(missing("older", &example["spec"], &older.data["spec"]), [""; 0]);
+    }
+}
+
+async fn newer_examples_survive(client: &Client) {
+    let examples = examples(Version::V1alpha2);
+    assert!(examples.len() > 15, "only {} examples", examples.len());
+    for example in &examples {
+        create(client, Version::V1alpha2, example).await;
+        let before = read(client, Version::V1alpha2, example).await;
+        // Someone edits it through the older version, which cannot say all of it.
+        let mut older = read(client, Version::V1alpha1, example).await;
+        older.metadata.labels.get_or_insert_default().insert("edited".into(), "yes".into());
+        let name = older.metadata.name.clone().unwrap();
+        let kind = example["kind"].as_str().unwrap();
+        let api = api(client, Version::V1alpha1, kind);
+        api.replace(&name, &PostParams::default(), &older).await.unwrap();
+        let after = read(client, Version::V1alpha2, example).await;
+        assert_eq!(after.data["spec"], before.data["spec"], "{name}");
+        assert_eq!(after.metadata.labels.unwrap()["edited"], "yes");
+    }
+}
+
+async fn refusal(client: &Client, object: &DynamicObject) -> String {
+    let groups = api(client, Version::V1alpha2, "RoleBasedGroup");
+    match groups.create(&PostParams::default(), object).await {
+        Err(Error::Api(status)) => {
+            assert_eq!((status.code, status.reason.as_str()), (422, "Invalid"), "{}", status.message);
+            status.message
+        }
+        other => unreachable!("{other:?}"),
+    }
+}
+
+async fn invalid_specs_are_refused(client: &Client) {
+    let with = |member: &str, value: Value| {
+        let mut role = role();
+        role[member] = value;
+        role
+    };
+    let rolling = |update: Value| with("rolloutStrategy", json!({ "rollingUpdate": update }));
+    for (name, role, text) in [
+        ("with.dots", role(), "metadata.name `with.dots` must be a DNS label"),
+        ("g", rolling(json!({ "maxUnavailable": 0 })), "raise one of them"),
+        ("g", rolling(json!({ "partition": "100%" })), "must be less than its 1 replicas"),
+        ("g", with("dependencies", json!(["b"])), "depends on `b`, which is no role of this group"),
+        ("g", json!({ "name": "a" }), "none of standalonePattern"),
+    ] {
+        let refused = refusal(client, &group(name, role)).await;
+        assert!(refused.contains("denied the request") && refused.contains(text), "{refused}");
+    }
+    // Through the older version, too, and in a set.
+    let mut older = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
+        "metadata": { "name": "older" }, "spec": { "roles": [{ "name": "a", "dependencies": ["a"],
+            "template": { "spec": { "containers": [{ "name": "c" }] } } }] } });
+    let parameters = PostParams::default();
+    let groups = api(client, Version::V1alpha1, "RoleBasedGroup");
+    let object = serde_json::from_value(older.clone()).unwrap();
+    let refused = groups.create(&parameters, &object).await.unwrap_err().to_string();
+    assert!(refused.contains("in a circle: a"), "{refused}");
+    older["kind"] = "RoleBasedGroupSet".into();
+    older["spec"] = json!({ "replicas": 1, "template": older["spec"] });
+    let sets = api(client, Version::V1alpha1, "RoleBasedGroupSet");
+    let refused = sets.create(&parameters, &serde_json::from_value(older).unwrap()).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("vrolebasedgroupset.kb.io") && refused.contains("in a circle: a"), "{refused}");
+}
+
+async fn an_adapter_decides(client: &Client) {
+    let mut adapted = role();
+    adapted["scalingAdapter"] = json!({ "enable": true });
+    let groups = api(client, Version::V1alpha2, "RoleBasedGroup");
+    groups.create(&PostParams::default(), &group("adapted", adapted.clone())).await.unwrap();
+    let adapter = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupScalingAdapter",
+        "metadata": { "name": "adapted-a" },
+        "spec": { "replicas": 3, "scaleTargetRef": { "name": "adapted", "role": "a" } } });
+    create(client, Version::V1alpha2, &adapter).await;
+    let mut scale = async |replicas: i32| {
+        adapted["replicas"] = replicas.into();
+        let patch = Patch::Merge(json!({ "spec": { "roles": [adapted] } }));
+        groups.patch("adapted", &PatchParams::default(), &patch).await
+    };
+    let refused = scale(2).await.unwrap_err().to_string();
+    assert!(refused.contains("`adapted-a`, which says 3"), "{refused}");
+    scale(3).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_stops_for_rubbish_an_outage_or_a_lost_certificate() {
+    let plane = ControlPlane::start().await.unwrap();
+    let namespace = plane.namespace("webhooks").await.unwrap();
+    let client = &namespace.client;
+    lead_here(client).await;
+    install(client).await;
+    let (supervisor, address) = start(&namespace, "127.0.0.1:0".parse().unwrap());
+    let operator = Supervisor::new();
+    let options = moongate_operator::Options {
+        kubeconfig: Some(plane.kubeconfig()),
+        namespace: Some(namespace.name.clone()),
+        ..moongate_operator::Options::default()
+    };
+    let works = operator.clone();
+    operator.spawn("operator", async move { moongate_operator::run(options, &works).await.unwrap() });
+    let secret = registered(client).await;
+    make(client, "g").await;
+
+    let host = format!("{SERVICE}.{}.svc", namespace.name);
+    let trusted = secret.data.unwrap().remove("ca.crt").unwrap().0;
+    for (path, body) in [
+        ("/convert", &b"{"[..]),
+        ("/convert", b"\xff\xff"),
+        ("/convert", br#"{"kind":"ConversionReview","apiVersion":"v1"}"#),
+        ("/validate", b"[]"),
+        ("/validate", br#"{"request":{"uid":7}}"#),
+    ] {
+        let answer = post(address, &host, &trusted, path, body).await;
+        assert!(answer.starts_with("HTTP/1.1 400"), "{path}: {answer}");
+    }
+    let object = json!({ "request": { "uid": "u", "kind": { "group": "", "version": "", "kind": "RoleBasedGroup" },
+        "object": { "spec": { "roles": 7 } } } });
+    let answer = post(address, &host, &trusted, "/validate", object.to_string().as_bytes()).await;
+    assert!(answer.contains("the object cannot be read"), "{answer}");
+    let review = json!({ "kind": "ConversionReview", "apiVersion": "apiextensions.k8s.io/v1",
+        "request": { "uid": "u", "desiredAPIVersion": "workloads.x-k8s.io/v9", "objects": [7, null] } });
+    let answer = post(address, &host, &trusted, "/convert", review.to_string().as_bytes()).await;
+    assert!(answer.contains("Failure") && answer.contains("v9"), "{answer}");
+    // No TLS at all.
+    let mut plain = TcpStream::connect(address).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let _ = plain.read_to_end(&mut Vec::new()).await;
+
+    // Someone deletes the certificate: another is made, and trusted.
+    let secrets = Api::<Secret>::default_namespaced(client.clone());
+    secrets.delete(SECRET, &DeleteParams::default()).await.unwrap();
+    registered(client).await;
+    make(client, "after-deletion").await;
+    // Someone takes the conversion away.
+    let definitions = Api::<CustomResourceDefinition>::all(client.clone());
+    let none = Patch::Merge(json!({ "spec": { "conversion": { "strategy": "None", "webhook": null } } }));
+    let name = "rolebasedgroups.workloads.x-k8s.io";
+    definitions.patch(name, &PatchParams::default(), &none).await.unwrap();
+    registered(client).await;
+
+    // While the webhooks are away, nothing is stored that nobody has judged, and what runs is kept running.
+    supervisor.shutdown(PATIENCE).await.unwrap();
+    let groups = Api::<RoleBasedGroup>::default_namespaced(client.clone());
+    let unjudged: RoleBasedGroup = group("unjudged", role()).try_parse().unwrap();
+    let refused = groups.create(&PostParams::default(), &unjudged).await.unwrap_err().to_string();
+    assert!(refused.contains("failed calling webhook"), "{refused}");
+    let pods = Api::<Pod>::default_namespaced(client.clone());
+    let first = eventually("the group has its pod", async || pods.get_opt("g-a-0").await.unwrap()).await;
+    pods.delete("g-a-0", &DeleteParams::default()).await.unwrap();
+    eventually("the pod is made anew", async || {
+        let pod = pods.get_opt("g-a-0").await.unwrap()?;
+        (pod.metadata.uid != first.metadata.uid).then_some(())
+    })
+    .await;
+
+    // Another operator comes and uses the same certificate.
+    let before = secrets.get(SECRET).await.unwrap();
+    let (supervisor, _) = start(&namespace, address);
+    make(client, "after-outage").await;
+    assert_eq!(secrets.get(SECRET).await.unwrap().data, before.data);
+    assert_eq!(operator.panics() + supervisor.panics(), 0);
+    operator.shutdown(PATIENCE).await.unwrap();
+    supervisor.shutdown(PATIENCE).await.unwrap();
+}
+
+/// Sends a body as the API server would, and reads what comes.
+async fn post(address: SocketAddr, host: &str, trusted: &[u8], path: &str, body: &[u8]) -> String {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(trusted) {
+        roots.add(certificate.unwrap()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = host.to_owned().try_into().unwrap();
+    let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(body).await.unwrap();
+    let mut answer = Vec::new();
+    // A server that closes without a farewell has answered before.
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}

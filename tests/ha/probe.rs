@@ -1,0 +1,46 @@
+//! Whether a master answers.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use mooncake_wire::Dialect;
+use mooncake_wire::rpc::{ExistKey, KeyArguments, encode_request};
+use mooncake_wire::types::DEFAULT_TENANT;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::cluster::Cluster;
+
+/// Whoever has not answered by then does not answer.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// A caller on a connection that stays.
+pub(crate) struct Probe(TcpStream);
+
+impl Probe {
+    pub(crate) async fn connect(cluster: &Cluster, master: usize) -> Self {
+        Self(TcpStream::connect(cluster.address(master)).await.unwrap())
+    }
+
+    /// Asks something that the master has to know.
+    pub(crate) async fn ask(&mut self) {
+        let mut request = BytesMut::new();
+        let key = KeyArguments { key: "key-1", tenant: DEFAULT_TENANT };
+        encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &key, &mut request).unwrap();
+        // A connection that is closed already is as good as one that is closed now.
+        let _ = self.0.write_all(&request).await;
+    }
+
+    /// Whether an answer comes before silence or the end.
+    pub(crate) async fn answer(&mut self) -> bool {
+        // An answer is a few bytes, sent at once.
+        let mut bytes = [0; 4096];
+        let read = tokio::time::timeout(SILENCE, self.0.read(&mut bytes)).await;
+        read.is_ok_and(|read| read.is_ok_and(|length| length > 0))
+    }
+
+    pub(crate) async fn is_answered(&mut self) -> bool {
+        self.ask().await;
+        self.answer().await
+    }
+}
