@@ -188,7 +188,7 @@ impl Pool {
         let writing = lent.ledger.begin(offset, span.size).map_err(|_| Damaged(span))?;
         lent.begin(offset, span.size);
         lent.region.write_at(offset, from).map_err(|_| Damaged(span))?;
-        if lent.sums {
+        if lent.lasts {
             writing.finish(Crc32c::of(from));
         }
         Ok(())
