@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_operator::{Options, webhooks};
+use moongate_operator::{Options, admin, webhooks};
 use moongate_runtime::{Supervisor, bind, terminated};
 use moongate_telemetry::LogOptions;
 
@@ -35,6 +36,10 @@ pub(crate) struct OperatorCommand {
     /// The operator's own namespace: that of its Lease, and of the webhooks' Service and Secret
     #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE", default_value = "default")]
     own_namespace: String,
+
+    /// Address of `/healthz`, `/readyz` and `/metrics`
+    #[arg(long, value_name = "ADDRESS", env = "MOONGATE_ADMIN_LISTEN", default_value = "0.0.0.0:8082")]
+    admin_listen: SocketAddr,
 
     #[command(flatten)]
     webhooks: WebhookFlags,
@@ -71,8 +76,9 @@ impl WebhookFlags {
             port: self.webhook_service_port,
             secret: self.webhook_secret,
         };
-        let client = moongate_operator::client(operator.kubeconfig.as_deref()).await?;
-        webhooks::start(bind(self.webhook_listen)?, client, options, supervisor)?;
+        let client = moongate_operator::client(operator.kubeconfig.as_deref(), &operator.metrics).await?;
+        let metrics = Arc::clone(&operator.metrics);
+        webhooks::start(bind(self.webhook_listen)?, client, options, metrics, supervisor)?;
         Ok(())
     }
 }
@@ -86,6 +92,7 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
         lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
         ..Options::default()
     };
+    admin::start(bind(command.admin_listen)?, Arc::clone(&options.metrics), &supervisor);
     command.webhooks.start(&options, &command.own_namespace, &supervisor).await?;
     let stop = supervisor.token();
     let mut running = std::pin::pin!(moongate_operator::run(options, &supervisor));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use moongate_gateway::{GatewayOptions, RunningGateway};
-use moongate_loadtest::engine::{Face, KvEvents, Role, SimConfig, SimEngine, SimFleet};
+use moongate_loadtest::engine::{Connector, Face, KvEvents, Role, SimConfig, SimEngine, SimFleet};
 use moongate_runtime::{Supervisor, config, terminated};
 use moongate_telemetry::{LogOptions, Traces};
 
@@ -68,8 +68,9 @@ pub(crate) async fn run(command: UpCommand, supervisor: Supervisor) -> anyhow::R
             engine.model.clone_from(&command.model);
             engine.time_scale = command.time_scale;
             engine.kv_events = Some(KvEvents::default());
-            // vLLM's hand over with NIXL here, without a store.
             engine.use_storage = role == Role::Prefill;
+            // vLLM's hand over what they compute through the store.
+            engine.connector = Connector::Store;
             engine.listen.set_port(ports.next().unwrap_or_default());
             engines
                 .push(SimEngine::start_in(engine, &fleet).await.context("a simulated engine did not start")?);
@@ -143,7 +144,7 @@ async fn wait_until_ready(gateway: &RunningGateway) -> anyhow::Result<()> {
 
 fn welcome(command: &UpCommand, gateway: &RunningGateway, engines: &[SimEngine], stores: &Stores) -> String {
     let UpCommand { prefill, decode, model, .. } = command;
-    let (address, store) = (gateway.address, about_store(command, engines, stores));
+    let (address, store) = (gateway.address, about_store(command.face, engines, stores));
     format!(
         "Moongate is up: {prefill} prefill and {decode} decode engines (simulated) behind http://{address}\n\
          \n\
@@ -158,14 +159,15 @@ fn welcome(command: &UpCommand, gateway: &RunningGateway, engines: &[SimEngine],
     )
 }
 
-/// What there is to see of the store, which vLLM's engines do not use here.
-fn about_store(command: &UpCommand, engines: &[SimEngine], stores: &Stores) -> String {
-    if command.face != Face::Sglang {
-        return String::new();
-    }
+/// What there is to see of the store.
+fn about_store(face: Face, engines: &[SimEngine], stores: &Stores) -> String {
     let (nodes, admin) = (stores::NODES, stores.admin());
-    let prefill = engines.iter().filter(|engine| engine.config().role == Role::Prefill);
-    let forget: Vec<String> = prefill.map(|engine| format!("{}/flush_cache", engine.url())).collect();
+    let (uses_it, path): (fn(Role) -> bool, _) = match face {
+        Face::Sglang => (|role| role == Role::Prefill, "flush_cache"),
+        Face::Vllm => (|_| true, "reset_prefix_cache"),
+    };
+    let using = engines.iter().filter(|engine| uses_it(engine.config().role));
+    let forget: Vec<String> = using.map(|engine| format!("{}/{path}", engine.url())).collect();
     format!(
         "What they compute is in a store of {nodes} nodes, too, and is found there when they forget it:\n\
          \x20 moongate kv ls --admin {admin}\n\

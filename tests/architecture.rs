@@ -43,7 +43,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     (
         "kvstore/client",
         "moongate-kvclient",
-        &["moongate-kvstore", "moongate-transfer", "mooncake-wire", "moongate-runtime"],
+        &["moongate-kvstore", "moongate-rdma", "moongate-transfer", "mooncake-wire", "moongate-runtime"],
     ),
     ("kvstore/core", "moongate-kvcore", &["mooncake-wire"]),
     (
@@ -68,6 +68,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-kvclient",
             "moongate-kvstore",
             "moongate-memory",
+            "moongate-rdma",
             "moongate-tier",
             "moongate-transfer",
             "mooncake-wire",

@@ -61,8 +61,9 @@ async fn in_store(up: &Up, messages: &Value) -> u64 {
     let body = json!({"model": "moongate-sim", "messages": messages});
     let url = format!("http://{}/debug/predict/v1/chat/completions", up.admin);
     let foretold: Value = client().post(url).json(&body).send().await.unwrap().json().await.unwrap();
-    let engines = foretold["engines"].as_array().unwrap().iter();
-    engines.map(|engine| engine["l3_tokens"].as_u64().unwrap()).max().unwrap()
+    // On a busy machine the tokens may not be told in time: then nothing is foretold.
+    let engines = foretold["engines"].as_array().into_iter().flatten();
+    engines.map(|engine| engine["l3_tokens"].as_u64().unwrap()).max().unwrap_or(0)
 }
 
 /// The tokens of a prompt that need not be computed, as the answer tells.
@@ -75,29 +76,44 @@ async fn cached(up: &Up, messages: &Value) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_turn_comes_from_the_store() {
-    let up = up(&[]).await;
+    let [first, second] = two_turns("sglang", "/flush_cache", "moongate-sim_").await;
+    assert_eq!((first, second), (0, 512));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_turn_comes_from_the_store_with_vllm_too() {
+    // These hand over through the store, so that even a first turn may find pages there when it comes to be decoded.
+    let [_, second] = two_turns("vllm", "/reset_prefix_cache", "moongate-sim@tp_rank:0").await;
+    assert!(second >= 512, "{second}");
+}
+
+/// The tokens that need not be computed in two turns of a conversation, between which the engines forget all.
+async fn two_turns(face: &str, forgets: &str, key: &str) -> [u64; 2] {
+    let up = up(&["--face", face]).await;
     let long = "a word ".repeat(300);
     let first = json!([{"role": "user", "content": long}]);
-    assert_eq!(cached(&up, &first).await, 0);
+    let in_first = cached(&up, &first).await;
     let stored = async {
         while in_store(&up, &first).await < 512 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, stored).await.expect("the gateway knows that the pages are stored");
+    let known = tokio::time::timeout(PATIENCE, stored).await;
+    assert!(known.is_ok(), "the gateway does not know that the pages are stored");
 
     // As printed: the engines forget all.
     let text = up.binary.stdout();
-    let forget = text.lines().find(|line| line.contains("/flush_cache")).unwrap_or_else(|| panic!("{text}"));
+    let forget = text.lines().find(|line| line.contains(forgets)).unwrap_or_else(|| panic!("{text}"));
     let ran = Command::new("sh").args(["-c", forget]).env("NO_PROXY", "*").output().await.unwrap();
     assert!(ran.status.success(), "{ran:?}");
     let second = json!([{"role": "user", "content": long}, {"role": "assistant", "content": "yes"},
         {"role": "user", "content": "and then?"}]);
-    assert_eq!(cached(&up, &second).await, 512);
+    let in_second = cached(&up, &second).await;
 
     let list = text.lines().find_map(|line| line.trim().strip_prefix("moongate ")).unwrap();
     let ended = Binary::run(&list.split(' ').collect::<Vec<_>>()).await;
-    assert!(ended.stdout.contains("moongate-sim_"), "{ended:?}");
+    assert!(ended.stdout.contains(key), "{ended:?}");
+    [in_first, in_second]
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -82,8 +82,12 @@ impl Writer {
         match api.create(&params, &object).await {
             Ok(object) => Ok(Outcome::Is(kind, Box::new(object))),
             Err(Error::Api(status)) if status.reason == "AlreadyExists" => {
-                let live = api.get_opt(manifest.name()).await?;
-                Ok(live.map_or(Outcome::Unknown, |live| Outcome::Is(kind, Box::new(live))))
+                let owners = |object: &DynamicObject| object.metadata.owner_references.clone();
+                match api.get_opt(manifest.name()).await? {
+                    Some(live) if owners(&live) == owners(&object) => Ok(Outcome::Is(kind, Box::new(live))),
+                    Some(_) => Err(Error::Api(status)),
+                    None => Ok(Outcome::Unknown),
+                }
             }
             Err(error) => Err(error),
         }

@@ -6,14 +6,18 @@
 //! - [`apply`]: the only room that writes to Kubernetes.
 //! - [`controllers`]: loops over these.
 //! - [`admission`] (pure): whether an object may be stored.
+//! - [`events`]: what is told to people besides.
 //! - [`webhooks`]: answers the API server, and keeps what it needs for that.
 //!
 //! Nothing is remembered that is not in an object: a process that takes over sees the same and goes on.
 
+pub mod admin;
 pub mod admission;
 pub mod apply;
 pub mod controllers;
+pub mod events;
 pub mod kind;
+mod metrics;
 pub mod observed;
 pub mod plan;
 pub mod status;
@@ -21,3 +25,4 @@ pub mod webhooks;
 
 pub use controllers::{Options, client, run};
 pub use kind::Kind;
+pub use metrics::Metrics;

@@ -54,7 +54,7 @@ fn start(namespace: &Namespace, address: SocketAddr) -> (Supervisor, SocketAddr)
         port: address.port(),
         secret: SECRET.to_owned(),
     };
-    webhooks::start(listener, namespace.client.clone(), options, &supervisor).unwrap();
+    webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();
     (supervisor, address)
 }
 

@@ -84,6 +84,10 @@ struct StoreFlags {
     #[arg(long, global = true, value_name = "SIZE", env = "MOONGATE_KV_SLICE", default_value = "4MiB", value_parser = size::parse)]
     slice: usize,
 
+    /// Devices for transfers with nodes that have RDMA; without names, all that the machine has.
+    #[arg(long, global = true, value_name = "NAME,...", env = "MOONCAKE_DEVICE", value_delimiter = ',')]
+    rdma_device: Vec<String>,
+
     /// Print JSON, one object a line.
     #[arg(long, global = true, env = "MOONGATE_KV_JSON")]
     json: bool,
@@ -101,6 +105,7 @@ impl StoreFlags {
             locality,
             lanes_per_node: usize::from(self.lanes),
             slice_bytes: self.slice,
+            rdma_devices: self.rdma_device.iter().filter(|name| !name.is_empty()).cloned().collect(),
             ..Options::default()
         })
     }

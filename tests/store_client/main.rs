@@ -29,7 +29,7 @@ impl World {
             caller::started_with(ServerOptions { core: settings, threads: 2, ..ServerOptions::default() });
         let mut world = Self { master, supervisor: Supervisor::new(), nodes: Vec::new() };
         for _ in 0..nodes {
-            let node = Node::start(&world.rpc(), SIZE, 2, &world.supervisor).await;
+            let node = Node::start(&world.rpc(), SIZE, 2, "tcp", &world.supervisor).await;
             world.nodes.push(node);
         }
         world
@@ -193,7 +193,7 @@ async fn a_node_that_was_restarted_elsewhere_is_found_again() {
 async fn nodes_of_version_1_are_written_before_the_object_is_visible() {
     let master = caller::started();
     let supervisor = Supervisor::new();
-    let node = Node::start(&master.rpc.address().to_string(), SIZE, 1, &supervisor).await;
+    let node = Node::start(&master.rpc.address().to_string(), SIZE, 1, "tcp", &supervisor).await;
     let client = Client::new(&master.rpc.address().to_string(), impatient(), &supervisor).unwrap();
     let bytes = content(3 << 20);
     client.put("k", &bytes, &copies(1)).await.unwrap();
@@ -201,6 +201,19 @@ async fn nodes_of_version_1_are_written_before_the_object_is_visible() {
     assert!(client.get("k").await.unwrap() == bytes);
     node.be(Manner::Refusing);
     assert!(client.get("k").await.is_err());
+}
+
+#[tokio::test]
+async fn a_node_with_rdma_is_reached_over_tcp_too() {
+    let master = caller::started();
+    let supervisor = Supervisor::new();
+    // It tells of no device, so there is no connection over RDMA, whatever this machine has.
+    let node = Node::start(&master.rpc.address().to_string(), SIZE, 2, "rdma", &supervisor).await;
+    let client = Client::new(&master.rpc.address().to_string(), impatient(), &supervisor).unwrap();
+    let bytes = content(3 << 20);
+    client.put("k", &bytes, &copies(1)).await.unwrap();
+    assert!(client.get("k").await.unwrap() == bytes);
+    assert_eq!(node.requests(), 6, "each of three slices is written and read");
 }
 
 #[tokio::test]

@@ -47,7 +47,13 @@ struct Shared {
 
 impl Node {
     /// Mounts `size` bytes at the master.
-    pub(crate) async fn start(master: &str, size: usize, version: u32, supervisor: &Supervisor) -> Self {
+    pub(crate) async fn start(
+        master: &str,
+        size: usize,
+        version: u32,
+        protocol: &str,
+        supervisor: &Supervisor,
+    ) -> Self {
         let [handshakes, data] = [listener().await, listener().await];
         let name = handshakes.local_addr().unwrap().to_string();
         let port = data.local_addr().unwrap().port();
@@ -56,7 +62,7 @@ impl Node {
         let node =
             Self { shared: Arc::new(Shared { memory, manner, version, requests }), name: name.clone() };
         let descriptor = serde_json::json!({
-            "buffers": [{ "addr": BASE, "length": size, "name": name }], "name": name, "protocol": "tcp",
+            "buffers": [{ "addr": BASE, "length": size, "name": name }], "name": name, "protocol": protocol,
             "rdma_server_name": "", "tcp_data_host": "127.0.0.1", "tcp_data_port": port, "tcp_proto_version": version,
             "timestamp": "2026-11-21 00:00:00.000000",
         });
@@ -90,7 +96,7 @@ impl Node {
             base: BASE,
             size: size as u64,
             te_endpoint,
-            protocol: "tcp",
+            protocol,
             host_id,
         };
         let master = Master::new(master, rpc::Options::default(), supervisor);

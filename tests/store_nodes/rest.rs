@@ -63,6 +63,18 @@ async fn objects_by_rest() {
 }
 
 #[tokio::test]
+async fn a_node_without_the_devices_that_it_is_told_to_use_serves_over_tcp() {
+    let supervisor = Supervisor::new();
+    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
+    let node = Node::start_with(&store, &["-Dprotocol=rdma", "-Ddevice_name=none"]).await;
+    let ours = client(&store, &supervisor);
+    ours.put("k", b"moon", &Default::default()).await.unwrap();
+    assert_eq!(ours.get("k").await.unwrap(), "moon");
+    assert_eq!(node.metric("moongate_store_transfers_total{operation=\"read\"}").await, 1);
+    node.stop().await;
+}
+
+#[tokio::test]
 async fn further_memory_comes_and_goes() {
     let supervisor = Supervisor::new();
     let store = Store::start(Whose::Theirs, Found::ByServer).await;

@@ -30,15 +30,13 @@ pub(crate) struct Ended {
 impl Binary {
     /// Starts it with an environment of its own, so that the machine's settings do not decide.
     pub(crate) fn start(args: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_moongate"))
-            .args(args)
-            .env_clear()
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+        Self::spawn(Command::new(env!("CARGO_BIN_EXE_moongate")).args(args).env_clear())
+    }
+
+    /// Starts any other program.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.kill_on_drop(true).spawn().unwrap();
         let readers = Supervisor::new();
         let stdout = collect(&readers, child.stdout.take().unwrap());
         let stderr = collect(&readers, child.stderr.take().unwrap());

@@ -1,8 +1,9 @@
 //! Client of a Mooncake-compatible KV store: puts objects and gets them back.
 //!
 //! A [`Client`] asks the master where an object is, or where it may be written, and moves the bytes itself between
-//! the caller's buffer and the nodes' memory, over the TCP data plane of Mooncake's transfer engine. It works with
-//! Mooncake's own master and nodes of all known releases, and with ours.
+//! the caller's buffer and the nodes' memory, over the TCP data plane of Mooncake's transfer engine, or over RDMA where
+//! a node has it and the feature `rdma` is on. It works with Mooncake's own master and nodes of all known releases, and
+//! with ours.
 //!
 //! - Large objects are cut into slices that are under way at once, over several connections to a node, and when
 //!   reading also over all nodes that have a replica.
@@ -25,6 +26,7 @@ mod locality;
 mod locate;
 mod options;
 mod peer;
+mod rdma;
 mod read;
 mod remove;
 mod slices;

@@ -33,6 +33,8 @@ pub struct Options {
     pub newest_protocol: Protocol,
     /// Limits of transfers.
     pub transfers: Limits,
+    /// Devices for transfers with nodes that have RDMA, by name; all that the machine has if there are no names.
+    pub rdma_devices: Vec<String>,
     /// Whether written objects get a checksum, which masters since 0.3.13 keep, and what is read is compared with it.
     pub checksums: bool,
     /// Memory for objects that are read often; none if 0. What is kept is at most as old as its lease.
@@ -53,6 +55,7 @@ impl Default for Options {
             largest_object: 4 << 30,
             newest_protocol: Protocol::Checked,
             transfers: Limits::default(),
+            rdma_devices: Vec::new(),
             checksums: true,
             cache_bytes: 0,
         }

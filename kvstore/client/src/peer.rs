@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use moongate_transfer::{Connection, Directory, DirectoryError, Protocol, TransferError};
+use moongate_transfer::{Connection, Directory, DirectoryError, Protocol, SegmentDescriptor, TransferError};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::error::NodeError;
 use crate::options::Options;
+use crate::rdma::Rdma;
 
 /// Nodes that are remembered at most. When there are more, the idle ones are forgotten.
 const MOST_PEERS: usize = 4096;
@@ -25,6 +26,7 @@ const SHUNNED: Duration = Duration::from_secs(1);
 pub(crate) struct Peers {
     options: Options,
     directory: Directory,
+    rdma: Rdma,
     peers: Mutex<HashMap<Arc<str>, Arc<Peer>>>,
     /// Bytes of all transfers that succeeded.
     moved: AtomicU64,
@@ -50,9 +52,9 @@ struct State {
 
 /// A connection on which nothing is under way.
 #[derive(Debug)]
-struct Lane {
-    connection: Connection,
-    protocol: Protocol,
+enum Lane {
+    Tcp(Connection),
+    Rdma(moongate_rdma::Connection),
 }
 
 /// A node's data port.
@@ -79,25 +81,46 @@ impl Move<'_> {
 
     async fn on(&mut self, lane: &mut Lane, address: u64) -> Result<(), TransferError> {
         match self {
-            Self::Read(into) => lane.connection.read(address, into).await,
+            Self::Read(into) => lane.read(address, into).await,
             Self::Write(from) => lane.write(address, from).await,
         }
     }
 }
 
 impl Lane {
+    async fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), TransferError> {
+        match self {
+            Self::Tcp(connection) => connection.read(address, into).await,
+            Self::Rdma(connection) => connection.read(address, into).await,
+        }
+    }
+
     /// Writes, and returns when the node has applied it.
     async fn write(&mut self, address: u64, from: &[u8]) -> Result<(), TransferError> {
-        self.connection.write(address, from).await?;
-        let (Protocol::V1, Some(last)) = (self.protocol, from.last()) else { return Ok(()) };
+        let connection = match self {
+            Self::Tcp(connection) => connection,
+            Self::Rdma(connection) => return connection.write(address, from).await,
+        };
+        connection.write(address, from).await?;
+        let (Protocol::V1, Some(last)) = (connection.protocol(), from.last()) else { return Ok(()) };
         // Version 1 does not tell when it has applied a write. But it does one thing after the other, so reading
         // the last byte tells.
         let (mut end, size) = ([0], from.len() as u64);
-        self.connection.read(address.saturating_add(size - 1), &mut end).await?;
+        connection.read(address.saturating_add(size - 1), &mut end).await?;
         if end == [*last] {
             return Ok(());
         }
-        Err(TransferError::Checksum { address: self.connection.address().to_owned(), start: address, size })
+        Err(TransferError::Checksum { address: connection.address().to_owned(), start: address, size })
+    }
+
+    /// Whether a new lane may do what this one could not.
+    fn is_outdated(&self, error: &TransferError) -> bool {
+        match (self, error) {
+            (_, TransferError::Broken { .. }) => true,
+            // It knows the memory that the node lent when it was opened.
+            (Self::Rdma(_), TransferError::Rejected { .. }) => true,
+            _ => false,
+        }
     }
 }
 
@@ -120,7 +143,8 @@ impl Drop for Booked<'_> {
 impl Peers {
     pub(crate) fn new(options: Options) -> Result<Self, DirectoryError> {
         let directory = Directory::new(&options.metadata)?;
-        Ok(Self { options, directory, peers: Mutex::default(), moved: AtomicU64::new(0) })
+        let rdma = Rdma::new(options.rdma_devices.clone());
+        Ok(Self { options, directory, rdma, peers: Mutex::default(), moved: AtomicU64::new(0) })
     }
 
     /// The node at `endpoint`, a `host:port`.
@@ -180,7 +204,7 @@ impl Peers {
                     peer.give_back(lane);
                     return Ok(());
                 }
-                Err(TransferError::Broken { .. }) => peer.forget(),
+                Err(error) if lane.is_outdated(&error) => peer.forget(),
                 Err(source) => return Err(peer.error(source)),
             }
         }
@@ -191,29 +215,36 @@ impl Peers {
     }
 
     async fn open(&self, peer: &Peer) -> Result<Lane, NodeError> {
-        let place = self.place(peer).await?;
+        let known = peer.state.lock().place.clone();
+        if let Some(place) = known {
+            return self.open_at(peer, &place).await;
+        }
+        let descriptor = self.directory.descriptor(&peer.endpoint).await;
+        let descriptor = Arc::new(descriptor.map_err(|error| peer.lookup(error.to_string()))?);
+        let over_rdma = self.rdma.connect(&self.directory, &descriptor, self.options.transfers).await;
+        if let Some(connection) = over_rdma {
+            return Ok(Lane::Rdma(connection));
+        }
+        let place = Arc::new(self.place(peer, &descriptor)?);
+        // Asked once, until it turns out to be wrong.
+        peer.state.lock().place = Some(Arc::clone(&place));
+        self.open_at(peer, &place).await
+    }
+
+    async fn open_at(&self, peer: &Peer, place: &Place) -> Result<Lane, NodeError> {
         let opened = Connection::open(&place.host, place.port, place.protocol, self.options.transfers).await;
-        let connection = opened.map_err(|source| {
+        opened.map(Lane::Tcp).map_err(|source| {
             // It may have been restarted with another port.
             peer.forget();
             peer.error(source)
-        })?;
-        Ok(Lane { connection, protocol: place.protocol })
+        })
     }
 
-    /// Where the node's data port is. Asked once, until it turns out to be wrong.
-    async fn place(&self, peer: &Peer) -> Result<Arc<Place>, NodeError> {
-        if let Some(known) = peer.state.lock().place.clone() {
-            return Ok(known);
-        }
-        let lookup = |reason: String| NodeError::Lookup { endpoint: Arc::clone(&peer.endpoint), reason };
-        let descriptor =
-            self.directory.descriptor(&peer.endpoint).await.map_err(|e| lookup(e.to_string()))?;
-        let (host, port) = descriptor.data_address(&peer.endpoint).map_err(|e| lookup(e.to_string()))?;
-        let protocol = older(descriptor.protocol(), self.options.newest_protocol);
-        let place = Arc::new(Place { host, port, protocol });
-        peer.state.lock().place = Some(Arc::clone(&place));
-        Ok(place)
+    /// Where the node's data port is.
+    fn place(&self, peer: &Peer, descriptor: &SegmentDescriptor) -> Result<Place, NodeError> {
+        let (host, port) =
+            descriptor.data_address(&peer.endpoint).map_err(|error| peer.lookup(error.to_string()))?;
+        Ok(Place { host, port, protocol: older(descriptor.protocol(), self.options.newest_protocol) })
     }
 }
 
@@ -254,6 +285,10 @@ impl Peer {
         let mut state = self.state.lock();
         state.idle.clear();
         state.place = None;
+    }
+
+    fn lookup(&self, reason: String) -> NodeError {
+        NodeError::Lookup { endpoint: Arc::clone(&self.endpoint), reason }
     }
 
     fn error(&self, source: TransferError) -> NodeError {

@@ -41,6 +41,8 @@ pub struct Config {
     pub segment_size: u64,
     /// `tcp`, or what is asked for instead.
     pub protocol: String,
+    /// RDMA devices, by name; all that the machine has if there are no names.
+    pub devices: Vec<String>,
     /// The master, as `host:port`.
     pub master: String,
     /// Whose objects the REST API puts and gets.
@@ -156,6 +158,7 @@ impl Config {
             metadata,
             segment_size,
             protocol: text("protocol").to_ascii_lowercase(),
+            devices: devices(&text("device_name")),
             master: text("master_server_address"),
             tenant: text("tenant_id"),
             client_http_port: flag("enable_client_http_server")?.then_some(port),
@@ -163,6 +166,11 @@ impl Config {
             ssd_path: Some(text("ssd_offload_path")).filter(|path| !path.is_empty()).map(PathBuf::from),
         })
     }
+}
+
+/// Names with commas between them.
+fn devices(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 fn from_environment(environment: &impl Fn(&str) -> Option<String>) -> BTreeMap<&'static str, String> {
@@ -218,19 +226,24 @@ mod tests {
         assert_eq!((config.local_hostname.as_str(), config.master.as_str()), ("localhost", "m:50051"));
         assert_eq!((config.segment_size, config.metadata.clone()), (3_355_443_200, Metadata::Handshake));
         assert_eq!((config.protocol.as_str(), config.client_http_port), ("tcp", None));
+        assert!(config.devices.is_empty());
         let variables = [
             ("MOONCAKE_MASTER", "m:50051"),
             ("MOONCAKE_TE_META_DATA_SERVER", "http://m:8080/metadata"),
             ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "4gb"),
             ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "Yes"),
             ("MOONCAKE_PROTOCOL", "RDMA"),
+            ("MOONCAKE_DEVICE", "mlx5_0, mlx5_1"),
             ("MC_METADATA_CLUSTER_ID", "blue"),
         ];
         let config = from_variables(&variables, &["client_http_port=9301"]).unwrap();
         assert_eq!((config.segment_size, config.client_http_port), (4 << 30, Some(9301)));
         let url = "http://m:8080/metadata".to_owned();
         assert_eq!(config.metadata, Metadata::Http { url, cluster_id: Some("blue".to_owned()) });
-        assert_eq!(config.protocol, "rdma");
+        assert_eq!(
+            (config.protocol.as_str(), config.devices),
+            ("rdma", vec!["mlx5_0".to_owned(), "mlx5_1".to_owned()])
+        );
     }
 
     #[test]

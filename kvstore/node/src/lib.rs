@@ -17,6 +17,7 @@ mod node;
 mod place;
 mod pool;
 mod presence;
+mod rdma;
 mod rest;
 mod scrub;
 pub mod size;

@@ -13,7 +13,7 @@ use moongate_kvstore::rpc::{Master, RpcError};
 
 use crate::pool::{Lent, Pool};
 
-/// How transfers reach the node, as the master tells clients.
+/// How transfers reach a node without RDMA.
 pub(crate) const PROTOCOL: &str = "tcp";
 
 /// Parts of a segment that are told at a time.
@@ -30,6 +30,8 @@ pub(crate) struct Membership {
     pub(crate) pool: Arc<Pool>,
     /// Whether its listening sockets are kept while no process of it runs.
     pub(crate) sockets_last: bool,
+    /// How transfers reach the node, as the master tells clients.
+    pub(crate) protocol: &'static str,
 }
 
 impl Membership {
@@ -118,7 +120,7 @@ impl Membership {
             base: lent.base,
             size: lent.size,
             te_endpoint: &self.endpoint,
-            protocol: PROTOCOL,
+            protocol: self.protocol,
             host_id: &self.host,
         }
     }

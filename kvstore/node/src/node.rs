@@ -10,8 +10,9 @@ use moongate_kvclient::{Client, Options as ClientOptions};
 use moongate_kvstore::rpc::{self, Master, RpcError};
 use moongate_memory::numa::Placement;
 use moongate_memory::{Keep, Pages, Segment, Wanted};
+use moongate_rdma::Fabric;
 use moongate_runtime::{ListenerLimits, Supervisor};
-use moongate_transfer::handshake::{self, HandshakeLimits, Node as Answers};
+use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, Serving};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
@@ -29,7 +30,7 @@ use crate::pool::{Lent, Pool};
 use crate::presence::{Presence, present};
 use crate::scrub::{self, ScrubCounts};
 use crate::tasks::{TaskCounts, Worker};
-use crate::{health, rest};
+use crate::{health, rdma, rest};
 
 /// Pause between two attempts at something that must be there at start.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
@@ -48,6 +49,7 @@ pub(crate) struct Shared {
     /// The tier on a disk, if there is one.
     pub(crate) keeper: Option<Keeper>,
     presence: Presence,
+    fabric: Option<Arc<Fabric>>,
 }
 
 /// A node that serves.
@@ -71,7 +73,6 @@ pub async fn start(
 ) -> Result<RunningStore, StartError> {
     let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
     let deadline = Instant::now() + wait;
-    tell_what_is_missing(&config);
     let lasts = flags.memory != Keeping::Process;
     let segment = open_memory(&flags, &config, deadline).await?;
     let host = Host::parse(&config.local_hostname);
@@ -81,10 +82,13 @@ pub async fn start(
     let endpoint = host.endpoint(place.handshake.local_addr()?.port());
     let identity = settle(&segment.ledger, &endpoint, segment.kept)?;
     let pool = Arc::new(Pool::default());
-    pool.add(Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, lasts)));
-    if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer())) {
+    let served = rdma::open(&config, lasts, &segment.region, disk.as_deref().map(Disk::buffer));
+    let lent = Lent::new(segment, uuid(identity.segment), identity.base, lasts);
+    pool.add(Arc::new(lent.over(served.segment)));
+    if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer(), served.buffer)) {
         return Err(io::Error::from(io::ErrorKind::AddrInUse).into());
     }
+    let fabric = served.fabric;
 
     let master = Master::new(&config.master, rpc::Options::default(), supervisor);
     let membership = Membership {
@@ -94,15 +98,16 @@ pub async fn start(
         host: host.name.as_str().into(),
         pool: Arc::clone(&pool),
         sockets_last: matches!(flags.memory, Keeping::Holder(_)),
+        protocol: if fabric.is_some() { rdma::PROTOCOL } else { PROTOCOL },
     };
-    let presence = present(&config, &host, &place, &membership)?;
+    let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
     let options = serve::Options {
         peers: flags.allow_peers.clone(),
         connections: flags.max_connections,
         connections_per_peer: flags.max_connections_per_peer,
         ..serve::Options::default()
     };
-    let answers: Arc<dyn handshake::Answers> = Arc::<Answers>::clone(&presence.answers);
+    let answers = rdma::answers(Arc::clone(&presence.answers), fabric.clone(), &endpoint);
     let limits = HandshakeLimits::default();
     let (peers, stop) = (flags.allow_peers.clone(), supervisor.token());
     handshake::listen(place.handshake, answers, peers, limits, stop, supervisor);
@@ -117,6 +122,7 @@ pub async fn start(
     let client_options = ClientOptions {
         tenant: config.tenant.clone(),
         metadata: config.metadata.clone(),
+        rdma_devices: config.devices.clone(),
         ..ClientOptions::default()
     };
     let client = Client::new(&config.master, client_options, supervisor)?;
@@ -132,6 +138,7 @@ pub async fn start(
         scrubbed: Arc::default(),
         client,
         presence,
+        fabric,
     };
     shared.start_background(flags.scrub_rate, supervisor);
     let http = shared.serve_http(&flags, &config, place.address, supervisor)?;
@@ -253,7 +260,10 @@ impl Shared {
         let opened = Segment::open(&wanted, |base| new_identity(base, size));
         let segment = opened.map_err(|error| error.to_string())?;
         let identity = segment.ledger.identity();
-        let lent = Arc::new(Lent::new(segment, uuid(identity.segment), identity.base, false));
+        let registered = self.fabric.as_ref().map(|fabric| fabric.lend(&segment.region)).transpose();
+        let registered = registered.map_err(|error| error.to_string())?;
+        let lent = Lent::new(segment, uuid(identity.segment), identity.base, false).over(registered);
+        let lent = Arc::new(lent);
         if !self.membership.pool.add(Arc::clone(&lent)) {
             return Err("its addresses are those of another segment; try again".to_owned());
         }
@@ -279,15 +289,6 @@ impl Shared {
         self.membership.pool.remove(id);
         self.presence.change(&self.membership);
         self.presence.publish().await.map_err(|error| error.to_string())
-    }
-}
-
-fn tell_what_is_missing(config: &Config) {
-    if config.protocol != PROTOCOL {
-        tracing::warn!(
-            protocol = config.protocol,
-            "this node serves transfers over TCP only; set the protocol to tcp for all that use it"
-        );
     }
 }
 

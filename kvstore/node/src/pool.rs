@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
 use moongate_memory::{Crc32c, Ledger, Region, Scrubber, Segment};
+use moongate_rdma::Lent as Registered;
 use moongate_transfer::Buffer;
 use moongate_transfer::serve::{Span, Target};
 use parking_lot::Mutex;
@@ -27,6 +28,8 @@ pub(crate) struct Lent {
     /// Bytes.
     pub(crate) size: u64,
     region: Arc<Region>,
+    /// If it is served over RDMA too.
+    registered: Option<Registered>,
     ledger: Arc<Ledger>,
     /// Whether it holds what an earlier process has written: then only what was written to its end is read.
     kept: bool,
@@ -57,6 +60,7 @@ impl Lent {
             base,
             size: segment.region.len(),
             region: segment.region,
+            registered: None,
             ledger: segment.ledger,
             kept: segment.kept,
             lasts,
@@ -83,6 +87,11 @@ impl Lent {
                 }
             }
         }
+    }
+
+    /// The same, served over RDMA too.
+    pub(crate) fn over(self, registered: Option<Registered>) -> Self {
+        Self { registered, ..self }
     }
 
     fn offset(&self, span: Span) -> Option<u64> {
@@ -128,7 +137,7 @@ impl Lent {
 pub(crate) struct Pool {
     lent: ArcSwap<Vec<Arc<Lent>>>,
     /// What peers read from without having written to it: objects from the disk.
-    buffer: OnceLock<Arc<Region>>,
+    buffer: OnceLock<(Arc<Region>, Option<Registered>)>,
 }
 
 impl Pool {
@@ -143,7 +152,8 @@ impl Pool {
             let apart = |other: &Arc<Lent>| {
                 other.base + other.size <= lent.base || lent.base + lent.size <= other.base
             };
-            added = all.iter().all(apart) && self.buffer.get().is_none_or(|buffer| is_apart(&lent, buffer));
+            added =
+                all.iter().all(apart) && self.buffer.get().is_none_or(|(buffer, _)| is_apart(&lent, buffer));
             let new = added.then(|| Arc::clone(&lent));
             all.iter().cloned().chain(new).collect::<Vec<_>>()
         });
@@ -151,9 +161,9 @@ impl Pool {
     }
 
     /// Adds the buffer for objects from the disk, once. False if its addresses are those of a segment.
-    pub(crate) fn add_buffer(&self, region: &Arc<Region>) -> bool {
+    pub(crate) fn add_buffer(&self, region: &Arc<Region>, registered: Option<Registered>) -> bool {
         self.lent.load().iter().all(|lent| is_apart(lent, region))
-            && self.buffer.set(Arc::clone(region)).is_ok()
+            && self.buffer.set((Arc::clone(region), registered)).is_ok()
     }
 
     /// Takes a segment out. Transfers in progress end well.
@@ -167,19 +177,18 @@ impl Pool {
 
     /// What goes into the node's descriptor.
     pub(crate) fn buffers(&self, name: &str) -> Vec<Buffer> {
-        let buffer = |lent: &Arc<Lent>| Buffer {
-            name: name.to_owned(),
-            addr: lent.base,
-            length: lent.size,
-            ..Buffer::default()
+        let described = |addr: u64, length: u64, registered: Option<&Registered>| {
+            let mut buffer = Buffer { name: name.to_owned(), addr, length, ..Buffer::default() };
+            if let Some(registered) = registered {
+                registered.describe(&mut buffer);
+            }
+            buffer
         };
-        let staged = self.buffer.get().map(|region| Buffer {
-            name: name.to_owned(),
-            addr: region.base(),
-            length: region.len(),
-            ..Buffer::default()
-        });
-        self.lent.load().iter().map(buffer).chain(staged).collect()
+        let lent = self.lent.load();
+        let segments = lent.iter().map(|lent| described(lent.base, lent.size, lent.registered.as_ref()));
+        let staged = self.buffer.get();
+        let staged = staged.map(|(it, registered)| described(it.base(), it.len(), registered.as_ref()));
+        segments.chain(staged).collect()
     }
 
     /// Copies bytes in, as if a peer had written them.
@@ -196,7 +205,7 @@ impl Pool {
 
     /// A part of the buffer.
     fn buffered(&self, span: Span) -> Option<(&Region, u64)> {
-        let region = self.buffer.get()?;
+        let (region, _) = self.buffer.get()?;
         let offset = span.start.checked_sub(region.base())?;
         region.check(offset, span.size).ok()?;
         Some((region, offset))

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use moongate_rdma::Fabric;
 use moongate_transfer::descriptor::RpcMeta;
 use moongate_transfer::handshake::Node as Answers;
 use moongate_transfer::{Directory, DirectoryError, SegmentDescriptor};
@@ -15,6 +16,7 @@ use crate::heartbeat::Pulse;
 use crate::membership::{Membership, PROTOCOL};
 use crate::node::PAUSE;
 use crate::place::{Host, Place};
+use crate::rdma;
 
 /// How often it is looked whether the metadata server still has the descriptor.
 const PUBLISH: Duration = Duration::from_secs(10);
@@ -85,10 +87,11 @@ pub(crate) fn present(
     host: &Host,
     place: &Place,
     membership: &Membership,
+    fabric: Option<&Fabric>,
 ) -> Result<Presence, StartError> {
     let data_host =
         if place.address.is_unspecified() { host.name.clone() } else { place.address.to_string() };
-    let descriptor = SegmentDescriptor {
+    let mut descriptor = SegmentDescriptor {
         name: membership.endpoint.to_string(),
         protocol: PROTOCOL.to_owned(),
         buffers: membership.pool.buffers(&membership.endpoint),
@@ -99,6 +102,9 @@ pub(crate) fn present(
         moongate: EXTENSIONS,
         ..SegmentDescriptor::default()
     };
+    if let Some(fabric) = fabric {
+        rdma::describe(fabric, &mut descriptor);
+    }
     Ok(Presence {
         directory: Directory::new(&config.metadata)?,
         answers: Arc::new(Answers { descriptor: ArcSwap::from_pointee(descriptor) }),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use moongate_transfer::handshake::{self, Kind};
-use moongate_transfer::{Buffer, Limits, SegmentDescriptor};
+use moongate_transfer::{Buffer, Limits, SegmentDescriptor, TransferError};
 
 use crate::connection::{Message, MessageError, NicPath};
 use crate::fabric::Fabric;
@@ -18,38 +18,6 @@ use crate::topology;
 /// Tells apart the connections of this process: a peer takes two questions from the same device of the same node for
 /// one that has been restarted.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
-
-/// No transfer over RDMA.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum DialError {
-    /// The descriptor has nothing that could be connected to.
-    #[error("{node} tells of no RDMA device that can be used")]
-    NoDevice {
-        /// The node.
-        node: String,
-    },
-    /// There is no connection.
-    #[error("no RDMA connection to {peer}: {reason}")]
-    Connect {
-        /// The peer's device.
-        peer: String,
-        /// Why not.
-        reason: String,
-    },
-    /// The node has no such memory, perhaps because it has been restarted.
-    #[error("{node} lends no {size} bytes at {start:#x} over RDMA")]
-    Rejected {
-        /// The node.
-        node: String,
-        /// The first byte.
-        start: u64,
-        /// How many.
-        size: u64,
-    },
-    /// The transfer has failed; the connection is of no use any more.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-}
 
 /// A connection to a node, over as many devices as this machine has.
 #[derive(Debug)]
@@ -75,7 +43,7 @@ impl Connection {
     /// name of this process or node.
     ///
     /// # Errors
-    /// [`DialError::NoDevice`] or [`DialError::Connect`].
+    /// [`TransferError::Connect`].
     pub async fn open(
         fabric: &Fabric,
         staging: Arc<Staging>,
@@ -83,12 +51,14 @@ impl Connection {
         handshakes: &str,
         descriptor: Arc<SegmentDescriptor>,
         limits: Limits,
-    ) -> Result<Self, DialError> {
+    ) -> Result<Self, TransferError> {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let mut rails = Vec::new();
         for (at, nic) in fabric.nics().iter().enumerate() {
-            let peers = peers_device(&descriptor, at)
-                .ok_or_else(|| DialError::NoDevice { node: descriptor.name.clone() })?;
+            let peers = peers_device(&descriptor, at).ok_or_else(|| TransferError::Connect {
+                address: descriptor.name.clone(),
+                reason: "it tells of no RDMA device".to_owned(),
+            })?;
             let own_path = NicPath { node: format!("{own}.{number}"), device: nic.device().name.clone() };
             let link = connect(nic, &own_path, handshakes, &descriptor, peers, limits.connect).await?;
             rails.push(Rail { own: at, peers, link });
@@ -96,17 +66,11 @@ impl Connection {
         Ok(Self { staging, descriptor, rails, limit: limits.stall })
     }
 
-    /// Whether a transfer has failed. Then there must be a new connection.
-    #[must_use]
-    pub fn is_broken(&self) -> bool {
-        self.rails.iter().any(|rail| rail.link.is_broken())
-    }
-
     /// Reads the node's memory from `start` on. When it fails, `into` may have been written in part.
     ///
     /// # Errors
-    /// [`DialError`].
-    pub async fn read(&self, start: u64, into: &mut [u8]) -> Result<(), DialError> {
+    /// [`TransferError`].
+    pub async fn read(&self, start: u64, into: &mut [u8]) -> Result<(), TransferError> {
         let buffer = self.buffer(start, into.len())?;
         // On every machine that has RDMA a piece's length is a `usize`.
         let pieces = into.chunks_mut(PIECE as usize).enumerate().map(async |(number, bytes)| {
@@ -124,8 +88,8 @@ impl Connection {
     /// Writes the node's memory from `start` on, and returns when it is written.
     ///
     /// # Errors
-    /// [`DialError`].
-    pub async fn write(&self, start: u64, from: &[u8]) -> Result<(), DialError> {
+    /// [`TransferError`].
+    pub async fn write(&self, start: u64, from: &[u8]) -> Result<(), TransferError> {
         let buffer = self.buffer(start, from.len())?;
         let pieces = from.chunks(PIECE as usize).enumerate().map(async |(number, bytes)| {
             let piece = Arc::new(self.staging.piece().await);
@@ -147,7 +111,7 @@ impl Connection {
         offset: u64,
         len: u64,
         guard: Arc<dyn std::any::Any + Send + Sync>,
-    ) -> Result<(), DialError> {
+    ) -> Result<(), TransferError> {
         let rail = number.checked_rem(self.rails.len()).and_then(|at| self.rails.get(at));
         let ends = rail.and_then(|rail| {
             Some((rail, *buffer.rkey.get(rail.peers)?, self.staging.lent().registered.get(rail.own)?))
@@ -155,11 +119,14 @@ impl Connection {
         let (rail, key, memory) = ends.ok_or_else(|| self.rejected(address, len))?;
         let local = Local { memory, offset, len };
         let target = Target { address, key };
-        Ok(rail.link.transfer(operation, local, target, guard, self.limit).await?)
+        rail.link.transfer(operation, local, target, guard, self.limit).await.map_err(|error| match error {
+            LinkError::Failed { peer: address, reason } => TransferError::Broken { address, reason },
+            LinkError::TimedOut { peer: address, limit } => TransferError::TimedOut { address, limit },
+        })
     }
 
     /// The buffer in which all of these bytes lie.
-    fn buffer(&self, start: u64, size: usize) -> Result<&Buffer, DialError> {
+    fn buffer(&self, start: u64, size: usize) -> Result<&Buffer, TransferError> {
         let size = size as u64;
         let holds = |buffer: &&Buffer| {
             let offset = start.checked_sub(buffer.addr);
@@ -168,8 +135,8 @@ impl Connection {
         self.descriptor.buffers.iter().find(holds).ok_or_else(|| self.rejected(start, size))
     }
 
-    fn rejected(&self, start: u64, size: u64) -> DialError {
-        DialError::Rejected { node: self.descriptor.name.clone(), start, size }
+    fn rejected(&self, start: u64, size: u64) -> TransferError {
+        TransferError::Rejected { address: self.descriptor.name.clone(), start, size }
     }
 }
 
@@ -188,14 +155,14 @@ async fn connect(
     descriptor: &SegmentDescriptor,
     peers: usize,
     limit: Duration,
-) -> Result<Link, DialError> {
+) -> Result<Link, TransferError> {
     let node = match descriptor.rdma_server_name.as_str() {
         "" => &descriptor.name,
         other => other,
     };
     let device = descriptor.devices.get(peers);
     let peer = format!("{node}@{}", device.map_or("", |device| device.name.as_str()));
-    let failed = |reason: String| DialError::Connect { peer: peer.clone(), reason };
+    let failed = |reason: String| TransferError::Connect { address: peer.clone(), reason };
     let link = Link::new(nic, peer.clone()).map_err(|error| failed(error.to_string()))?;
     let question = Message {
         local_nic_path: own.to_string(),

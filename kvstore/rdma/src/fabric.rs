@@ -7,13 +7,12 @@ use std::sync::Arc;
 use moongate_memory::Region;
 use moongate_transfer::{Buffer, SegmentDescriptor};
 
+use crate::PROTOCOL;
 use crate::device::{self, SYSFS};
+use crate::error::NoRdma;
 use crate::nic::Nic;
 use crate::topology::{self, PriorityMatrix};
 use crate::verbs::Registered;
-
-/// What descriptors call this way of transferring.
-pub const PROTOCOL: &str = "rdma";
 
 /// Devices at work.
 #[derive(Debug)]
@@ -22,30 +21,19 @@ pub struct Fabric {
     matrix: PriorityMatrix,
 }
 
-/// Why there is no RDMA.
-#[derive(Debug, thiserror::Error)]
-pub enum NoRdma {
-    /// The machine does not tell.
-    #[error("the devices of this machine cannot be listed: {0}")]
-    Unlisted(#[source] io::Error),
-    /// There is nothing.
-    #[error("this machine has no RDMA device")]
-    NoDevice,
-    /// There is nothing that can be used.
-    #[error("none of the RDMA devices can be used: {0}")]
-    Unusable(String),
-}
-
 /// Memory of a process that is registered with all of its devices.
 #[derive(Debug)]
 pub struct Lent {
     /// In the order of the devices.
     pub registered: Vec<Arc<Registered>>,
+    /// The row of the priority matrix that is for this memory.
+    place: String,
 }
 
 impl Lent {
-    /// The keys of a descriptor's buffer.
+    /// Says in a descriptor's buffer where in memory it lies, and its keys.
     pub fn describe(&self, buffer: &mut Buffer) {
+        buffer.name.clone_from(&self.place);
         buffer.rkey = self.registered.iter().map(|each| each.remote_key()).collect();
         buffer.lkey = self.registered.iter().map(|each| each.local_key()).collect();
     }
@@ -97,19 +85,16 @@ impl Fabric {
         &self.nics
     }
 
-    /// Which device is used for which memory.
-    #[must_use]
-    pub fn matrix(&self) -> &PriorityMatrix {
-        &self.matrix
-    }
-
     /// Lets peers read and write memory through all devices.
     ///
     /// # Errors
-    /// As the system says; the limit of locked memory (`ulimit -l`) must be as large.
-    pub fn lend(&self, region: &Arc<Region>) -> io::Result<Lent> {
+    /// [`NoRdma::Register`].
+    pub fn lend(&self, region: &Arc<Region>) -> Result<Lent, NoRdma> {
         let registered = self.nics.iter().map(|nic| nic.register(Arc::clone(region)));
-        Ok(Lent { registered: registered.collect::<io::Result<_>>()? })
+        let registered = registered.collect::<io::Result<_>>().map_err(NoRdma::Register)?;
+        // Memory that is not bound to a node of the machine has the first row: all devices are in each.
+        let place = self.matrix.keys().next().cloned().unwrap_or_default();
+        Ok(Lent { registered, place })
     }
 
     /// Says in a descriptor that the node has RDMA, over which devices.

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::Instant;
 
 use crate::connection::{QUEUE_PAIRS, Remote};
 use crate::nic::{Flight, Nic};
@@ -57,8 +56,8 @@ pub enum LinkError {
         /// How.
         reason: String,
     },
-    /// It has not ended in time.
-    #[error("RDMA with {peer} has not ended within {limit:?}")]
+    /// It has not got on.
+    #[error("RDMA with {peer} has not got on for {limit:?}")]
     TimedOut {
         /// The peer's device.
         peer: String,
@@ -112,7 +111,8 @@ impl Link {
     }
 
     /// Moves bytes, and returns when all have arrived. After an error the link is broken, and the memory must not be
-    /// used for anything else before `guard` is dropped: it is kept until the device has done with the memory.
+    /// used for anything else before `guard` is dropped: it is kept until the device has done with the memory. Within
+    /// `limit` at least a slice must get on.
     ///
     /// # Errors
     /// [`LinkError`].
@@ -124,12 +124,7 @@ impl Link {
         guard: Arc<dyn std::any::Any + Send + Sync>,
         limit: Duration,
     ) -> Result<(), LinkError> {
-        let deadline = Instant::now() + limit;
-        let moved = tokio::time::timeout_at(deadline, self.slices(operation, local, target, guard)).await;
-        let ended = match moved {
-            Ok(ended) => ended.map_err(|reason| LinkError::Failed { peer: self.peer.clone(), reason }),
-            Err(_) => Err(LinkError::TimedOut { peer: self.peer.clone(), limit }),
-        };
+        let ended = self.slices(operation, local, target, guard, limit).await;
         if ended.is_err() {
             self.fail();
         }
@@ -142,16 +137,19 @@ impl Link {
         local: Local<'_>,
         target: Target,
         guard: Arc<dyn std::any::Any + Send + Sync>,
-    ) -> Result<(), String> {
+        limit: Duration,
+    ) -> Result<(), LinkError> {
+        let failed = |reason: String| LinkError::Failed { peer: self.peer.clone(), reason };
         let (told, mut ends) = mpsc::unbounded_channel();
         let mut posted = 0u64;
         for (number, (offset, len)) in slices(local.len).enumerate() {
             if self.is_broken() {
-                return Err("the link was broken before".to_owned());
+                return Err(failed("the link was broken before".to_owned()));
             }
             let Some((pair, window)) = self.pairs.get(number % self.pairs.len().max(1)) else { break };
-            let room = Arc::clone(window).acquire_owned().await.map_err(|closed| closed.to_string())?;
-            let space = self.nic.space().await;
+            let room = self.within(limit, Arc::clone(window).acquire_owned()).await?;
+            let room = room.map_err(|closed| failed(closed.to_string()))?;
+            let space = self.within(limit, self.nic.space()).await?;
             let id = self.nic.number();
             let keep = Arc::new((Arc::clone(local.memory), Arc::clone(&guard)));
             let flight = Flight { link: self.id, told: told.clone(), room, memory: keep, space };
@@ -168,20 +166,26 @@ impl Link {
             };
             if let Err(error) = pair.post(&work) {
                 self.nic.take_back(id);
-                return Err(error.to_string());
+                return Err(failed(error.to_string()));
             }
             posted += 1;
             while let Ok(end) = ends.try_recv() {
-                end?;
+                end.map_err(failed)?;
                 posted -= 1;
             }
         }
         drop(told);
         while posted > 0 {
-            ends.recv().await.unwrap_or_else(|| Err("its device is gone".to_owned()))?;
+            let end = self.within(limit, ends.recv()).await?;
+            end.unwrap_or_else(|| Err("its device is gone".to_owned())).map_err(failed)?;
             posted -= 1;
         }
         Ok(())
+    }
+
+    async fn within<T>(&self, limit: Duration, step: impl Future<Output = T>) -> Result<T, LinkError> {
+        let ended = tokio::time::timeout(limit, step).await;
+        ended.map_err(|_| LinkError::TimedOut { peer: self.peer.clone(), limit })
     }
 
     fn fail(&self) {

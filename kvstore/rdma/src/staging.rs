@@ -3,27 +3,15 @@
 
 use std::sync::Arc;
 
-use moongate_memory::{Error, Pages, Region};
+use moongate_memory::{Pages, Region};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::error::NoRdma;
 use crate::fabric::{Fabric, Lent};
 
 /// Bytes of a piece.
 pub const PIECE: u64 = 4 << 20;
-
-/// Why there is no memory for transfers.
-#[derive(Debug, thiserror::Error)]
-pub enum StagingError {
-    /// The system has none.
-    #[error("no memory for transfers: {0}")]
-    Memory(#[from] Error),
-    /// It cannot be registered.
-    #[error(
-        "memory for transfers cannot be registered with the RDMA devices: {0}; raise the limit of locked memory"
-    )]
-    Register(#[from] std::io::Error),
-}
 
 /// Pieces of registered memory.
 #[derive(Debug)]
@@ -46,8 +34,8 @@ impl Staging {
     /// So many pieces, registered with all devices.
     ///
     /// # Errors
-    /// [`StagingError`].
-    pub fn new(fabric: &Fabric, pieces: u32) -> Result<Self, StagingError> {
+    /// [`NoRdma`].
+    pub fn new(fabric: &Fabric, pieces: u32) -> Result<Self, NoRdma> {
         let region = Arc::new(Region::anonymous(u64::from(pieces) * PIECE, Pages::Transparent)?);
         let lent = fabric.lend(&region)?;
         let free = (0..u64::from(pieces)).map(|number| number * PIECE).collect();

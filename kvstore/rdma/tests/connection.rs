@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_memory::{Pages, Region};
-use moongate_rdma::{Acceptor, Connection, DialError, Fabric, Lent, PIECE, Staging};
+use moongate_rdma::{Acceptor, Connection, Fabric, Lent, PIECE, Staging};
 use moongate_runtime::Supervisor;
 use moongate_transfer::handshake::{self, Answers, HandshakeLimits, Kind};
-use moongate_transfer::{Buffer, Limits, Peers, SegmentDescriptor};
+use moongate_transfer::{Buffer, Limits, Peers, SegmentDescriptor, TransferError};
 use tokio::net::TcpListener;
 
 const SIZE: u64 = 32 << 20;
@@ -47,8 +47,7 @@ impl World {
         let answers: Arc<dyn Answers> = Arc::<Node>::clone(&node);
         let limits = HandshakeLimits::default();
         handshake::listen(listener, answers, Peers::all(), limits, supervisor.token(), &supervisor);
-        let mut buffer =
-            Buffer { name: "cpu:0".to_owned(), addr: region.base(), length: SIZE, ..Buffer::default() };
+        let mut buffer = Buffer { addr: region.base(), length: SIZE, ..Buffer::default() };
         lent.describe(&mut buffer);
         let mut descriptor = SegmentDescriptor {
             name: address.clone(),
@@ -60,7 +59,7 @@ impl World {
         Self { supervisor, fabric, staging, node, region, _lent: lent, address, descriptor }
     }
 
-    async fn connect(&self, descriptor: &SegmentDescriptor) -> Result<Connection, DialError> {
+    async fn connect(&self, descriptor: &SegmentDescriptor) -> Result<Connection, TransferError> {
         let descriptor = Arc::new(descriptor.clone());
         let limits = Limits { stall: Duration::from_secs(60), ..Limits::default() };
         Connection::open(&self.fabric, Arc::clone(&self.staging), "client", &self.address, descriptor, limits)
@@ -97,23 +96,23 @@ async fn wrong_ranges_keys_and_devices_are_refused() {
     let connection = world.connect(&world.descriptor).await.unwrap();
     for start in [0, world.region.base() + SIZE, world.region.base() - 1, u64::MAX] {
         let refused = connection.write(start, b"moon").await;
-        assert!(matches!(refused, Err(DialError::Rejected { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(TransferError::Rejected { .. })), "{refused:?}");
     }
-    assert!(!connection.is_broken());
+    connection.write(world.region.base(), b"moon").await.unwrap();
 
     let mut wrong = world.descriptor.clone();
     wrong.buffers[0].rkey[0] ^= 0x00ff_ff00;
     let connection = world.connect(&wrong).await.unwrap();
     let failed = connection.write(world.region.base(), b"moon").await;
-    assert!(matches!(failed, Err(DialError::Link(_))), "{failed:?}");
-    assert!(connection.is_broken());
+    assert!(matches!(failed, Err(TransferError::Broken { .. })), "{failed:?}");
+    assert!(connection.write(world.region.base(), b"moon").await.is_err(), "it is of no use any more");
 
     let mut wrong = world.descriptor.clone();
     wrong.devices[0].name = "none".to_owned();
     let refused = world.connect(&wrong).await.unwrap_err().to_string();
     assert!(refused.contains("this node has no device none"), "{refused}");
     let nowhere = SegmentDescriptor { devices: Vec::new(), ..world.descriptor.clone() };
-    assert!(matches!(world.connect(&nowhere).await, Err(DialError::NoDevice { .. })));
+    assert!(matches!(world.connect(&nowhere).await, Err(TransferError::Connect { .. })));
 
     let again = world.connect(&world.descriptor).await.unwrap();
     again.write(world.region.base(), b"moon").await.unwrap();

@@ -3,7 +3,8 @@
 store.py MASTER METADATA MEBIBYTES
 put KEY SIZE | fill COPIES SIZE KEY... | get KEY | remove KEY | close
 exist KEY... | read KEY... | force KEY | clear EXPRESSION | empty
-Its buffer, which bounds what it can get, has BUFFER_MEBIBYTES mebibytes, or 16. DISK is a folder for what has no room.
+Its buffer, which bounds what it can get, has BUFFER_MEBIBYTES mebibytes, or 16. It is at STORE_HOST, or 127.0.0.1, and speaks
+STORE_PROTOCOL, or tcp. DISK is a folder for what has no room.
 fill puts many objects, one copy of each into its own memory while there is room. What is put repeats its key, and read counts
 the objects that come back so. clear and empty remove many objects, and answer with their number.
 Its answers begin with "> ", because the client writes to stdout too.
@@ -22,14 +23,15 @@ def say(text):
 master, metadata, mebibytes = sys.argv[1:]
 store = MooncakeDistributedStore()
 buffer = int(os.environ.get("BUFFER_MEBIBYTES", "16")) << 20
+host, protocol = os.environ.get("STORE_HOST", "127.0.0.1"), os.environ.get("STORE_PROTOCOL", "tcp")
 if "DISK" in os.environ:
     result = store.setup(
         {
-            "local_hostname": "127.0.0.1",
+            "local_hostname": host,
             "metadata_server": metadata,
             "global_segment_size": str(int(mebibytes) << 20),
             "local_buffer_size": str(buffer),
-            "protocol": "tcp",
+            "protocol": protocol,
             "rdma_devices": "",
             "master_server_addr": master,
             "enable_ssd_offload": "true",
@@ -37,7 +39,7 @@ if "DISK" in os.environ:
         }
     )
 else:
-    result = store.setup("127.0.0.1", metadata, int(mebibytes) << 20, buffer, "tcp", "", master)
+    result = store.setup(host, metadata, int(mebibytes) << 20, buffer, protocol, "", master)
 if result != 0:
     sys.exit(f"setup: {result}")
 

@@ -133,6 +133,16 @@ pub(crate) async fn program(release: &str, name: &str) -> Command {
     command
 }
 
+/// Mooncake's store service of a release, and the arguments that choose it, once all that it needs is there.
+pub(crate) async fn service(release: &str) -> (PathBuf, Vec<String>) {
+    let (script, mooncake) = (folder().join("service"), installed().await);
+    let choice = vec![mooncake.to_str().expect("a plain path").to_owned(), release.to_owned()];
+    let ready = Command::new(&script).args(&choice).kill_on_drop(true).status();
+    let ready = tokio::time::timeout(SETUP_LIMIT, ready).await.expect("tests/store/service ends in time");
+    assert!(ready.expect("tests/store/service can be run").success(), "tests/store/service has failed");
+    (script, choice)
+}
+
 /// What `scenario.py` notes: how the calls of a release's client end.
 pub(crate) async fn scenario(release: &str, rpc: &str, admin: &str) -> Vec<String> {
     noted(release, "scenario.py", &[rpc, admin]).await

@@ -127,6 +127,18 @@ pub struct RpcMeta {
     pub rpc_port: u16,
 }
 
+impl RpcMeta {
+    /// As `host:port`.
+    pub(crate) fn address(&self) -> String {
+        let host = self.ip_or_host_name.trim_matches(['[', ']']);
+        if host.contains(':') {
+            format!("[{host}]:{}", self.rpc_port)
+        } else {
+            format!("{host}:{}", self.rpc_port)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

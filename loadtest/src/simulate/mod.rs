@@ -44,6 +44,7 @@ pub use self::ideal::IdealOrder;
 pub use self::multiturn::{MultiTurn, MultiTurnSettings};
 pub use self::outcome::{Outcome, Record, State, Summary, quantile};
 pub use self::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
+pub use self::svg::{Plot, Scale};
 pub use self::sweep::{Case, ChangeError, Contender, ContenderKind, Load, Standing, changed, run_case};
 pub use self::workload::{Replay, SimRequest, Source, Workload};
 

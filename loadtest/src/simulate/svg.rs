@@ -11,7 +11,7 @@ const BOTTOM: f64 = 42.0;
 
 /// How numbers become places on an axis.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Scale {
+pub enum Scale {
     /// Evenly from the first number to the second.
     Linear(f64, f64),
     /// By their logarithm; both ends are above 0.
@@ -59,7 +59,7 @@ fn round_step(step: f64) -> f64 {
 
 /// A plot under construction.
 #[derive(Debug)]
-pub(crate) struct Plot {
+pub struct Plot {
     x: Scale,
     y: Scale,
     body: String,
@@ -67,7 +67,7 @@ pub(crate) struct Plot {
 
 impl Plot {
     /// An empty plot with its axes' names.
-    pub(crate) fn new(x: Scale, y: Scale, (x_name, y_name): (&str, &str)) -> Self {
+    pub fn new(x: Scale, y: Scale, (x_name, y_name): (&str, &str)) -> Self {
         let mut plot = Self { x, y, body: String::new() };
         let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
         for tick in y.ticks() {
@@ -112,7 +112,7 @@ impl Plot {
     }
 
     /// A line through `points` with a name that shows on hovering.
-    pub(crate) fn line(&mut self, points: &[(f64, f64)], class: &str, name: &str) {
+    pub fn line(&mut self, points: &[(f64, f64)], class: &str, name: &str) {
         let path = self.path(points);
         let _ = write!(self.body, "<path class='line {class}' d='{path}'><title>{name}</title></path>");
     }
@@ -135,7 +135,7 @@ impl Plot {
     }
 
     /// Names of the lines, each with its class, in the upper left corner.
-    pub(crate) fn legend(&mut self, lines: &[(String, &str)]) {
+    pub fn legend(&mut self, lines: &[(String, &str)]) {
         for (at, (class, name)) in lines.iter().enumerate() {
             let y = TOP + 14.0 + 17.0 * at as f64;
             let _ = write!(
@@ -149,7 +149,7 @@ impl Plot {
     }
 
     /// A file of its own, with the style that its classes need.
-    pub(crate) fn file(&self, label: &str, style: &str) -> String {
+    pub fn file(&self, label: &str, style: &str) -> String {
         format!(
             "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' font-family='sans-serif'><title>{label}</title>\
              <style>{style}</style><rect class='paper' width='{WIDTH}' height='{HEIGHT}'/>{}</svg>\n",

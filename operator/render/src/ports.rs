@@ -183,7 +183,7 @@ fn wanted(component: &InstanceComponent) -> Result<Wanted, RenderError> {
 }
 
 /// The annotation of the component or its template, as JSON; absent or empty is nothing.
-fn annotation<T: Default + for<'de> Deserialize<'de>>(
+pub(crate) fn annotation<T: Default + for<'de> Deserialize<'de>>(
     component: &InstanceComponent,
     key: &'static str,
 ) -> Result<T, RenderError> {

@@ -10,15 +10,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use moongate_render::GangScheduler;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
+use tower::util::MapRequestLayer;
 
-use crate::Kind;
 use crate::apply::Writer;
+use crate::events::Teller;
 use crate::observed::Observed;
+use crate::{Kind, Metrics};
 
 pub use leader::LeaseError;
 
@@ -37,6 +40,8 @@ pub struct Options {
     pub lease_duration: Duration,
     /// Who schedules gangs.
     pub gang: GangScheduler,
+    /// Where the operator counts.
+    pub metrics: Arc<Metrics>,
 }
 
 impl Default for Options {
@@ -48,6 +53,7 @@ impl Default for Options {
             lease: None,
             lease_duration: Duration::from_secs(15),
             gang: GangScheduler::default(),
+            metrics: Arc::default(),
         }
     }
 }
@@ -72,6 +78,8 @@ struct Shared {
     queue: queue::Queue,
     listed: tokio::sync::watch::Sender<BTreeSet<Kind>>,
     gang: GangScheduler,
+    teller: Teller,
+    metrics: Arc<Metrics>,
 }
 
 /// Runs until the supervisor's token is cancelled, or the lead is lost.
@@ -79,7 +87,7 @@ struct Shared {
 /// # Errors
 /// [`OperatorError`].
 pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), OperatorError> {
-    let client = client(options.kubeconfig.as_deref()).await?;
+    let client = client(options.kubeconfig.as_deref(), &options.metrics).await?;
     let stop = supervisor.token();
     let lead = match &options.lease {
         Some((namespace, name)) => {
@@ -91,6 +99,9 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         }
         None => None,
     };
+    let metrics = options.metrics;
+    metrics.leads(true);
+    let (teller, telling) = Teller::new(client.clone(), Arc::clone(&metrics));
     let shared = Arc::new(Shared {
         writer: Writer::new(client.clone()),
         client,
@@ -99,8 +110,14 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         queue: queue::Queue::default(),
         listed: tokio::sync::watch::Sender::new(BTreeSet::new()),
         gang: options.gang,
+        teller,
+        metrics: Arc::clone(&metrics),
     });
     let working = stop.child_token();
+    let told = working.clone();
+    supervisor.spawn("operator events", async move {
+        told.run_until_cancelled(telling).await;
+    });
     for kind in Kind::ALL {
         supervisor.spawn("operator watch", watch::follow(Arc::clone(&shared), kind, working.clone()));
     }
@@ -118,17 +135,18 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         }
     };
     working.cancel();
+    metrics.leads(false);
     if let Some(lease) = lead.filter(|_| outcome.is_ok()) {
         lease.release().await;
     }
     outcome
 }
 
-/// A client of the cluster that this file names, or that the process runs in.
+/// A client of the cluster that this file names, or that the process runs in. Its requests are counted.
 ///
 /// # Errors
 /// [`OperatorError::Client`].
-pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, OperatorError> {
+pub async fn client(kubeconfig: Option<&Path>, metrics: &Arc<Metrics>) -> Result<Client, OperatorError> {
     let failed = |error: &dyn std::fmt::Display| OperatorError::Client(error.to_string());
     let config = match kubeconfig {
         Some(path) => {
@@ -139,5 +157,11 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, OperatorError> 
         }
         None => Config::infer().await.map_err(|error| failed(&error))?,
     };
-    Client::try_from(config).map_err(|error| failed(&error))
+    let metrics = Arc::clone(metrics);
+    let count = MapRequestLayer::new(move |request: http::Request<Body>| {
+        metrics.asked(request.method().as_str());
+        request
+    });
+    let builder = ClientBuilder::try_from(config).map_err(|error| failed(&error))?;
+    Ok(builder.with_layer(&count).build())
 }

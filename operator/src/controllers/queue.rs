@@ -39,6 +39,11 @@ impl Queue {
         }
     }
 
+    /// Keys that could be worked on now.
+    pub(super) fn waiting(&self) -> usize {
+        self.inner.lock().ready.len()
+    }
+
     /// Asks for a plan at a time.
     pub(super) fn push_at(&self, at: Instant, key: Key) {
         self.inner.lock().later.insert((at, key));

@@ -10,6 +10,8 @@ use tokio_util::sync::CancellationToken;
 use super::Shared;
 use crate::Kind;
 use crate::apply::Outcome;
+use crate::events::News;
+use crate::metrics::Ended;
 use crate::observed::Key;
 use crate::plan;
 
@@ -27,17 +29,23 @@ pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             key = shared.queue.next() => key,
         };
-        let success = reconcile(&shared, &key, &stop).await;
-        shared.queue.done(&key, success);
+        shared.metrics.queued(shared.queue.waiting());
+        let begun = Instant::now();
+        let ended = reconcile(&shared, &key, &stop).await;
+        shared.metrics.reconciled(key.kind, ended, begun.elapsed());
+        shared.queue.done(&key, ended == Ended::Done);
     }
 }
 
-async fn reconcile(shared: &Shared, key: &Key, stop: &CancellationToken) -> bool {
+async fn reconcile(shared: &Shared, key: &Key, stop: &CancellationToken) -> Ended {
+    let live = shared.observed.lock().get(key);
+    let Some(live) = live else { return Ended::Done };
     let plan = match plan::observed(&shared.observed, key, shared.gang, Timestamp::now(), fastrand::u64(..)) {
         Ok(plan) => plan,
         Err(error) => {
             tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");
-            return false;
+            shared.teller.tell(&live, [News::warning("InvalidSpec", error.to_string())]);
+            return Ended::Unplanned;
         }
     };
     if let Some(at) = plan.again_at {
@@ -46,19 +54,23 @@ async fn reconcile(shared: &Shared, key: &Key, stop: &CancellationToken) -> bool
     }
     for step in &plan.steps {
         if stop.is_cancelled() {
-            return true;
+            return Ended::Done;
         }
         tracing::debug!(kind = key.kind.name(), name = key.name, reason = step.reason, action = ?step.action, "step");
         match shared.writer.write(&key.namespace, &step.action).await {
-            Ok(outcome) => take(shared, outcome, &key.namespace),
+            Ok(outcome) => {
+                shared.teller.tell(&live, News::of(step, || live.read().unwrap_or_default()));
+                take(shared, outcome, &key.namespace);
+            }
             Err(error) => {
                 let reason = &step.reason;
                 tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, "a write was refused; the plan is made anew");
-                return false;
+                shared.teller.tell(&live, News::of_failure(step, &error));
+                return Ended::Failed;
             }
         }
     }
-    true
+    Ended::Done
 }
 
 fn take(shared: &Shared, outcome: Outcome, namespace: &str) {

@@ -36,7 +36,10 @@ async fn watch(shared: &Shared, kind: Kind) {
         match events.try_next().await {
             Ok(Some(event)) => take(shared, kind, event, &mut era),
             Ok(None) => return,
-            Err(error) => tell(kind, &error),
+            Err(error) => {
+                shared.metrics.watch_failed(kind);
+                tell(kind, &error);
+            }
         }
     }
 }
@@ -68,6 +71,9 @@ fn take(shared: &Shared, kind: Kind, event: Event<DynamicObject>, era: &mut u64)
         shared.listed.send_modify(|listed| {
             listed.insert(kind);
         });
+        if shared.listed.borrow().len() == Kind::ALL.len() {
+            shared.metrics.all_are_listed();
+        }
     }
 }
 

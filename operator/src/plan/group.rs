@@ -48,6 +48,8 @@ pub fn group(input: GroupInput<'_>) -> Plan {
     if input.group.metadata.deletion_timestamp.is_some() {
         return plan;
     }
+    let as_run = as_run(input.group, input.workloads);
+    let input = GroupInput { group: as_run.as_ref().unwrap_or(input.group), ..input };
     let mut states = Vec::new();
     let refused = plan_roles(input, &mut plan, &mut states).err().map(|error| error.to_string());
     if refused.is_some() {
@@ -57,6 +59,22 @@ pub fn group(input: GroupInput<'_>) -> Plan {
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(Kind::Group, name, input.group.status.as_ref(), &after);
     plan
+}
+
+/// The group with the pattern that roles are run by, where they ask for one by v1alpha1's annotation only. Upstream does not
+/// know that annotation, so what it has left behind may be run by another one; to follow it now would replace all pods.
+fn as_run(group: &RoleBasedGroup, workloads: &[Value]) -> Option<RoleBasedGroup> {
+    let mut as_run = group.clone();
+    for role in &mut as_run.spec.roles {
+        let Some(asked) = role.annotations.get(keys::legacy::INSTANCE_PATTERN) else { continue };
+        let live = workloads.iter().find(|live| label(live, keys::ROLE_NAME) == Some(role.name.as_str()));
+        let has =
+            live.and_then(|live| live["metadata"]["annotations"].get(keys::ROLE_INSTANCE_PATTERN)?.as_str());
+        if let Some(has) = has.filter(|has| has != asked) {
+            role.annotations.entry(keys::ROLE_INSTANCE_PATTERN.to_owned()).or_insert_with(|| has.to_owned());
+        }
+    }
+    (as_run != *group).then_some(as_run)
 }
 
 /// Why a group cannot be run.

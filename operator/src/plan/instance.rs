@@ -9,6 +9,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::json;
 
+use super::components::{self, Order};
 use super::{Action, Plan, PlanError, in_place, restart, revisions};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
@@ -105,15 +106,17 @@ fn scale(
 ) -> Result<bool, PlanError> {
     let live = input.instance;
     let before = plan.steps.len();
+    let order = Order::of(live)?;
     for pod in pods {
         let component = component_of(live, pod);
-        let id = pod_label(pod, keys::COMPONENT_ID).and_then(|id| id.parse::<i32>().ok());
-        let is_wanted = component.zip(id).is_some_and(|(component, id)| (0..component.size()).contains(&id));
-        if !is_wanted {
+        // A pod that is ending is not gone, so all of them count.
+        let may_end = |one| !components::is_wanted(pod, one) && order.may_end(one, input.pods);
+        if component.is_none_or(may_end) {
             plan.push(delete(pod), "the instance has no such pod");
         }
     }
-    for component in &live.spec.components {
+    let starting = live.spec.components.iter().filter(|component| order.may_start(component, pods));
+    for component in starting {
         for id in 0..component.size() {
             let name = pod::name(live, &component.name, id);
             // One that is ending still has the name.

@@ -1,6 +1,7 @@
 //! What is to be done: ordered steps, each with its reason. Pure: time and entropy are part of the input.
 
 mod adapter;
+mod components;
 mod coordination;
 mod group;
 mod group_set;
@@ -56,7 +57,7 @@ pub struct Step {
 pub enum Action {
     /// Server-side apply: the object shall be so, as far as it is said.
     Apply(Manifest),
-    /// A new object. That it is there already is no error.
+    /// A new object. That it is there already is no error, if it has the same owner.
     Create(Manifest),
     /// The whole object anew; refused by the server if it has changed since it was read.
     Replace {
@@ -98,7 +99,8 @@ impl Plan {
         self.again_at = Some(self.again_at.map_or(at, |before| before.min(at)));
     }
 
-    /// A status, if it is not the one that the object has.
+    /// A status, if it is not the one that the object has. While objects are being made it is left to the next plan, which
+    /// sees them: what could be told now would be old at once.
     pub(crate) fn status<T: serde::Serialize + PartialEq>(
         &mut self,
         kind: Kind,
@@ -106,7 +108,8 @@ impl Plan {
         before: Option<&T>,
         after: &T,
     ) {
-        if before != Some(after) {
+        let makes = self.steps.iter().any(|step| matches!(step.action, Action::Create(_)));
+        if before != Some(after) && !makes {
             let status = serde_json::to_value(after).unwrap_or_default();
             let body = serde_json::json!({ "status": status });
             let action = Action::Patch { kind, name: name.to_owned(), status: true, body };

@@ -21,8 +21,8 @@ impl Rubbish {
     }
 }
 
-/// All objects of the review in the version that it asks for, or none.
-pub(super) fn converted(body: &[u8]) -> Result<ConversionReview, Rubbish> {
+/// All objects of the review in the version that it asks for, or none; and which of the two, in one word.
+pub(super) fn converted(body: &[u8]) -> Result<(&'static str, ConversionReview), Rubbish> {
     let review: ConversionReview = serde_json::from_slice(body).map_err(Rubbish::of("ConversionReview"))?;
     let request = ConversionRequest::from_review(review);
     let mut request = request.map_err(|error| Rubbish("ConversionReview", error.to_string()))?;
@@ -31,14 +31,14 @@ pub(super) fn converted(body: &[u8]) -> Result<ConversionReview, Rubbish> {
         .ok_or_else(|| ConversionError::Version(request.desired_api_version.clone()))
         .and_then(|version| objects.iter().map(|object| convert(object, version)).collect());
     let response = ConversionResponse::for_request(request);
-    Ok(match all {
-        Ok(objects) => response.success(objects),
+    let (answer, response) = match all {
+        Ok(objects) => ("converted", response.success(objects)),
         Err(error) => {
             tracing::warn!(%error, "an object cannot be converted");
-            response.failure(Status::failure(&error.to_string(), "BadRequest"))
+            ("refused", response.failure(Status::failure(&error.to_string(), "BadRequest")))
         }
-    }
-    .into_review())
+    };
+    Ok((answer, response.into_review()))
 }
 
 /// What is to be judged.

@@ -8,15 +8,16 @@ mod certificate;
 mod registration;
 mod server;
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
+use axum::{BoxError, Router};
 use kube::{Api, Client};
 use moongate_render::RoleNames;
 use moongate_runtime::Supervisor;
@@ -25,6 +26,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
+use crate::Metrics;
 use crate::admission::{self, Objection};
 use answer::Question;
 
@@ -57,15 +59,17 @@ pub fn start(
     listener: TcpListener,
     client: Client,
     options: Options,
+    metrics: Arc<Metrics>,
     supervisor: &Supervisor,
 ) -> Result<(), rustls::Error> {
     let shown = Arc::new(server::Shown::default());
+    metrics.waits_for_webhooks(true);
     let answers = Router::new()
         .route(CONVERT, post(convert))
         .route(VALIDATE, post(validate))
-        .with_state(client.clone());
+        .with_state(Asked { client: client.clone(), metrics: Arc::clone(&metrics) });
     server::serve(listener, Arc::clone(&shown), answers, supervisor)?;
-    let registration = registration::Registration::new(client, options, shown);
+    let registration = registration::Registration::new(client, options, shown, metrics);
     let stop = supervisor.token();
     supervisor.spawn("webhook registration", async move {
         stop.run_until_cancelled(registration.keep()).await;
@@ -73,35 +77,52 @@ pub fn start(
     Ok(())
 }
 
-async fn convert(body: Body) -> Response {
-    match read(body).await.map(|body| answer::converted(&body)) {
-        Ok(Ok(review)) => axum::Json(review).into_response(),
-        Ok(Err(rubbish)) => (StatusCode::BAD_REQUEST, rubbish.to_string()).into_response(),
-        Err(response) => response,
+/// What answers need.
+#[derive(Clone)]
+struct Asked {
+    client: Client,
+    metrics: Arc<Metrics>,
+}
+
+impl Asked {
+    fn rubbish(&self, webhook: &'static str, what: &dyn Display) -> Response {
+        self.metrics.webhook_answered(webhook, "rubbish");
+        (StatusCode::BAD_REQUEST, what.to_string()).into_response()
     }
 }
 
-async fn validate(State(client): State<Client>, body: Body) -> Response {
+async fn convert(State(asked): State<Asked>, body: Body) -> Response {
+    match read(body).await.map(|body| answer::converted(&body)) {
+        Ok(Ok((answer, review))) => {
+            asked.metrics.webhook_answered("convert", answer);
+            axum::Json(review).into_response()
+        }
+        Ok(Err(rubbish)) => asked.rubbish("convert", &rubbish),
+        Err(unread) => asked.rubbish("convert", &unread),
+    }
+}
+
+async fn validate(State(asked): State<Asked>, body: Body) -> Response {
     let question = match read(body).await.map(|body| Question::of(&body)) {
         Ok(Ok(question)) => question,
-        Ok(Err(rubbish)) => return (StatusCode::BAD_REQUEST, rubbish.to_string()).into_response(),
-        Err(response) => return response,
+        Ok(Err(rubbish)) => return asked.rubbish("validate", &rubbish),
+        Err(unread) => return asked.rubbish("validate", &unread),
     };
     let objections = match question.kind.kind.as_str() {
-        "RoleBasedGroup" => group_objections(&client, &question).await,
+        "RoleBasedGroup" => group_objections(&asked.client, &question).await,
         "RoleBasedGroupSet" => {
             objections_to(&question, |new: &RoleBasedGroupSet, old| admission::set(new, old))
         }
         // Only these two are registered.
         _ => Vec::new(),
     };
+    let answer = if objections.is_empty() { "allowed" } else { "refused" };
+    asked.metrics.webhook_answered("validate", answer);
     axum::Json(question.answered(&objections)).into_response()
 }
 
-async fn read(body: Body) -> Result<axum::body::Bytes, Response> {
-    let read = tokio::time::timeout(BODY_TIME, to_bytes(body, MAX_BODY)).await;
-    let Ok(read) = read else { return Err(StatusCode::REQUEST_TIMEOUT.into_response()) };
-    read.map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()).into_response())
+async fn read(body: Body) -> Result<Bytes, BoxError> {
+    Ok(tokio::time::timeout(BODY_TIME, to_bytes(body, MAX_BODY)).await??)
 }
 
 fn objections_to<T: DeserializeOwned>(

@@ -28,6 +28,7 @@ use serde_json::json;
 use super::certificate::{Certificate, CertificateError};
 use super::server::Shown;
 use super::{CONVERT, Options, VALIDATE};
+use crate::Metrics;
 
 /// Definitions with two versions that differ.
 const CONVERTED: [&str; 2] = ["rolebasedgroups.workloads.x-k8s.io", "rolebasedgroupsets.workloads.x-k8s.io"];
@@ -62,11 +63,12 @@ pub(super) struct Registration {
     client: Client,
     options: Options,
     shown: Arc<Shown>,
+    metrics: Arc<Metrics>,
 }
 
 impl Registration {
-    pub(super) fn new(client: Client, options: Options, shown: Arc<Shown>) -> Self {
-        Self { client, options, shown }
+    pub(super) fn new(client: Client, options: Options, shown: Arc<Shown>, metrics: Arc<Metrics>) -> Self {
+        Self { client, options, shown, metrics }
     }
 
     /// Settles everything, and again whenever someone changes it.
@@ -94,6 +96,7 @@ impl Registration {
         self.validate_here(&trusted).await?;
         // Only now: whoever connects shall know whom to trust.
         self.shown.show(certificate.signing()?);
+        self.metrics.waits_for_webhooks(false);
         Ok(())
     }
 

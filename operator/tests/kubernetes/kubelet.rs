@@ -135,8 +135,15 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
     }
     let conditions = conditions
         .map(|(kind, truth)| json!({ "type": kind, "status": if truth { "True" } else { "False" } }));
-    let status = json!({ "status": { "phase": "Running", "podIP": "10.1.0.1", "podIPs": [{ "ip": "10.1.0.1" }],
+    let ip = address(&uid);
+    let status = json!({ "status": { "phase": "Running", "podIP": ip, "podIPs": [{ "ip": ip }],
         "conditions": conditions, "containerStatuses": statuses } });
     api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await?;
     Ok(())
+}
+
+/// Another one for each pod, as far as a test has pods.
+fn address(uid: &str) -> String {
+    let byte = |at: usize| u8::from_str_radix(&uid[at..at + 2], 16).unwrap();
+    format!("10.{}.{}.{}", byte(0), byte(2), byte(4))
 }

@@ -6,10 +6,13 @@
 )]
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
+mod articles;
 mod group_set;
 mod kubelet;
+mod requests;
 mod scaling;
 mod stage;
+mod told;
 
 use std::time::{Duration, Instant};
 

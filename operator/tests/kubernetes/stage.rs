@@ -1,8 +1,10 @@
 //! A namespace with a kubelet and an operator, on the control plane that these tests share.
 
+use std::sync::Arc;
+
 use kube::Client;
 use kube::api::{Api, ListParams};
-use moongate_operator::Options;
+use moongate_operator::{Metrics, Options};
 use moongate_runtime::Supervisor;
 use moongate_testkit::{ControlPlane, Namespace};
 use tokio::task::JoinHandle;
@@ -12,7 +14,8 @@ use super::kubelet::Kubelet;
 
 pub(crate) struct Stage {
     pub(crate) client: Client,
-    namespace: Namespace,
+    pub(crate) namespace: Namespace,
+    pub(crate) metrics: Arc<Metrics>,
     supervisor: Supervisor,
     operator: JoinHandle<()>,
     _kubelet: Kubelet,
@@ -20,22 +23,27 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) async fn begin(name: &str) -> Self {
-        let plane = ControlPlane::shared().await.unwrap();
+        Self::begin_on(&ControlPlane::shared().await.unwrap(), name).await
+    }
+
+    pub(crate) async fn begin_on(plane: &ControlPlane, name: &str) -> Self {
         let namespace = plane.namespace(name).await.unwrap();
         let client = namespace.client.clone();
         super::install(&client).await;
         let kubelet = Kubelet::start(client.clone(), &namespace.name).await;
         let supervisor = Supervisor::new();
+        let metrics = Arc::<Metrics>::default();
         let options = Options {
             kubeconfig: Some(plane.kubeconfig()),
             namespace: Some(namespace.name.clone()),
+            metrics: Arc::clone(&metrics),
             ..Options::default()
         };
         let operator = tokio::spawn({
             let supervisor = supervisor.clone();
             async move { moongate_operator::run(options, &supervisor).await.unwrap() }
         });
-        Self { client, namespace, supervisor, operator, _kubelet: kubelet }
+        Self { client, namespace, metrics, supervisor, operator, _kubelet: kubelet }
     }
 
     pub(crate) fn api<T>(&self) -> Api<T>

@@ -32,6 +32,15 @@ impl HttpDirectory {
         self.get(&self.key("ram", name)).await?.ok_or_else(|| DirectoryError::Unknown(name.to_owned()))
     }
 
+    pub(super) async fn rpc(&self, name: &str) -> Result<Option<RpcMeta>, DirectoryError> {
+        let Some(json) = self.get(&self.key("rpc_meta", name)).await? else { return Ok(None) };
+        let malformed = |error: serde_json::Error| DirectoryError::Malformed {
+            endpoint: name.to_owned(),
+            reason: error.to_string(),
+        };
+        serde_json::from_slice(&json).map(Some).map_err(malformed)
+    }
+
     pub(super) async fn publish(
         &self,
         descriptor: &SegmentDescriptor,
@@ -58,8 +67,7 @@ impl HttpDirectory {
             match serde_json::from_slice::<RpcMeta>(&stored) {
                 Ok(stored) if stored == *rpc => return Ok(()),
                 Ok(stored) if stored.ip_or_host_name != rpc.ip_or_host_name => {
-                    let at = format!("{}:{}", stored.ip_or_host_name, stored.rpc_port);
-                    return Err(DirectoryError::Taken { name: name.to_owned(), at });
+                    return Err(DirectoryError::Taken { name: name.to_owned(), at: stored.address() });
                 }
                 _ => self.delete(&url).await?,
             }

@@ -149,6 +149,20 @@ impl Directory {
         })
     }
 
+    /// Where the node of this name answers handshakes, as `host:port`. Asks each time.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub async fn handshakes(&self, name: &str) -> Result<String, DirectoryError> {
+        match &self.place {
+            Place::Handshake => Ok(name.to_owned()),
+            Place::Http(server) => {
+                let rpc = server.rpc(name).await?.ok_or_else(|| DirectoryError::Unknown(name.to_owned()))?;
+                Ok(rpc.address())
+            }
+        }
+    }
+
     /// Tells a node's descriptor, and where its handshake port is. A node that answers handshakes for itself need not.
     ///
     /// # Errors

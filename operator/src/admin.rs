@@ -1,0 +1,40 @@
+//! Probes and metrics over HTTP.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use moongate_runtime::{ListenerLimits, Supervisor, serve};
+use tokio::net::TcpListener;
+
+use crate::Metrics;
+
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Probes and a few scrapers.
+const MAX_CONNECTIONS: usize = 64;
+
+/// Serves `/healthz`, `/readyz` and `/metrics` until the supervisor stops.
+pub fn start(listener: TcpListener, metrics: Arc<Metrics>, supervisor: &Supervisor) {
+    let routes = Router::new()
+        .route("/healthz", get(async || "ok"))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(text))
+        .with_state(metrics);
+    let limits = ListenerLimits { connections: MAX_CONNECTIONS, ..ListenerLimits::default() };
+    serve(listener, routes, limits, supervisor.token(), supervisor);
+}
+
+async fn ready(State(metrics): State<Arc<Metrics>>) -> Response {
+    match metrics.is_ready() {
+        true => "ok".into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "starting").into_response(),
+    }
+}
+
+async fn text(State(metrics): State<Arc<Metrics>>) -> Response {
+    ([(CONTENT_TYPE, OPENMETRICS)], metrics.text()).into_response()
+}

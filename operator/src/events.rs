@@ -1,0 +1,256 @@
+//! Events: what happened to an object that its status does not keep. Creations and progress are no events; whoever wants to
+//! know sees the objects and their conditions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, Client, Error};
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::observed::Live;
+use crate::plan::{Action, Step};
+use crate::{Kind, Metrics};
+
+/// Events that wait to be written. Beyond that they are dropped: they are told to people, and nothing depends on them.
+const MAX_WAITING: usize = 256;
+/// For so long the same is not told again.
+const QUIET: Duration = Duration::from_secs(600);
+/// Events that are remembered for that.
+const MAX_TOLD: usize = 4096;
+/// Longest text that the API server takes.
+const MAX_NOTE: usize = 1024;
+
+/// Reasons of conditions that someone should look at.
+const WARNINGS: [&str; 2] = ["InvalidSpec", "RestartPolicyTriggered"];
+
+/// Something to tell of an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct News {
+    /// Whether someone should look at it.
+    pub is_warning: bool,
+    /// Why, in one word.
+    pub reason: String,
+    /// What happened.
+    pub note: String,
+}
+
+impl News {
+    fn normal(reason: &str, note: String) -> Self {
+        Self { is_warning: false, reason: reason.to_owned(), note }
+    }
+
+    pub(crate) fn warning(reason: &str, note: String) -> Self {
+        Self { is_warning: true, reason: reason.to_owned(), note }
+    }
+
+    /// What a step that has been taken is worth telling; `before` is the object whose plan it belongs to.
+    #[must_use]
+    pub fn of(step: &Step, before: impl FnOnce() -> Value) -> Vec<Self> {
+        match &step.action {
+            Action::Delete { kind: Kind::Revision, .. } => Vec::new(),
+            Action::Delete { kind, name, .. } => {
+                vec![Self::normal("Deleted", format!("{} {name}: {}", kind.name(), step.reason))]
+            }
+            Action::Patch { kind: Kind::Pod, status: false, .. } => {
+                vec![Self::normal("UpdatedInPlace", step.reason.clone())]
+            }
+            Action::Patch { status: true, body, .. } => {
+                let mut news: Vec<_> = warnings(body).collect();
+                let before = before();
+                let old: Vec<_> = warnings(&before).collect();
+                news.retain(|one| !old.contains(one));
+                news.dedup();
+                news
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// What a refusal of the API server is worth telling. Conflicts and overload pass.
+    #[must_use]
+    pub fn of_failure(step: &Step, error: &Error) -> Option<Self> {
+        let Error::Api(status) = error else { return None };
+        let lasts = matches!(status.code, 400 | 403 | 422);
+        lasts.then(|| Self::warning("WriteRefused", format!("{}: {}", step.reason, status.message)))
+    }
+}
+
+fn warnings(object: &Value) -> impl Iterator<Item = News> {
+    let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.filter_map(|condition| {
+        let reason = condition["reason"].as_str().filter(|reason| WARNINGS.contains(reason))?;
+        Some(News::warning(reason, condition["message"].as_str()?.to_owned()))
+    })
+}
+
+/// Takes what is told, without waiting.
+#[derive(Debug, Clone)]
+pub(crate) struct Teller {
+    waiting: mpsc::Sender<(ObjectReference, News)>,
+    metrics: Arc<Metrics>,
+}
+
+impl Teller {
+    /// A teller, and what writes its events.
+    pub(crate) fn new(client: Client, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
+        let (waiting, told) = mpsc::channel(MAX_WAITING);
+        (Self { waiting, metrics }, write(client, told))
+    }
+
+    pub(crate) fn tell(&self, of: &Live, news: impl IntoIterator<Item = News>) {
+        for one in news {
+            let object = ObjectReference {
+                api_version: Some(of.key.kind.api_version().to_owned()),
+                kind: Some(of.key.kind.name().to_owned()),
+                namespace: Some(of.key.namespace.clone()),
+                name: Some(of.key.name.clone()),
+                uid: Some(of.uid.clone()),
+                ..ObjectReference::default()
+            };
+            if self.waiting.try_send((object, one)).is_err() {
+                self.metrics.event_dropped();
+            }
+        }
+    }
+}
+
+async fn write(client: Client, mut waiting: mpsc::Receiver<(ObjectReference, News)>) {
+    let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "moongate".to_owned());
+    let mut told = Told::default();
+    while let Some((object, news)) = waiting.recv().await {
+        if !told.is_new(object.uid.as_deref().unwrap_or_default(), &news, Instant::now()) {
+            continue;
+        }
+        let events: Api<Event> =
+            Api::namespaced(client.clone(), object.namespace.as_deref().unwrap_or_default());
+        if let Err(error) = events.create(&PostParams::default(), &event(object, news, &host)).await {
+            tracing::debug!(%error, "an event was not written");
+        }
+    }
+}
+
+fn event(object: ObjectReference, news: News, host: &str) -> Event {
+    let mut note = news.note;
+    note.truncate(note.floor_char_boundary(MAX_NOTE));
+    let name = format!("{}.{:016x}", object.name.as_deref().unwrap_or_default(), fastrand::u64(..));
+    Event {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: object.namespace.clone(),
+            ..ObjectMeta::default()
+        },
+        action: Some("Reconcile".to_owned()),
+        event_time: Some(MicroTime(Timestamp::now())),
+        note: Some(note),
+        reason: Some(news.reason),
+        regarding: Some(object),
+        reporting_controller: Some("moongate-operator".to_owned()),
+        reporting_instance: Some(host.to_owned()),
+        type_: Some(if news.is_warning { "Warning" } else { "Normal" }.to_owned()),
+        ..Event::default()
+    }
+}
+
+/// What was told of late.
+#[derive(Default)]
+struct Told(HashMap<(String, News), Instant>);
+
+impl Told {
+    fn is_new(&mut self, uid: &str, news: &News, now: Instant) -> bool {
+        let key = (uid.to_owned(), news.clone());
+        let is_recent = |at: &Instant| now.duration_since(*at) < QUIET;
+        if self.0.get(&key).is_some_and(is_recent) {
+            return false;
+        }
+        if self.0.len() >= MAX_TOLD {
+            self.0.retain(|_, at| is_recent(at));
+        }
+        if self.0.len() < MAX_TOLD {
+            self.0.insert(key, now);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn step(action: Action) -> Step {
+        Step { action, reason: "because".to_owned() }
+    }
+
+    fn status(conditions: Value) -> Value {
+        json!({ "status": { "conditions": conditions } })
+    }
+
+    fn patch(kind: Kind, is_status: bool, body: Value) -> Step {
+        step(Action::Patch { kind, name: "p".to_owned(), status: is_status, body })
+    }
+
+    #[test]
+    fn what_ends_or_restarts_something_is_told() {
+        let delete = |kind| step(Action::Delete { kind, name: "p".to_owned(), uid: String::new() });
+        let told = News::of(&delete(Kind::Pod), || Value::Null);
+        assert_eq!(told, [News::normal("Deleted", "Pod p: because".to_owned())]);
+        assert_eq!(News::of(&delete(Kind::Revision), || Value::Null), []);
+        let told = News::of(&patch(Kind::Pod, false, json!({})), || Value::Null);
+        assert_eq!(told, [News::normal("UpdatedInPlace", "because".to_owned())]);
+    }
+
+    #[test]
+    fn a_warning_is_told_once_until_it_says_something_else() {
+        let invalid = |message: &str| json!({ "reason": "InvalidSpec", "message": message });
+        let fine = json!({ "reason": "AllRolesReady", "message": "" });
+        let told = |now: Value, before: Value| {
+            let news = News::of(&patch(Kind::Group, true, status(now)), || status(before));
+            news.into_iter().map(|news| news.note).collect::<Vec<_>>()
+        };
+        assert_eq!(told(json!([invalid("a"), invalid("a")]), json!([fine])), ["a"]);
+        assert_eq!(told(json!([invalid("a")]), json!([invalid("a")])), [""; 0]);
+        assert_eq!(told(json!([invalid("b")]), json!([invalid("a")])), ["b"]);
+        assert_eq!(told(json!([fine]), json!([invalid("a")])), [""; 0]);
+    }
+
+    #[test]
+    fn only_refusals_that_last_are_told() {
+        let refused = |code| {
+            let status = kube::core::Status::failure("quota", "Forbidden").with_code(code);
+            News::of_failure(&patch(Kind::Pod, true, json!({})), &Error::Api(Box::new(status)))
+        };
+        assert_eq!(refused(403), Some(News::warning("WriteRefused", "because: quota".to_owned())));
+        assert_eq!(refused(409), None);
+        assert_eq!(refused(500), None);
+    }
+
+    #[test]
+    fn the_same_is_told_again_only_after_a_while() {
+        let (mut told, now) = (Told::default(), Instant::now());
+        let news = News::warning("WriteRefused", "quota".to_owned());
+        assert!(told.is_new("a", &news, now));
+        assert!(!told.is_new("a", &news, now + QUIET / 2));
+        assert!(told.is_new("b", &news, now));
+        assert!(told.is_new("a", &news, now + QUIET));
+        for uid in 0..2 * MAX_TOLD {
+            assert!(told.is_new(&format!("{uid}"), &news, now + QUIET));
+        }
+        assert!(told.0.len() <= MAX_TOLD);
+    }
+
+    #[test]
+    fn a_long_text_is_cut_where_a_letter_ends() {
+        let news = News::warning("WriteRefused", "ä".repeat(MAX_NOTE));
+        let event = event(ObjectReference::default(), news, "host");
+        assert_eq!(event.note.unwrap().len(), MAX_NOTE);
+    }
+}

@@ -1,0 +1,53 @@
+//! Components of one instance that wait for each other.
+
+use moongate_operator::Kind;
+use serde_json::{Value, json};
+
+use crate::server::Server;
+use crate::simulation::Simulation;
+use crate::{kubelet, names, pods, template, unsettled};
+
+fn component(name: &str, size: i32, depends_on: &Value) -> Value {
+    json!({ "name": name, "size": size, "template": template("i:1"),
+        "annotations": { "rolebasedgroup.workloads.x-k8s.io/component-depends-on": depends_on.to_string() } })
+}
+
+fn made(components: Value, look: impl FnMut(&Server)) -> Simulation {
+    let mut cluster = Simulation::new(Server::new(), 5);
+    let role = json!({ "name": "r", "replicas": 1, "customComponentsPattern": { "components": components } });
+    cluster.create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": [role] } }));
+    cluster.run(look);
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    cluster
+}
+
+#[test]
+fn a_component_starts_when_those_before_it_are_up_and_ends_before_them() {
+    let engine = component("engine", 2, &json!({}));
+    let router = component("router", 2, &json!({ "startAfter": ["engine"] }));
+    let mut cluster = made(json!([router, engine]), |server| {
+        let up = server.all(Kind::Pod).filter(|pod| kubelet::has(pod, "ContainersReady"));
+        let engines = up.filter(|pod| pod["metadata"]["name"].as_str().unwrap().contains("engine")).count();
+        let routers = names(server, Kind::Pod).iter().filter(|name| name.contains("router")).count();
+        assert!(routers == 0 || engines == 2, "{routers} routers beside {engines} engines");
+    });
+    cluster.edit(Kind::Instance, "g-r-0", |instance| {
+        for component in instance["spec"]["components"].as_array_mut().unwrap() {
+            component["size"] = 1.into();
+        }
+    });
+    cluster.run(|server| {
+        let names = names(server, Kind::Pod);
+        let has = |name: &str| names.iter().any(|one| one == name);
+        assert!(has("g-r-0-engine-1") || !has("g-r-0-router-1"), "{names:?}");
+    });
+    assert_eq!(names(&cluster.server, Kind::Pod), ["g-r-0-engine-0", "g-r-0-router-0"]);
+}
+
+#[test]
+fn components_that_wait_for_each_other_start_at_once() {
+    let components =
+        [("a", "b"), ("b", "a")].map(|(name, other)| component(name, 1, &json!({ "startAfter": [other] })));
+    let cluster = made(components.into(), |_| {});
+    assert_eq!(pods(&cluster.server).len(), 2);
+}

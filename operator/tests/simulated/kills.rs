@@ -1,0 +1,99 @@
+//! The operator is killed, or the API server fails it, in the middle of an update in place.
+
+use std::collections::BTreeMap;
+
+use moongate_operator::Kind;
+use serde_json::{Value, json};
+
+use crate::server::Server;
+use crate::simulation::Simulation;
+use crate::{kubelet, pods, role, template, unsettled, up};
+
+/// Ordered pods, pods without order that have time to drain, and pods that only serve together.
+fn roles(image: &str) -> Value {
+    let mut drained = role("d", 2, image);
+    drained["annotations"] = json!({ "rbg.workloads.x-k8s.io/role-instance-pattern": "Stateless" });
+    drained["rolloutStrategy"] = json!({ "type": "RollingUpdate", "rollingUpdate": {
+        "inPlaceUpdateStrategy": { "gracePeriodSeconds": 5 } } });
+    let together = json!({ "name": "t", "replicas": 1, "leaderWorkerPattern": { "size": 2, "template": template(image) } });
+    json!([role("o", 2, image), drained, together])
+}
+
+fn update(cluster: &mut Simulation) {
+    cluster.edit(Kind::Group, "g", |group| {
+        let roles = roles("i:2");
+        for (role, new) in
+            group["spec"]["roles"].as_array_mut().unwrap().iter_mut().zip(roles.as_array().unwrap())
+        {
+            for pattern in ["standalonePattern", "leaderWorkerPattern"] {
+                if let Some(new) = new.get(pattern) {
+                    role[pattern]["template"] = new["template"].clone();
+                }
+            }
+        }
+    });
+}
+
+/// Never two instances of a role are down at a time, one being what an update may cost.
+fn check(server: &Server) {
+    let mut down: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for pod in server.all(Kind::Pod).filter(|pod| !kubelet::has(pod, "Ready")) {
+        let label = |key: &str| pod["metadata"]["labels"][key].as_str().unwrap();
+        let down = down.entry(label(rbg_api::keys::ROLE_NAME)).or_default();
+        let instance = label(rbg_api::keys::ROLE_INSTANCE_NAME);
+        if !down.contains(&instance) {
+            down.push(instance);
+        }
+    }
+    assert!(down.values().all(|instances| instances.len() <= 1), "{down:?}");
+}
+
+fn is_updated_once(cluster: &mut Simulation, what: &str) {
+    let before = pods(&cluster.server);
+    assert_eq!(before.len(), 6);
+    update(cluster);
+    cluster.run(check);
+    assert_eq!(unsettled(&cluster.server), [""; 0], "{what}");
+    assert_eq!(cluster.ended.iter().collect::<Vec<_>>(), [""; 0], "{what}");
+    let after = pods(&cluster.server);
+    for (name, (uid, restarts, image)) in after {
+        assert_eq!((&uid, restarts, image.as_str()), (&before[&name].0, 1, "i:2"), "{what}: {name}");
+    }
+}
+
+#[test]
+fn killed_after_any_write_the_update_goes_on_and_restarts_each_pod_once() {
+    let ready = up(roles("i:1"), 1).server;
+    let mut whole = Simulation::new(ready.clone(), 7);
+    is_updated_once(&mut whole, "undisturbed");
+    assert!(whole.writes > 40, "only {} writes", whole.writes);
+    for killed_after in 1..=whole.writes {
+        let mut cluster = Simulation::new(ready.clone(), 7);
+        cluster.killed_after = Some(killed_after);
+        is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));
+    }
+}
+
+#[test]
+fn whatever_writes_fail_the_update_restarts_each_pod_once() {
+    let ready = up(roles("i:1"), 1).server;
+    for seed in 0..20 {
+        let mut cluster = Simulation::new(ready.clone(), seed);
+        cluster.failing = 30;
+        is_updated_once(&mut cluster, &format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn killed_after_any_write_a_group_is_made_with_as_many_pods_as_it_shall_have() {
+    for killed_after in 1..=60 {
+        let mut cluster = Simulation::new(Server::new(), 3);
+        cluster.killed_after = Some(killed_after);
+        cluster
+            .create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles("i:1") } }));
+        cluster.run(|_| {});
+        assert_eq!(unsettled(&cluster.server), [""; 0], "killed after write {killed_after}");
+        assert_eq!(pods(&cluster.server).len(), 6, "killed after write {killed_after}");
+        assert!(cluster.ended.is_empty(), "{:?}", cluster.ended);
+    }
+}

@@ -1,0 +1,84 @@
+//! The operator's plans over a cluster in memory, where every order of events can be had, and had again.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod components;
+mod examples;
+mod kills;
+mod kubelet;
+mod restarts;
+mod server;
+mod simulation;
+mod stuck;
+mod takeover;
+mod truth;
+mod writes;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use moongate_operator::Kind;
+use serde_json::{Value, json};
+
+use server::Server;
+use simulation::Simulation;
+
+/// A cluster with a group that is up.
+fn up(roles: Value, seed: u64) -> Simulation {
+    let mut simulation = Simulation::new(Server::new(), seed);
+    simulation.create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles } }));
+    simulation.run(|_| {});
+    assert_eq!(unsettled(&simulation.server), [""; 0]);
+    simulation
+}
+
+fn role(name: &str, replicas: i32, image: &str) -> Value {
+    json!({ "name": name, "replicas": replicas, "standalonePattern": { "template": template(image) } })
+}
+
+fn template(image: &str) -> Value {
+    json!({ "spec": { "containers": [{ "name": "c", "image": image }] } })
+}
+
+fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == kind)
+}
+
+fn is(object: &Value, kind: &str, status: &str) -> bool {
+    condition(object, kind).is_some_and(|one| one["status"] == status)
+}
+
+/// Whether the group says of its present spec that all is ready and nothing moves.
+fn claims_settled(group: &Value) -> bool {
+    group["status"]["observedGeneration"] == group["metadata"]["generation"]
+        && is(group, "Ready", "True")
+        && is(group, "Progressing", "False")
+        && is(group, "RollingUpdateInProgress", "False")
+}
+
+/// Groups that do not say so, and why.
+fn unsettled(server: &Server) -> Vec<String> {
+    let unsettled = server.all(Kind::Group).filter(|group| !claims_settled(group));
+    unsettled.map(|group| format!("{}: {}", group["metadata"]["name"], group["status"])).collect()
+}
+
+/// Pods by name: UID, restarts and image of the first container.
+fn pods(server: &Server) -> BTreeMap<String, (String, i64, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let one = |pod: &Value| {
+        let status = &pod["status"]["containerStatuses"][0];
+        let restarts = status["restartCount"].as_i64().unwrap_or(0);
+        (text(&pod["metadata"]["name"]), (text(&pod["metadata"]["uid"]), restarts, text(&status["image"])))
+    };
+    server.all(Kind::Pod).map(one).collect()
+}
+
+fn names(server: &Server, kind: Kind) -> Vec<String> {
+    server.all(kind).map(|object| object["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+}
+
+/// All documents of a file.
+fn documents(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let documents: Vec<Option<Value>> = serde_saphyr::from_multiple(&text).unwrap();
+    documents.into_iter().flatten().collect()
+}

@@ -1,0 +1,113 @@
+//! Instances whose pods crash.
+
+use moongate_operator::Kind;
+use serde_json::{Value, json};
+
+use crate::simulation::Simulation;
+use crate::{is, pods, template, unsettled, up};
+
+fn together(extra: Value) -> Value {
+    let mut pattern = json!({ "size": 2, "template": template("i:1") });
+    if let (Value::Object(pattern), Value::Object(extra)) = (&mut pattern, extra) {
+        pattern.extend(extra);
+    }
+    json!([{ "name": "t", "replicas": 1, "leaderWorkerPattern": pattern }])
+}
+
+fn crash(cluster: &mut Simulation, pod: &str) {
+    cluster.edit(Kind::Pod, pod, |pod| {
+        let status = &mut pod["status"]["containerStatuses"][0];
+        status["restartCount"] = (status["restartCount"].as_i64().unwrap() + 1).into();
+        status["ready"] = false.into();
+    });
+}
+
+fn fail(cluster: &mut Simulation, pod: &str) {
+    cluster.edit(Kind::Pod, pod, |pod| pod["status"]["phase"] = "Failed".into());
+}
+
+fn count(cluster: &Simulation) -> i64 {
+    cluster.server.get(Kind::Instance, "g-t-0").unwrap()["status"]["restartCount"].as_i64().unwrap_or(0)
+}
+
+#[test]
+fn a_crash_makes_all_pods_of_the_instance_anew_ever_more_patiently() {
+    let policy = json!({ "restartPolicyConfig": { "type": "RecreateRoleInstanceOnPodRestart", "baseDelaySeconds": 20, "maxDelaySeconds": 60 } });
+    for seed in 0..5 {
+        let mut cluster = up(together(policy.clone()), seed);
+        let mut last = None;
+        for (crashes, delay) in [(1, 0), (2, 20), (3, 40), (4, 60), (5, 60)] {
+            let before = pods(&cluster.server);
+            crash(&mut cluster, "g-t-0-1");
+            cluster.run(|_| {});
+            assert_eq!(unsettled(&cluster.server), [""; 0]);
+            let after = pods(&cluster.server);
+            assert!(after.iter().all(|(name, (uid, ..))| *uid != before[name].0), "seed {seed}");
+            assert_eq!(count(&cluster), crashes, "seed {seed}");
+            let instance = cluster.server.get(Kind::Instance, "g-t-0").unwrap();
+            assert!(is(instance, "Restarting", "False"));
+            let at: k8s_openapi::jiff::Timestamp =
+                instance["status"]["lastRestartTime"].as_str().unwrap().parse().unwrap();
+            if let Some(last) = last.replace(at) {
+                assert!(at.duration_since(last).as_secs() >= delay, "seed {seed}, crash {crashes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn who_takes_over_waits_as_long_as_who_was_killed() {
+    let policy = json!({ "restartPolicyConfig": { "type": "RecreateRoleInstanceOnPodRestart", "baseDelaySeconds": 30, "maxDelaySeconds": 60 } });
+    for killed_after in 1..=12 {
+        let mut cluster = up(together(policy.clone()), 1);
+        crash(&mut cluster, "g-t-0-0");
+        cluster.run(|_| {});
+        let first = cluster.server.now;
+        crash(&mut cluster, "g-t-0-1");
+        cluster.killed_after = Some(cluster.writes + killed_after);
+        cluster.run(|_| {});
+        assert_eq!(unsettled(&cluster.server), [""; 0]);
+        assert_eq!(count(&cluster), 2, "killed after {killed_after}");
+        assert!(cluster.server.now.duration_since(first).as_secs() >= 25, "killed after {killed_after}");
+    }
+}
+
+#[test]
+fn without_the_policy_only_the_failed_pod_is_replaced() {
+    let mut cluster = up(together(json!({ "restartPolicyConfig": { "type": "None" } })), 1);
+    let before = pods(&cluster.server);
+    fail(&mut cluster, "g-t-0-1");
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    let after = pods(&cluster.server);
+    assert_eq!(after["g-t-0-0"], before["g-t-0-0"]);
+    assert_ne!(after["g-t-0-1"].0, before["g-t-0-1"].0);
+}
+
+#[test]
+fn a_pod_that_shall_be_ignored_restarts_nobody() {
+    let mut roles = together(json!({}));
+    roles[0]["leaderWorkerPattern"]["template"]["metadata"] =
+        json!({ "annotations": { "rbg.workloads.x-k8s.io/restart-trigger-policy": "Ignore" } });
+    let mut cluster = up(roles, 1);
+    crash(&mut cluster, "g-t-0-1");
+    cluster.run(|_| {});
+    assert!(cluster.ended.is_empty());
+    assert_eq!(count(&cluster), 0);
+}
+
+#[test]
+fn the_restart_that_an_update_in_place_causes_is_no_crash() {
+    for seed in 0..5 {
+        let mut cluster = up(together(json!({})), seed);
+        cluster.edit(Kind::Group, "g", |group| {
+            group["spec"]["roles"][0]["leaderWorkerPattern"]["template"] = template("i:2");
+        });
+        cluster.run(|_| {});
+        assert!(cluster.ended.is_empty(), "seed {seed}");
+        assert!(pods(&cluster.server).values().all(|(_, restarts, _)| *restarts == 1));
+        crash(&mut cluster, "g-t-0-0");
+        cluster.run(|_| {});
+        assert_eq!(cluster.ended.len(), 2, "seed {seed}: the next one is");
+    }
+}

@@ -1,0 +1,250 @@
+//! The operator's plans over an API server in memory, one move at a time: which comes next is drawn, and the same seed draws
+//! the same. News of watches come late, writes may fail or lose their answer, the operator may be killed after any write.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::DynamicObject;
+use moongate_operator::Kind;
+use moongate_operator::observed::{Key, Observed};
+use moongate_operator::plan::{self, Step};
+use moongate_render::GangScheduler;
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::kubelet::{self, Next};
+use crate::server::{Change, Server};
+
+const WORKERS: usize = 4;
+/// Between two moves.
+const TICK: Duration = Duration::from_millis(20);
+/// So many moves are made of no use only by something that has no end.
+const MAX_MOVES: usize = 20_000;
+
+pub(crate) struct Simulation {
+    pub(crate) server: Server,
+    observed: Mutex<Observed>,
+    queue: BTreeSet<Key>,
+    later: BTreeMap<Key, Timestamp>,
+    news: VecDeque<Change>,
+    workers: Vec<(Key, VecDeque<Step>)>,
+    random: fastrand::Rng,
+    /// Writes that were made.
+    pub(crate) writes: usize,
+    /// After so many writes the operator is killed, and another one begins.
+    pub(crate) killed_after: Option<usize>,
+    /// Of a hundred writes, so many fail.
+    pub(crate) failing: u8,
+    /// Pods that were told to end.
+    pub(crate) ended: BTreeSet<String>,
+}
+
+enum Move {
+    Hear,
+    Begin(Key),
+    Write(usize),
+    Kubernetes(Kind, String),
+}
+
+impl Simulation {
+    /// An operator that begins on this cluster.
+    pub(crate) fn new(server: Server, seed: u64) -> Self {
+        let mut simulation = Self {
+            server,
+            observed: Mutex::default(),
+            queue: BTreeSet::new(),
+            later: BTreeMap::new(),
+            news: VecDeque::new(),
+            workers: Vec::new(),
+            random: fastrand::Rng::with_seed(seed),
+            writes: 0,
+            killed_after: None,
+            failing: 0,
+            ended: BTreeSet::new(),
+        };
+        simulation.begin_anew();
+        simulation
+    }
+
+    fn begin_anew(&mut self) {
+        self.observed = Mutex::default();
+        self.queue.clear();
+        self.later.clear();
+        self.news.clear();
+        self.workers.clear();
+        let all: Vec<Change> =
+            self.server.everything().map(|(kind, object)| Change::Is(kind, object.clone())).collect();
+        all.into_iter().for_each(|change| self.hear(change));
+    }
+
+    fn hear(&mut self, change: Change) {
+        let mut observed = self.observed.lock();
+        let concerns = match change {
+            Change::Is(kind, object) => {
+                let object: DynamicObject = serde_json::from_value(object).unwrap();
+                observed.take(kind, object)
+            }
+            Change::Gone(kind, object) => {
+                let text = |member: &str| object["metadata"][member].as_str().unwrap().to_owned();
+                let key = Key { kind, namespace: text("namespace"), name: text("name") };
+                observed.lose(&key, &text("uid"))
+            }
+        };
+        self.queue.extend(concerns);
+    }
+
+    /// Someone else's change.
+    pub(crate) fn edit(&mut self, kind: Kind, name: &str, edit: impl FnOnce(&mut Value)) {
+        let mut object = self.server.get(kind, name).unwrap().clone();
+        edit(&mut object);
+        let change = self.server.put(kind, object);
+        self.news.push_back(change);
+    }
+
+    /// A new object of someone else's.
+    pub(crate) fn create(&mut self, kind: Kind, object: Value) {
+        let change = self.server.create(kind, object);
+        self.news.push_back(change);
+    }
+
+    /// The end of an object, by someone else.
+    pub(crate) fn delete(&mut self, kind: Kind, name: &str) {
+        let changes = self.server.remove(kind, name);
+        self.news.extend(changes);
+    }
+
+    /// Moves until nothing is left to do, looking at each state.
+    pub(crate) fn run(&mut self, mut look: impl FnMut(&Server)) {
+        for _ in 0..MAX_MOVES {
+            if !self.step() {
+                return;
+            }
+            look(&self.server);
+        }
+        panic!("it has no end; the queue: {:?}, later: {:?}", self.queue, self.later);
+    }
+
+    /// Makes so many moves, or fewer if nothing is left to do.
+    pub(crate) fn run_for(&mut self, moves: usize, mut look: impl FnMut(&Server)) {
+        for _ in 0..moves {
+            if !self.step() {
+                return;
+            }
+            look(&self.server);
+        }
+    }
+
+    fn step(&mut self) -> bool {
+        self.server.now = self.server.now.checked_add(TICK).unwrap();
+        let now = self.server.now;
+        let due: Vec<Key> =
+            self.later.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()).collect();
+        for key in due {
+            self.later.remove(&key);
+            self.queue.insert(key);
+        }
+        let mut moves = self.moves();
+        if moves.is_empty() {
+            let Some(first) = self.later.values().min() else { return false };
+            self.server.now = *first;
+            return true;
+        }
+        let chosen = moves.swap_remove(self.random.usize(..moves.len()));
+        self.make(chosen);
+        true
+    }
+
+    fn moves(&self) -> Vec<Move> {
+        let mut moves: Vec<Move> = (0..self.workers.len()).map(Move::Write).collect();
+        if !self.news.is_empty() {
+            moves.push(Move::Hear);
+        }
+        if self.workers.len() < WORKERS {
+            let is_free = |key: &&Key| !self.workers.iter().any(|(busy, _)| busy == *key);
+            moves.extend(self.queue.iter().filter(is_free).cloned().map(Move::Begin));
+        }
+        let restless = self.server.restless.iter();
+        moves.extend(restless.map(|(kind, name)| Move::Kubernetes(*kind, name.clone())));
+        moves
+    }
+
+    fn make(&mut self, chosen: Move) {
+        match chosen {
+            Move::Hear => {
+                if let Some(change) = self.news.pop_front() {
+                    self.hear(change);
+                }
+            }
+            Move::Begin(key) => self.begin(key),
+            Move::Write(worker) => self.write(worker),
+            Move::Kubernetes(kind, name) => {
+                match kubelet::next(kind, self.server.get(kind, &name).unwrap()) {
+                    Some(Next::Is(object)) => {
+                        let change = self.server.put(kind, object);
+                        self.news.push_back(change);
+                    }
+                    Some(Next::Gone) => self.delete(kind, &name),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, key: Key) {
+        self.queue.remove(&key);
+        let plan = plan::observed(
+            &self.observed,
+            &key,
+            GangScheduler::default(),
+            self.server.now,
+            self.random.u64(..),
+        )
+        .unwrap();
+        if let Some(at) = plan.again_at {
+            self.later.insert(key.clone(), at);
+        }
+        if !plan.steps.is_empty() {
+            self.workers.push((key, plan.steps.into()));
+        }
+    }
+
+    fn write(&mut self, worker: usize) {
+        let (key, steps) = &mut self.workers[worker];
+        let key = key.clone();
+        let Some(step) = steps.pop_front() else { return };
+        if steps.is_empty() {
+            self.workers.swap_remove(worker);
+        }
+        let fails = self.random.u8(..100) < self.failing;
+        // Either before the write was made, or before its answer arrived.
+        let outcome = match fails && self.random.bool() {
+            true => Err("the API server is overloaded".to_owned()),
+            false => self.server.write(&step.action),
+        };
+        self.writes += 1;
+        if let plan::Action::Delete { kind: Kind::Pod, name, .. } = &step.action {
+            self.ended.insert(name.clone());
+        }
+        match outcome {
+            Ok(changes) => {
+                if let Some(answer) = changes.first().filter(|_| !fails) {
+                    self.hear(answer.clone());
+                }
+                self.news.extend(changes);
+                if fails {
+                    self.give_up(key);
+                }
+            }
+            Err(_) => self.give_up(key),
+        }
+        if self.killed_after == Some(self.writes) {
+            self.begin_anew();
+        }
+    }
+
+    fn give_up(&mut self, key: Key) {
+        self.workers.retain(|(busy, _)| *busy != key);
+        self.queue.insert(key);
+    }
+}

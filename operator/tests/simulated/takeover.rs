@@ -1,0 +1,75 @@
+//! Objects that upstream's controller left behind are taken over: no pod is restarted or replaced, and updates go on from there.
+
+use std::path::Path;
+
+use moongate_operator::Kind;
+use serde_json::Value;
+
+use crate::server::Server;
+use crate::simulation::Simulation;
+use crate::{documents, names, pods, unsettled};
+
+const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");
+
+fn left_behind(group: &str) -> Server {
+    let mut server = Server::new();
+    for kind in Kind::ALL {
+        let path = Path::new(RECORDED).join(group).join(format!("{}.yaml", kind.resource().plural));
+        if path.exists() {
+            documents(&path).into_iter().for_each(|object| server.restore(kind, object));
+        }
+    }
+    server
+}
+
+#[test]
+fn what_upstream_left_behind_runs_on() {
+    for group in ["v1alpha1-ris", "v1alpha2-pd-mooncake", "v1alpha2-stateless-lw"] {
+        let server = left_behind(group);
+        let before = pods(&server);
+        assert_eq!(before.len(), 7);
+        let specs = |server: &Server| -> Vec<Value> {
+            server.all(Kind::Pod).map(|pod| pod["spec"].clone()).collect()
+        };
+        let specs_before = specs(&server);
+        let instances = names(&server, Kind::Instance);
+        let mut cluster = Simulation::new(server, 1);
+        cluster.run(|_| {});
+        assert_eq!(unsettled(&cluster.server), [""; 0], "{group}");
+        assert_eq!(pods(&cluster.server), before, "{group}");
+        assert_eq!(specs(&cluster.server), specs_before, "{group}");
+        assert_eq!(names(&cluster.server, Kind::Instance), instances, "{group}");
+        assert!(cluster.ended.is_empty(), "{group}: {:?}", cluster.ended);
+    }
+}
+
+#[test]
+fn after_a_takeover_an_update_in_place_restarts_what_it_names_once() {
+    for (group, name, role) in [
+        ("v1alpha2-pd-mooncake", "sglang-pd-with-mooncake", "mooncake-store"),
+        ("v1alpha2-stateless-lw", "sl", "store"),
+    ] {
+        let mut cluster = Simulation::new(left_behind(group), 2);
+        cluster.run(|_| {});
+        let before = pods(&cluster.server);
+        cluster.edit(Kind::Group, name, |group| {
+            let roles = group["spec"]["roles"].as_array_mut().unwrap();
+            let pattern = &mut roles.iter_mut().find(|one| one["name"] == role).unwrap()["standalonePattern"];
+            let template = match pattern.get("template") {
+                Some(_) => &mut pattern["template"],
+                None => &mut pattern["templateRef"]["patch"],
+            };
+            template["spec"]["containers"][0]["image"] = "new:2".into();
+        });
+        cluster.run(|_| {});
+        assert_eq!(unsettled(&cluster.server), [""; 0], "{group}");
+        for (pod, (uid, restarts, image)) in pods(&cluster.server) {
+            let expected = if pod.contains("-store-") {
+                (1, "new:2")
+            } else {
+                (before[&pod].1, before[&pod].2.as_str())
+            };
+            assert_eq!((&uid, (restarts, image.as_str())), (&before[&pod].0, expected), "{group}: {pod}");
+        }
+    }
+}
