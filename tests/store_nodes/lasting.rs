@@ -1,6 +1,8 @@
 //! Memory that outlives the node's process.
 
+use mooncake_wire::types::ReplicateConfig;
 use moongate_kvclient::PutOptions;
+use moongate_kvstore::rpc::Mode;
 use moongate_runtime::Supervisor;
 
 use crate::masters::{Found, Store, Whose};
@@ -70,4 +72,25 @@ async fn a_node_that_shall_leave_takes_its_objects_along() {
     ours.put("gone", b"soon", &PutOptions::default()).await.unwrap();
     node.stop().await;
     assert_eq!(ours.exist(&["gone"]).await.unwrap(), [false]);
+}
+
+#[tokio::test]
+async fn what_was_never_written_is_not_listed_after_a_restart() {
+    let supervisor = Supervisor::new();
+    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
+    let kept = folder();
+    let memory = format!("--memory=folder:{}", kept.path().display());
+    let node = Node::start_with(&store, &[&memory]).await;
+    let ours = client(&store, &supervisor);
+    ours.put("whole", b"all of it", &PutOptions::default()).await.unwrap();
+    // As by a client whose last bytes had not arrived when the node was killed.
+    let config = ReplicateConfig { replica_num: 1, ..ReplicateConfig::default() };
+    ours.objects().start(Mode::Put, "torn", 5000, config).await.unwrap();
+    ours.objects().end(Mode::Put, "torn", None).await.unwrap();
+    assert_eq!(ours.exist(&["whole", "torn"]).await.unwrap(), [true, true]);
+    node.stop().await;
+    let node = Node::start_with(&store, &[&memory]).await;
+    assert_eq!(ours.exist(&["whole", "torn"]).await.unwrap(), [true, false]);
+    assert_eq!(ours.get("whole").await.unwrap(), &b"all of it"[..]);
+    node.stop().await;
 }

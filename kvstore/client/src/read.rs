@@ -175,6 +175,8 @@ impl Client {
     /// Reads a slice from the replica that costs least, and from the next one when that fails.
     async fn read_slice(&self, sources: &[Source], offset: usize, into: &mut [u8]) -> Result<(), NodeError> {
         let mut left: Vec<&Source> = sources.iter().collect();
+        // Of those that cost the same, every client would read the first.
+        fastrand::shuffle(&mut left);
         loop {
             let best = left.iter().enumerate().min_by_key(|(_, source)| source.peer.cost()).map(|(at, _)| at);
             // There is a source, or the object would not have been located.

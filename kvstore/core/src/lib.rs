@@ -66,6 +66,7 @@ mod tenant;
 mod tick;
 mod transfer;
 mod underway;
+mod whole;
 
 pub use apply::NotApplied;
 pub use codec::{DecodeError, decode, encode};
@@ -81,3 +82,4 @@ pub use read::{Replicas, WireReplica};
 pub use settings::{DiskTier, DynamicReplication, Placement, Settings};
 pub use snapshot::SnapshotCursor;
 pub use transfer::{DynamicPlan, Work};
+pub use whole::Whole;

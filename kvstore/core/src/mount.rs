@@ -161,7 +161,7 @@ impl Master {
         Ok(())
     }
 
-    fn own_segment(&self, segment: Uuid, client: Uuid) -> Result<Option<Arc<Mounted>>, ErrorCode> {
+    pub(crate) fn own_segment(&self, segment: Uuid, client: Uuid) -> Result<Option<Arc<Mounted>>, ErrorCode> {
         let segments = self.segments.load();
         let Some(mounted) = segments.place_of(segment).and_then(|at| segments.get(at)) else {
             return Ok(None);
@@ -205,14 +205,31 @@ impl Locked<'_> {
     /// Takes a segment out of all objects of this shard.
     fn sweep(&mut self, segment: u16, now_ms: u64, fx: &mut dyn Effects) {
         self.held.retain(|it| it.segment != segment);
+        self.lose_replicas(|replica, _| replica.segment == segment, now_ms, fx);
+    }
+
+    /// Takes replicas out of all objects of this shard, and objects that are nowhere else. `is_lost` is told the object's
+    /// bytes too. Returns how many replicas that were.
+    pub(crate) fn lose_replicas(
+        &mut self,
+        is_lost: impl Fn(&Replica, u64) -> bool,
+        now_ms: u64,
+        fx: &mut dyn Effects,
+    ) -> u64 {
         let (places, _) = self.occupied(0, NIL);
-        let is_there = |at: &u32| self.entries[*at].replicas().any(|it| it.segment == segment);
-        let affected: Vec<u32> = places.filter(is_there).collect();
+        let is_affected = |at: &u32| {
+            let entry = &self.entries[*at];
+            entry.replicas().any(|it| is_lost(it, entry.size))
+        };
+        let affected: Vec<u32> = places.filter(is_affected).collect();
+        let mut count = 0;
         for at in affected {
             self.end_transfer(at, now_ms, fx);
             self.end_work(at, now_ms, fx);
             let entry = &self.entries[at];
-            let left: Vec<Replica> = entry.replicas().filter(|it| it.segment != segment).copied().collect();
+            let (gone, left): (Vec<Replica>, Vec<Replica>) =
+                entry.replicas().partition(|it| is_lost(it, entry.size));
+            count += gone.len() as u64;
             if left.is_empty() && entry.copy().is_some() {
                 self.leave_memory(at, fx);
                 continue;
@@ -222,10 +239,11 @@ impl Locked<'_> {
                 self.drop_object(at, RemoveCause::SegmentLost, fx);
                 continue;
             }
-            let gone = (entry.replicas().count() - left.len()) as u64;
-            self.master.tenants.discharge(entry.tenant, gone * entry.size);
+            self.master.tenants.discharge(entry.tenant, gone.len() as u64 * entry.size);
             self.entries[at].set_replicas(&left);
             self.tell_state(at, StoreCause::Replicas, fx);
+            gone.iter().for_each(|it| self.free(it));
         }
+        count
     }
 }

@@ -8,12 +8,16 @@ use mooncake_wire::rpc::{
     RemountArguments, ServiceReady, UnmountArguments, UnmountSegment,
 };
 use mooncake_wire::types::{ClientStatus, Segment, Uuid};
+use mooncake_wire::whole::WholeArguments;
 use moongate_kvstore::rpc::{Master, RpcError};
 
 use crate::pool::{Lent, Pool};
 
 /// How transfers reach a node without RDMA.
 pub(crate) const PROTOCOL: &str = "tcp";
+
+/// Parts of a segment that are told at a time.
+const PARTS: usize = 16_384;
 
 /// A node as a member of a store.
 #[derive(Clone, Debug)]
@@ -64,6 +68,35 @@ impl Membership {
         match self.master.call::<UnmountSegment, &str>(&arguments).await? {
             Ok(()) | Err(ErrorCode::SEGMENT_NOT_FOUND) => Ok(()),
             Err(code) => Err(code.into()),
+        }
+    }
+
+    /// Tells the master what an earlier process had not written to its end, so that no reader is sent there. Masters of
+    /// Mooncake's do not want to know: their readers are refused.
+    pub(crate) async fn tell_whole(&self, lent: &Lent) -> Result<(), RpcError> {
+        let Some(whole) = lent.whole() else { return Ok(()) };
+        match self.keep(lent, &whole).await {
+            Ok(0) => {}
+            Ok(lost) => tracing::warn!(replicas = lost, "not written to their end when this node ended"),
+            Err(RpcError::Fault(fault)) => tracing::debug!(%fault, "the master does not ask what is whole"),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    async fn keep(&self, lent: &Lent, whole: &[(u64, u64)]) -> Result<u64, RpcError> {
+        let (mut lost, mut from, mut rest) = (0, 0, whole);
+        loop {
+            let (now, after) = rest.split_at(rest.len().min(PARTS));
+            let to = after.first().map_or(lent.size, |(start, _)| *start);
+            let (starts, ends) = now.iter().copied().unzip();
+            let (client_id, segment_id) = (self.client_id, lent.id);
+            let arguments = WholeArguments { client_id, segment_id, from, to, starts, ends };
+            lost += self.master.keep_whole(&arguments).await?;
+            if after.is_empty() {
+                return Ok(lost);
+            }
+            (from, rest) = (to, after);
         }
     }
 

@@ -323,6 +323,7 @@ async fn join(membership: &Membership, deadline: Instant) -> Result<(), StartErr
             membership.ready().await?;
             for lent in membership.pool.lent().iter() {
                 membership.mount(lent).await?;
+                membership.tell_whole(lent).await?;
             }
             Ok::<_, RpcError>(())
         };

@@ -15,6 +15,9 @@ use parking_lot::Mutex;
 /// Damaged ranges that are remembered. When there are more, whole segments count as damaged until they are written.
 const MOST_DAMAGED: usize = 4096;
 
+/// Entries of a ledger that are looked at under one lock.
+const ENTRIES: usize = 4096;
+
 /// A segment that is lent.
 #[derive(Debug)]
 pub(crate) struct Lent {
@@ -63,6 +66,26 @@ impl Lent {
             lasts,
             damaged: Mutex::default(),
             scrubber: Mutex::new(Scrubber::new()),
+        }
+    }
+
+    /// Offsets of what an earlier process has written to its end, from the first to after the last byte, in their order
+    /// and as far as they reach. None if there was no such process.
+    pub(crate) fn whole(&self) -> Option<Vec<(u64, u64)>> {
+        if !self.kept {
+            return None;
+        }
+        let (mut whole, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
+        loop {
+            let entries = self.ledger.entries(from, ENTRIES);
+            let Some(last) = entries.last() else { return Some(whole) };
+            from = last.offset + 1;
+            for entry in entries {
+                match whole.last_mut() {
+                    Some((_, end)) if *end == entry.offset => *end += entry.len,
+                    _ => whole.push((entry.offset, entry.offset + entry.len)),
+                }
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use mooncake_wire::frame::{self, Fault};
 use mooncake_wire::pack::{EncodeError, Pack, Unpack};
 use mooncake_wire::rpc::{BatchExistKey, KeysArguments, Outcome, Rpc, decode_reply, encode_request};
 use mooncake_wire::types::DEFAULT_TENANT;
+use mooncake_wire::whole::{WholeArguments, decode_reply as decode_whole};
 use moongate_runtime::Supervisor;
 use tokio::sync::{mpsc, oneshot};
 
@@ -183,6 +184,16 @@ impl Master {
             oldest: Dialect::OLDEST.release(),
             newest: Dialect::NEWEST.release(),
         })
+    }
+
+    /// Tells the master which parts of a node's memory are whole. Returns how many replicas it does not send readers to
+    /// any more.
+    ///
+    /// # Errors
+    /// [`RpcError::Fault`] from Mooncake's masters, which do not know this.
+    pub async fn keep_whole(&self, whole: &WholeArguments) -> Result<u64, RpcError> {
+        let body = self.ask(|sequence, out| whole.encode(sequence, out)).await?;
+        Ok(decode_whole(&body).map_err(|error| self.broken(error))??)
     }
 
     /// Sends the request that `write` appends, and returns the body of the response.

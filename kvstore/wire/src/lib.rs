@@ -6,6 +6,7 @@
 //! - [`types`] and [`rpc`]: every RPC of the master with its arguments and its reply.
 //! - [`disk`]: the RPCs of a node with a disk.
 //! - [`key`]: the names under which engines store pages of their KV cache.
+//! - [`whole`]: what nodes of ours tell masters of ours.
 //! - [`admin`]: the JSON of the master's admin server.
 //!
 //! Mooncake's layouts change with nearly every release, and its version handshake does not tell. So every value
@@ -22,6 +23,7 @@ pub mod key;
 pub mod pack;
 pub mod rpc;
 pub mod types;
+pub mod whole;
 
 pub use dialect::{Dialect, DialectSet};
 pub use error::ErrorCode;

@@ -2,7 +2,7 @@
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ClientStatus, SegmentStatus};
-use moongate_kvcore::{Fact, Placement, RemoveCause, Settings, UnmountCause};
+use moongate_kvcore::{Fact, Placement, RemoveCause, Settings, UnmountCause, Whole};
 
 use crate::world::{Config, MIB, World, endpoints, id, segment};
 
@@ -249,4 +249,29 @@ fn addresses_of_clients() {
     let world = World::with_segments(Settings::default(), &[MIB]);
     let found = world.master.query_ip(&[id(101), id(5)]);
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [(id(101), vec!["10.0.0.1".to_owned()])]);
+}
+
+#[test]
+fn what_is_not_whole_after_a_restart_is_gone() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    for key in ["first", "second", "third"] {
+        world.put(key, 4096, &Config::default()).unwrap();
+    }
+    world.start("unended", 4096, &Config::default()).unwrap();
+    let used = world.used();
+    let keep = |world: &mut World, client: u64, segment: u64, from: u64, starts: &[u64], ends: &[u64]| {
+        let whole = Whole { from, to: MIB, starts, ends };
+        world.master.keep_whole(world.now, id(segment), id(client), whole, &mut world.facts)
+    };
+    assert_eq!(keep(&mut world, 9, 1, 0, &[], &[]), Err(ErrorCode::ILLEGAL_CLIENT));
+    assert_eq!(keep(&mut world, 101, 7, 0, &[], &[]), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    assert_eq!(keep(&mut world, 101, 1, 0, &[0], &[MIB]), Ok(0));
+    assert_eq!(keep(&mut world, 101, 1, MIB - 1, &[], &[]), Ok(0), "nothing begins there");
+    // Two are whole, side by side, and one lacks its last byte.
+    assert_eq!(keep(&mut world, 101, 1, 0, &[0, 8192], &[8192, 3 * 4096 - 1]), Ok(1));
+    assert_eq!(world.keys().len(), 2);
+    assert_eq!(keep(&mut world, 101, 1, 0, &[], &[]), Ok(2));
+    assert!(world.keys().is_empty());
+    assert_eq!(used - world.used(), 3 * 4096, "their space is free again");
+    assert_eq!(world.end("unended"), Ok(()), "what is being written stays");
 }

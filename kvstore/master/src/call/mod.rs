@@ -5,6 +5,7 @@ mod disk;
 mod object;
 mod segment;
 mod transfer;
+mod whole;
 mod write;
 
 use std::sync::Arc;
@@ -171,8 +172,11 @@ impl Caller {
     ) -> Option<(Method, Tally)> {
         let server = &*self.server;
         let Some(method) = Method::from_function_id(header.function_id) else {
-            server.counters.add_unknown_function();
-            refuse(&Fault::not_registered(), header.sequence, out);
+            let call = (header, body);
+            if let Err(fault) = whole::answer(&server.master, now_ms, call, &mut self.recorder, out) {
+                server.counters.add_unknown_function();
+                refuse(&fault, header.sequence, out);
+            }
             return None;
         };
         let possible = method.request_dialects(body);

@@ -21,8 +21,9 @@ use super::staging::{Given, STAY};
 
 /// Connections at once; others wait.
 const CONNECTIONS: usize = 512;
-/// Requests under way at once; others wait.
-const AT_ONCE: usize = 16;
+/// Requests under way at once; others wait. Each has a ring of the tier's, which has megabytes of buffers and keeps the disk
+/// busy alone.
+const AT_ONCE: usize = 4;
 /// Bytes of a request.
 const LARGEST: usize = 1 << 20;
 /// How long a request may take to arrive, and a reply to be taken.

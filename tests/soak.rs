@@ -1,0 +1,253 @@
+//! A master and two nodes with disks under mixed load for a long time: their memory stays as it is, and no byte is wrong. It runs for
+//! half an hour, so only when asked to; CONTRIBUTING.md tells how.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a measurement that reports, and fails by panicking"
+)]
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use moongate_kvclient::{Client, KvError, Options, PutOptions};
+use moongate_runtime::Supervisor;
+
+/// Of memory and disk there is half as much as all objects have bytes, so that they come and go.
+const KEYS: u64 = 4000;
+const NODE: &str = "128mb";
+const TIER: &str = "384mb";
+const WORKERS: usize = 8;
+const BLOCK: usize = 4096;
+const LARGEST_BLOCKS: u64 = 256;
+/// Time between two looks.
+const LOOK: Duration = Duration::from_secs(5);
+/// What memory may differ by, besides a twentieth: a tier's rings have 16 MiB each, and the last of its few may come late.
+const SLACK: u64 = 32 << 20;
+/// The same for open files.
+const FILES: u64 = 64;
+const START: Duration = Duration::from_secs(60);
+
+/// A process of ours. Killed when dropped.
+struct Process {
+    name: &'static str,
+    id: u32,
+    child: Option<Child>,
+    looks: Vec<Look>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    memory: u64,
+    files: u64,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Process {
+    fn start(name: &'static str, arguments: &[String], master: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
+        command
+            .args(arguments)
+            .env_clear()
+            .env("MOONCAKE_MASTER", master)
+            .env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        Self { name, id: child.id(), child: Some(child), looks: Vec::new() }
+    }
+
+    fn own() -> Self {
+        Self { name: "client", id: std::process::id(), child: None, looks: Vec::new() }
+    }
+
+    /// Memory of the process itself: what it shares is what it lends.
+    fn look(&mut self) {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id)).expect("it still runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let memory = line.trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10;
+        let files = std::fs::read_dir(format!("/proc/{}/fd", self.id)).unwrap().count() as u64;
+        self.looks.push(Look { memory, files });
+    }
+
+    /// The most of the second and of the last third.
+    fn most(&self) -> [Look; 2] {
+        let third = self.looks.len() / 3;
+        let most = |looks: &[Look]| Look {
+            memory: looks.iter().map(|look| look.memory).max().unwrap(),
+            files: looks.iter().map(|look| look.files).max().unwrap(),
+        };
+        [most(&self.looks[third..2 * third]), most(&self.looks[2 * third..])]
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    got: AtomicU64,
+    missed: AtomicU64,
+    put: AtomicU64,
+    removed: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+}
+
+fn mixed(mut number: u64) -> u64 {
+    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53_u64] {
+        number = (number ^ (number >> 33)).wrapping_mul(factor);
+    }
+    number ^ (number >> 33)
+}
+
+/// The bytes of an object, of which the first eight tell the version and all others follow.
+fn content(key: u64, version: u64) -> Vec<u8> {
+    let mut block = vec![0; BLOCK];
+    for (at, word) in block.chunks_exact_mut(8).enumerate() {
+        let value = if at == 0 { version } else { mixed(key ^ version.rotate_left(17) ^ at as u64) };
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+    block.repeat(1 + (mixed(key) % LARGEST_BLOCKS) as usize)
+}
+
+fn check(key: u64, bytes: &[u8]) {
+    let version = u64::from_le_bytes(*bytes.first_chunk().expect("objects are not empty"));
+    assert!(bytes == content(key, version), "object {key} has other bytes than were put");
+}
+
+async fn work(client: Client, counts: Arc<Counts>, end: Instant) {
+    while Instant::now() < end {
+        // A few keys are asked for most of the time.
+        let key = if fastrand::bool() { fastrand::u64(..KEYS / 10) } else { fastrand::u64(..KEYS) };
+        let name = format!("soak-{key}");
+        let result = match fastrand::u32(..100) {
+            0..50 => match client.get(&name).await {
+                Ok(bytes) => {
+                    check(key, &bytes);
+                    Ok(&counts.got)
+                }
+                Err(error) => Err(error),
+            },
+            50..90 => {
+                let bytes = content(key, fastrand::u64(..));
+                client.put(&name, &bytes, &PutOptions::default()).await.map(|_| &counts.put)
+            }
+            90..95 => {
+                let bytes = content(key, fastrand::u64(..));
+                client.upsert(&name, &bytes, &PutOptions::default()).await.map(|_| &counts.put)
+            }
+            _ => client.remove(&name, true).await.map(|()| &counts.removed),
+        };
+        let count = match &result {
+            Ok(count) => count,
+            Err(KvError::NotFound { .. }) => &counts.missed,
+            Err(KvError::Damaged { .. }) => panic!("object {key} is damaged"),
+            Err(KvError::NoRoom { .. } | KvError::Master { .. }) => &counts.refused,
+            Err(_) => &counts.failed,
+        };
+        count.fetch_add(1, Relaxed);
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn processes(folder: &Path, rpc: &str, port: u16) -> Vec<Process> {
+    let admin = free_port();
+    let master = [
+        "master",
+        "--rpc_address=127.0.0.1",
+        "--metrics_host=127.0.0.1",
+        "--enable_offload",
+        "--offload_on_evict",
+        "--promotion_on_hit",
+        "--default_kv_lease_ttl=1000",
+    ];
+    let mut flags: Vec<String> = master.iter().map(|&flag| flag.to_owned()).collect();
+    flags.extend([format!("--rpc_port={port}"), format!("--metrics_port={admin}")]);
+    let mut processes = vec![Process::own(), Process::start("master", &flags, rpc)];
+    for name in ["first", "second"] {
+        let folder = folder.join(name);
+        let flags = [
+            "store".to_owned(),
+            "--port=0".to_owned(),
+            format!("-Dglobal_segment_size={NODE}"),
+            "-Denable_ssd_offload=true".to_owned(),
+            format!("-Dssd_offload_path={}", folder.display()),
+            format!("--tier-size={TIER}"),
+            "--tier-buffer=64mb".to_owned(),
+        ];
+        processes.push(Process::start(name, &flags, rpc));
+    }
+    processes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes half an hour"]
+async fn memory_stays_as_it_is() {
+    let seconds = std::env::var("MOONGATE_SOAK_SECONDS").map_or(1800, |text| text.parse().unwrap());
+    let (supervisor, folder, port) = (Supervisor::new(), tempfile::tempdir().unwrap(), free_port());
+    let rpc = format!("127.0.0.1:{port}");
+    let mut processes = processes(folder.path(), &rpc, port);
+    let client = Client::new(&rpc, Options::default(), &supervisor).unwrap();
+    let ready = async {
+        while client.put("ready", b"or not", &PutOptions::default()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(START, ready).await.expect("the store serves in time");
+
+    let (counts, end) = (Arc::new(Counts::default()), Instant::now() + Duration::from_secs(seconds));
+    // What one client writes twice at the same time is its own business: each is a client of its own.
+    let clients: Vec<Client> =
+        (0..WORKERS).map(|_| Client::new(&rpc, Options::default(), &supervisor).unwrap()).collect();
+    let workers = clients.iter().map(|client| tokio::spawn(work(client.clone(), Arc::clone(&counts), end)));
+    let workers: Vec<_> = workers.collect();
+    for looks in 1.. {
+        tokio::time::sleep(LOOK).await;
+        processes.iter_mut().for_each(Process::look);
+        if looks % 12 == 0 {
+            let memory = |process: &Process| process.looks.last().map_or(0, |look| look.memory >> 20);
+            println!("MiB of client, master, nodes: {:?}", processes.iter().map(memory).collect::<Vec<_>>());
+        }
+        if Instant::now() >= end {
+            break;
+        }
+    }
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    println!(
+        "after {seconds} s: {counts:?}, {} bytes moved",
+        clients.iter().map(Client::bytes_moved).sum::<u64>()
+    );
+    for process in &processes {
+        println!(
+            "{}: second third {:?}, last third {:?}",
+            process.name,
+            process.most()[0],
+            process.most()[1]
+        );
+    }
+    for process in &processes {
+        let [before, after] = process.most();
+        assert!(
+            after.memory <= before.memory + before.memory / 20 + SLACK,
+            "memory of {} grows",
+            process.name
+        );
+        assert!(after.files <= before.files + FILES, "open files of {} grow", process.name);
+    }
+    let failed = counts.failed.load(Relaxed);
+    assert!(failed * 100 <= counts.got.load(Relaxed), "{failed} transfers have failed");
+}
