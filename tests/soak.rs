@@ -4,7 +4,6 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    clippy::print_stdout,
     reason = "a measurement that reports, and fails by panicking"
 )]
 
@@ -15,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use moongate_kvclient::{Client, KvError, Options, PutOptions};
 use moongate_runtime::Supervisor;
 
@@ -192,6 +192,14 @@ fn processes(folder: &Path, rpc: &str, port: u16) -> Vec<Process> {
     processes
 }
 
+/// Looks at the processes again and again.
+async fn watch(processes: &mut [Process], end: Instant) {
+    while Instant::now() < end {
+        tokio::time::sleep(LOOK).await;
+        processes.iter_mut().for_each(Process::look);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes half an hour"]
 async fn memory_stays_as_it_is() {
@@ -211,22 +219,8 @@ async fn memory_stays_as_it_is() {
     // What one client writes twice at the same time is its own business: each is a client of its own.
     let clients: Vec<Client> =
         (0..WORKERS).map(|_| Client::new(&rpc, Options::default(), &supervisor).unwrap()).collect();
-    let workers = clients.iter().map(|client| tokio::spawn(work(client.clone(), Arc::clone(&counts), end)));
-    let workers: Vec<_> = workers.collect();
-    for looks in 1.. {
-        tokio::time::sleep(LOOK).await;
-        processes.iter_mut().for_each(Process::look);
-        if looks % 12 == 0 {
-            let memory = |process: &Process| process.looks.last().map_or(0, |look| look.memory >> 20);
-            println!("MiB of client, master, nodes: {:?}", processes.iter().map(memory).collect::<Vec<_>>());
-        }
-        if Instant::now() >= end {
-            break;
-        }
-    }
-    for worker in workers {
-        worker.await.unwrap();
-    }
+    let workers = clients.iter().map(|client| work(client.clone(), Arc::clone(&counts), end));
+    tokio::join!(join_all(workers), watch(&mut processes, end));
     println!(
         "after {seconds} s: {counts:?}, {} bytes moved",
         clients.iter().map(Client::bytes_moved).sum::<u64>()
