@@ -111,11 +111,12 @@ pub async fn start(
     let limits = HandshakeLimits::default();
     let (peers, stop) = (flags.allow_peers.clone(), supervisor.token());
     handshake::listen(place.handshake, answers, peers, limits, stop, supervisor);
-    let target: Arc<dyn serve::Target> = pool;
-    let serving = Arc::new(serve::listen(place.data, target, options, supervisor));
 
     presence.enter(deadline).await?;
     join(&membership, deadline).await?;
+    // Who connects meanwhile waits. What they wrote would not be among what the master was told is whole.
+    let target: Arc<dyn serve::Target> = pool;
+    let serving = Arc::new(serve::listen(place.data, target, options, supervisor));
     let pulse = Arc::new(Pulse::default());
     let beating = CancellationToken::new();
     let heartbeat = heartbeat::start(&membership, Arc::clone(&pulse), beating.clone())?;

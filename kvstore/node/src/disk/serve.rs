@@ -137,12 +137,11 @@ impl Server {
 impl Disk {
     /// Brings objects into the buffer. Returns where, and the buffer's address.
     fn stage(&self, arguments: &StageArguments<String>) -> Outcome<(Given, u64)> {
-        let asked = Instant::now();
         let names: Vec<&[u8]> = arguments.names.iter().map(String::as_bytes).collect();
         let sizes = arguments.sizes.iter().map(|size| u64::try_from(*size).ok().filter(|size| *size > 0));
         let sizes = sizes.collect::<Option<Vec<u64>>>().filter(|sizes| sizes.len() == names.len());
         let sizes = sizes.filter(|sizes| !sizes.is_empty()).ok_or(ErrorCode::INVALID_PARAMS)?;
-        let given = self.staging.give(&sizes, asked).ok_or(ErrorCode::BUFFER_OVERFLOW)?;
+        let given = self.staging.give(&sizes, Instant::now()).ok_or(ErrorCode::BUFFER_OVERFLOW)?;
         let region = self.staging.region();
         let mut fits = vec![true; names.len()];
         let outcomes = self.tier.get_many(&names, |object, offset, bytes| {
@@ -163,6 +162,7 @@ impl Disk {
             self.staging.release(given.batch);
             return Err(problem);
         }
+        self.staging.filled(given.batch, Instant::now());
         Ok((given, region.base()))
     }
 }
