@@ -15,7 +15,7 @@ impl Region {
     /// Receives what is there, at most `len` bytes. 0 when the peer has ended its side. For callers that keep their own time.
     ///
     /// # Errors
-    /// As the socket's `recv`, or [`OutOfRange`] inside `InvalidInput`.
+    /// As the socket's `recv`, or [`OutOfRange`](crate::OutOfRange) inside `InvalidInput`.
     pub fn receive(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<usize> {
         socket::receive(socket.as_fd(), self.span(offset, len)?, Wait::Some)
     }
@@ -56,7 +56,7 @@ impl Region {
     /// Sends what the socket takes at once, at most `len` bytes. For callers that keep their own time.
     ///
     /// # Errors
-    /// As the socket's `send`, or [`OutOfRange`] inside `InvalidInput`.
+    /// As the socket's `send`, or [`OutOfRange`](crate::OutOfRange) inside `InvalidInput`.
     pub fn send(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<usize> {
         socket::send(socket.as_fd(), self.span(offset, len)?, More::Last)
     }
