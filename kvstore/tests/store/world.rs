@@ -163,7 +163,9 @@ async fn noted(release: &str, name: &str, arguments: &[&str]) -> Vec<String> {
     let last: Vec<&str> = said.lines().rev().take(5).collect();
     assert!(ran.status.success(), "{release}: {name} has failed: {last:?}");
     let lines = String::from_utf8_lossy(&ran.stdout);
-    lines.lines().filter_map(|line| line.strip_prefix("> ")).map(str::to_owned).collect()
+    // A coloured line of the client's log may come before the end of one of ours.
+    let note = |line: &str| Some(line.strip_prefix("> ")?.split('\u{1b}').next()?.to_owned());
+    lines.lines().filter_map(note).collect()
 }
 
 /// A process with Mooncake's own client. Killed when dropped.
