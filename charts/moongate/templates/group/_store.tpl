@@ -45,7 +45,7 @@ standalonePattern:
       {{- if $several }}{{ $_ := set $spec "serviceAccountName" $name }}{{ end }}
       {{- $container := include "moongate.master.container" (dict "root" . "config" (merge (dict) $master.config $config)) | fromYaml }}
       {{- $_ := set $spec "containers" (list $container) }}
-      {{- $_ := set $spec "volumes" (list (merge (dict "name" "data") $master.volume)) }}
+      {{- $_ := set $spec "volumes" (list (merge (dict "name" "data") ($master.volume | default (dict "emptyDir" dict)))) }}
       {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $master.pod) | nindent 6 }}
 {{- end }}
 
@@ -96,10 +96,10 @@ standalonePattern:
       {{- $containers = prepend $containers (include "moongate.holder.container" . | fromYaml) }}
       {{- $volumes = append $volumes (dict "name" "holder" "emptyDir" dict) }}
       {{- else if eq $nodes.memory "folder" }}
-      {{- $volumes = append $volumes (merge (dict "name" "memory") $nodes.volume) }}
+      {{- $volumes = append $volumes (merge (dict "name" "memory") ($nodes.volume | default (dict "emptyDir" (dict "medium" "Memory")))) }}
       {{- end }}
       {{- if $nodes.tier.size }}
-      {{- $volumes = append $volumes (merge (dict "name" "tier") $nodes.tier.volume) }}
+      {{- $volumes = append $volumes (merge (dict "name" "tier") ($nodes.tier.volume | default (dict "emptyDir" dict))) }}
       {{- end }}
       {{- $_ := set $spec "containers" $containers }}
       {{- $_ := set $spec "volumes" $volumes }}
