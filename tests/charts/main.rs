@@ -17,7 +17,7 @@ const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts");
 /// Pages with tables of metrics.
 const METRICS: [&str; 4] = ["docs/metrics.md", "docs/master.md", "docs/store.md", "operator/README.md"];
 /// What metrics' names begin with: ours, and those that the master has of Mooncake's.
-const PREFIXES: [&str; 4] = ["moongate_", "moongate:", "master_", "mem_cache_"];
+const PREFIXES: [&str; 6] = ["moongate_", "moongate:", "master_", "mem_cache_", "file_cache_", "total_get_"];
 /// What Prometheus adds to the names of counters and histograms.
 const SUFFIXES: [&str; 4] = ["_total", "_bucket", "_sum", "_count"];
 
