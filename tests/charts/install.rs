@@ -37,14 +37,13 @@ async fn every_example_runs() {
     let plane = ControlPlane::start().await.unwrap();
     let everywhere = plane.namespace("chart").await.unwrap();
     others_kinds(&everywhere.client).await;
+    let mut releases = Vec::new();
     let mut operator = None;
     for example in examples() {
         let name = example.file_stem().unwrap().to_str().unwrap().to_owned();
         let namespace = plane.namespace("chart").await.unwrap();
-        helm(
-            &plane,
-            &["install", &name, CHART, "--namespace", &namespace.name, "--values", example.to_str().unwrap()],
-        );
+        let values = ["--namespace", &namespace.name, "--values", example.to_str().unwrap()];
+        helm(&plane, &[&["install", &name, CHART], &values[..]].concat());
         // The first one's looks after all namespaces.
         if operator.is_none() {
             operator = Some(start_operator(&plane, &namespace, &format!("{name}-operator")).await);
@@ -52,16 +51,14 @@ async fn every_example_runs() {
         let groups = groups(&namespace);
         becomes_ready(&namespace, &groups, &name).await;
         let before = groups.get(&name).await.unwrap();
-        helm(
-            &plane,
-            &["upgrade", &name, CHART, "--namespace", &namespace.name, "--values", example.to_str().unwrap()],
-        );
+        helm(&plane, &[&["upgrade", &name, CHART], &values[..]].concat());
         let after = groups.get(&name).await.unwrap();
-        assert_eq!(
-            after.metadata.generation, before.metadata.generation,
-            "{name}: the same again changes something"
-        );
-        helm(&plane, &["uninstall", &name, "--namespace", &namespace.name]);
+        assert_eq!(after.metadata.generation, before.metadata.generation, "{name}: the same again differs");
+        releases.push((name, namespace));
+    }
+    drop(operator);
+    for (name, namespace) in &releases {
+        helm(&plane, &["uninstall", name, "--namespace", &namespace.name]);
     }
 }
 
@@ -104,7 +101,8 @@ async fn others_kinds(client: &Client) {
 /// Our operator, as the service account of that name.
 async fn start_operator(plane: &ControlPlane, namespace: &Namespace, account: &str) -> Running {
     let accounts: Api<ServiceAccount> = Api::default_namespaced(namespace.client.clone());
-    let asked = accounts.create_token_request(account, &PostParams::default(), &TokenRequest::default());
+    let (parameters, request) = (PostParams::default(), TokenRequest::default());
+    let asked = accounts.create_token_request(account, &parameters, &request);
     let token = asked.await.unwrap().status.unwrap().token;
     let (before, after) = fs::read_to_string(plane.kubeconfig())
         .unwrap()
