@@ -63,7 +63,13 @@ pub(super) async fn remove(
 async fn take(gateway: &Gateway, request: Request) -> Result<Value, ApiError> {
     let (parts, body) = request.into_parts();
     let registry = open_registry(gateway, &parts.headers)?;
-    let body = collect(&parts.headers, body, LIMITS, &gateway.supervisor).await?;
+    let body =
+        collect(&parts.headers, body, LIMITS, &gateway.supervisor).await.map_err(|error| {
+            match error.code {
+                Code::BodyTooLarge => ApiError::new(error.code, "a registration has at most 64 KiB"),
+                _ => error,
+            }
+        })?;
     let wrong =
         |error: &dyn std::fmt::Display| ApiError::new(Code::InvalidRequest, format!("registration: {error}"));
     let registration: Registration = serde_json::from_slice(&body).map_err(|error| wrong(&error))?;
