@@ -58,7 +58,7 @@ async fn a_registered_engine_serves_until_it_is_held_or_removed() {
     let engines = Fleet::sglang().plain(1).engines().await;
     let engine = &engines.workers[0];
     let gateway = gateway(&[]).await;
-    assert_eq!(complete(&gateway, 2).await.status(), 404, "nobody serves yet");
+    assert_eq!(complete(&gateway, 2).await.status(), 503, "nobody serves yet");
 
     let (status, answer) = ask(&gateway, Method::POST, "", Some(registration(engine))).await;
     assert_eq!((status, &answer["id"]), (200, &json!("ns/pod-0@uid")), "{answer}");
