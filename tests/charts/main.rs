@@ -86,10 +86,12 @@ fn templates_are_good_with_every_example() {
 #[test]
 fn settings_of_the_schema_are_those_of_the_programs() {
     let schema: Value = serde_json::from_str(&read("charts/moongate/values.schema.json")).unwrap();
-    // Where a file is read from says the chart.
+    // Where files are says the chart, and secrets are given by variables.
     let elsewhere = [
         "config",
         "kubeconfig",
+        "engine-api-key",
+        "registration-token",
         "config_path",
         "flagfile",
         "fromenv",
