@@ -4,7 +4,7 @@
 {{- $engine := .engine }}
 {{- $role := .role }}
 {{- $autoscaling := $engine.autoscaling | default dict }}
-{{- $replicas := $engine.replicas | default 1 }}
+{{- $replicas := hasKey $engine "replicas" | ternary $engine.replicas 1 }}
 {{- if $autoscaling.enabled }}
 {{- /* What the autoscaler has set is in the adapter, and only that may be written to the group. */}}
 {{- $name := printf "%s-%s" (include "moongate.name" .root) $role }}
@@ -13,7 +13,8 @@
 {{- end }}
 name: {{ $role }}
 replicas: {{ $replicas }}
-{{- with $engine.dependencies | default (.root.Values.store.enabled | ternary (list "mooncake-master") list) }}
+{{- $master := .root.Values.store.enabled | ternary (list "mooncake-master") list }}
+{{- with hasKey $engine "dependencies" | ternary $engine.dependencies $master }}
 dependencies: {{ toJson . }}
 {{- end }}
 {{- if $autoscaling.enabled }}
@@ -31,12 +32,17 @@ standalonePattern:
       {{- $_ := set $spec "containers" (list (include "moongate.engine.container" . | fromYaml)) }}
       {{- $shared := dict "name" "shared-memory" "emptyDir" (dict "medium" "Memory" "sizeLimit" ($engine.sharedMemory | default "16Gi")) }}
       {{- $volumes := list $shared }}
-      {{- if eq ($engine.connector | default "") "store" }}
+      {{- if include "moongate.engine.reads" . }}
       {{- $configMap := dict "name" (printf "%s-mooncake" (include "moongate.name" .root)) }}
       {{- $volumes = append $volumes (dict "name" "mooncake" "configMap" $configMap) }}
       {{- end }}
       {{- $_ := set $spec "volumes" $volumes }}
       {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "given" $engine.pod) | nindent 6 }}
+{{- end }}
+
+{{/* Whether it reads about the store in a file: vLLM's MooncakeStoreConnector does. */}}
+{{- define "moongate.engine.reads" -}}
+{{- if and .root.Values.store.enabled (eq (.engine.connector | default "") "store") }}true{{ end }}
 {{- end }}
 
 {{/* What the gateway reads. */}}
@@ -96,7 +102,7 @@ livenessProbe:
 resources: {{- toYaml ($engine.resources | default dict) | nindent 2 }}
 volumeMounts:
   - { name: shared-memory, mountPath: /dev/shm }
-  {{- if eq ($engine.connector | default "") "store" }}
+  {{- if include "moongate.engine.reads" . }}
   - { name: mooncake, mountPath: /etc/mooncake, readOnly: true }
   {{- end }}
   {{- with $engine.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
@@ -120,7 +126,7 @@ volumeMounts:
 {{- if eq .engine.engine "vllm" }}
 - { name: VLLM_MOONCAKE_BOOTSTRAP_PORT, value: "8998" }
 - { name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP) }
-{{- if eq (.engine.connector | default "") "store" }}
+{{- if include "moongate.engine.reads" . }}
 - { name: MOONCAKE_CONFIG_PATH, value: /etc/mooncake/mooncake.json }
 {{- end }}
 {{- end }}
