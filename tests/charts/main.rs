@@ -75,8 +75,7 @@ fn templates_are_good_with_every_example() {
     for example in examples() {
         let values = format!("--values={}", example.display());
         script("helm", &["lint", "--strict", CHART, &values]);
-        let rendered = script("helm", &["template", "release", CHART, &values]);
-        assert!(rendered.contains("kind: "), "{}", example.display());
+        let rendered = rendered(&example);
         assert_ne!(rendered, previous, "{} says the same as the one before", example.display());
         previous = rendered;
     }
@@ -112,12 +111,14 @@ fn settings_of_the_schema_are_those_of_the_programs() {
     }
 }
 
+/// What helm makes of the chart with an example.
+fn rendered(example: &Path) -> String {
+    script("helm", &["template", "release", CHART, &format!("--values={}", example.display())])
+}
+
 #[test]
 fn flags_in_templates_are_those_of_the_programs() {
-    let rendered: String = examples()
-        .iter()
-        .map(|example| script("helm", &["template", "m", CHART, &format!("--values={}", example.display())]))
-        .collect();
+    let rendered: String = examples().iter().map(|example| rendered(example)).collect();
     let mut checked = BTreeSet::new();
     let mut lines = rendered.lines().map(str::trim).peekable();
     while let Some(line) = lines.next() {
@@ -137,6 +138,25 @@ fn flags_in_templates_are_those_of_the_programs() {
 }
 
 #[test]
+fn the_gateway_understands_its_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    for example in examples() {
+        let rendered = rendered(&example);
+        let after = rendered.split_once("gateway.toml: |\n").unwrap().1;
+        let lines: Vec<&str> = after.lines().map_while(|line| line.strip_prefix("    ")).collect();
+        assert!(lines.len() > 5, "{lines:?}");
+        let file = folder.path().join("gateway.toml");
+        fs::write(&file, lines.join("\n")).unwrap();
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_moongate"));
+        let output =
+            doctor.arg("doctor").arg("--config").arg(&file).env("KUBECONFIG", "none").output().unwrap();
+        // 1: there is no cluster. 2 would be a mistake in the file.
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{}: {told}", example.display());
+    }
+}
+
+#[test]
 fn alerts_fire_when_they_should() {
     for file in files("alerts", ".yaml") {
         let file = file.to_str().unwrap();
@@ -148,7 +168,7 @@ fn alerts_fire_when_they_should() {
 
 #[test]
 fn queries_are_about_metrics_that_exist() {
-    let pages: String = METRICS.iter().map(|page| read(page)).collect();
+    let pages: String = METRICS.iter().map(read).collect();
     let cells = pages.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let described: BTreeSet<&str> = cells.collect();
     let rules =
