@@ -7,14 +7,12 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use moongate_operator::Kind;
+use moongate_operator::forecast::{Change, Server};
 use moongate_operator::observed::{Key, Observed};
 use moongate_operator::plan::{self, Step};
 use moongate_render::GangScheduler;
 use parking_lot::Mutex;
 use serde_json::Value;
-
-use crate::kubelet::{self, Next};
-use crate::server::{Change, Server};
 
 const WORKERS: usize = 4;
 /// Between two moves.
@@ -179,14 +177,8 @@ impl Simulation {
             Move::Begin(key) => self.begin(key),
             Move::Write(worker) => self.write(worker),
             Move::Kubernetes(kind, name) => {
-                match kubelet::next(kind, self.server.get(kind, &name).unwrap()) {
-                    Some(Next::Is(object)) => {
-                        let change = self.server.put(kind, object);
-                        self.news.push_back(change);
-                    }
-                    Some(Next::Gone) => self.delete(kind, &name),
-                    None => {}
-                }
+                let changes = self.server.advance(kind, &name);
+                self.news.extend(changes);
             }
         }
     }

@@ -1,19 +1,22 @@
 //! What Kubernetes does about pods and workloads that are not ours: it runs them, one step at a look.
 
-use moongate_operator::Kind;
 use serde_json::{Value, json};
 
-/// The pod as it is next: `None` if it stays as it is. One that is to end is gone when this answers `Gone`.
-pub(crate) enum Next {
+use crate::Kind;
+use crate::plan::is_same_image;
+
+/// What becomes of an object.
+pub(super) enum Next {
     Is(Value),
     Gone,
 }
 
-/// What becomes of an object of a kind that the operator does not look after.
-pub(crate) fn next(kind: Kind, object: &Value) -> Option<Next> {
+/// What becomes of an object of a kind that the operator does not look after: nothing, if it stays as it is. `starts` says
+/// whether containers of an image do.
+pub(super) fn next(kind: Kind, object: &Value, starts: fn(&str) -> bool) -> Option<Next> {
     match kind {
-        Kind::Pod => pod(object),
-        Kind::StatefulSet | Kind::Deployment => workload(object).map(Next::Is),
+        Kind::Pod => pod(object, starts),
+        Kind::StatefulSet | Kind::Deployment | Kind::LeaderWorkerSet => workload(object).map(Next::Is),
         _ => None,
     }
 }
@@ -30,7 +33,7 @@ fn workload(object: &Value) -> Option<Value> {
     })
 }
 
-fn pod(live: &Value) -> Option<Next> {
+fn pod(live: &Value, starts: fn(&str) -> bool) -> Option<Next> {
     if live["metadata"].get("deletionTimestamp").is_some() {
         return Some(Next::Gone);
     }
@@ -43,36 +46,36 @@ fn pod(live: &Value) -> Option<Next> {
         condition(&mut next, "PodScheduled", true);
         return Some(Next::Is(next));
     }
-    let specs = live["spec"]["containers"].as_array().unwrap();
     let is_new = live["status"].get("containerStatuses").is_none();
-    let statuses: Vec<Value> = specs
-        .iter()
-        .enumerate()
-        .map(|(index, spec)| container(spec, &live["status"]["containerStatuses"][index]))
-        .collect();
+    let before = live["status"]["containerStatuses"].as_array().map_or(&[][..], Vec::as_slice);
+    let one = |spec: &Value| {
+        let before = before.iter().find(|status| status["name"] == spec["name"]);
+        container(spec, before, starts)
+    };
+    let statuses: Vec<Value> = live["spec"]["containers"].as_array().into_iter().flatten().map(one).collect();
     let all_up = statuses.iter().all(|status| status["ready"] == true);
     next["status"]["containerStatuses"] = statuses.into();
     next["status"]["phase"] = "Running".into();
     condition(&mut next, "ContainersReady", all_up);
     let gates = live["spec"]["readinessGates"].as_array().into_iter().flatten();
-    let open = gates.into_iter().all(|gate| has(live, gate["conditionType"].as_str().unwrap()));
+    let open = gates.into_iter().all(|gate| has(live, gate["conditionType"].as_str().unwrap_or_default()));
     condition(&mut next, "Ready", all_up && open);
     (is_new || next != *live).then_some(Next::Is(next))
 }
 
-/// A container whose image has changed is down first, and then up, unless it is called broken.
-fn container(spec: &Value, status: &Value) -> Value {
+/// A container whose image has changed is down first, and then up, if it starts.
+fn container(spec: &Value, status: Option<&Value>, starts: fn(&str) -> bool) -> Value {
     let image = spec["image"].as_str().unwrap_or_default();
     let id = format!("sha256:{image}");
-    let works = !image.starts_with("broken");
-    if status.is_null() {
+    let works = starts(image);
+    let Some(status) = status else {
         return json!({ "name": spec["name"], "image": image, "imageID": id, "ready": works, "restartCount": 0 });
-    }
+    };
     let mut next = status.clone();
-    if status["image"] != image {
+    if !is_same_image(image, status["image"].as_str().unwrap_or_default()) {
         next["image"] = image.into();
         next["ready"] = false.into();
-        next["restartCount"] = (status["restartCount"].as_i64().unwrap() + 1).into();
+        next["restartCount"] = (status["restartCount"].as_i64().unwrap_or(0) + 1).into();
     } else if status["ready"] == false && works {
         next["ready"] = true.into();
         next["imageID"] = id.into();
@@ -90,7 +93,7 @@ fn condition(pod: &mut Value, kind: &str, is_true: bool) {
     if !pod["status"]["conditions"].is_array() {
         pod["status"]["conditions"] = json!([]);
     }
-    let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
+    let Value::Array(conditions) = &mut pod["status"]["conditions"] else { return };
     match conditions.iter_mut().find(|one| one["type"] == kind) {
         Some(one) => one["status"] = status.into(),
         None => conditions.push(json!({ "type": kind, "status": status })),
