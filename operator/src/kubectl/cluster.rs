@@ -41,6 +41,13 @@ pub struct Cluster {
     pub namespace: String,
 }
 
+/// All objects of a namespace.
+#[derive(Debug, Clone)]
+pub struct Everything {
+    objects: Vec<(Kind, Value)>,
+    absent: Vec<Kind>,
+}
+
 /// A group and what belongs to it.
 #[derive(Debug, Clone)]
 pub struct Family {
@@ -179,23 +186,26 @@ impl Cluster {
     /// # Errors
     /// [`KubectlError::Api`].
     pub async fn family(&self, name: &str) -> Result<Family, KubectlError> {
+        Ok(self.everything().await?.family(name))
+    }
+
+    /// All objects of the namespace, as far as groups are made of them.
+    ///
+    /// # Errors
+    /// [`KubectlError::Api`].
+    pub async fn everything(&self) -> Result<Everything, KubectlError> {
         let lists = join_all(Kind::ALL.map(|kind| self.list(kind))).await;
-        let mut absent = Vec::new();
-        let mut all = Vec::new();
+        let mut everything = Everything { objects: Vec::new(), absent: Vec::new() };
         for (kind, list) in Kind::ALL.into_iter().zip(lists) {
             match list {
-                Ok(objects) => all.extend(objects.into_iter().map(|object| (kind, object))),
-                Err(Error::Api(status)) if status.code == 404 => absent.push(kind),
+                Ok(objects) => everything.objects.extend(objects.into_iter().map(|object| (kind, object))),
+                Err(Error::Api(status)) if status.code == 404 => everything.absent.push(kind),
                 // Who may see groups need not be allowed to see profiles.
                 Err(Error::Api(status)) if status.code == 403 && kind == Kind::Profile => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        let mut server = Server::new(Timestamp::now());
-        for (kind, object) in family(name, all) {
-            server.restore(kind, object);
-        }
-        Ok(Family { server, absent })
+        Ok(everything)
     }
 
     async fn list(&self, kind: Kind) -> Result<Vec<Value>, Error> {
@@ -244,27 +254,35 @@ pub(super) fn current(group: Value) -> Result<Value, KubectlError> {
     convert(&group, Version::V1alpha2).map_err(|error| KubectlError::Unreadable(error.to_string()))
 }
 
-/// The group of that name, all that it owns however far down, its policy, and all profiles.
-fn family(name: &str, all: Vec<(Kind, Value)>) -> Vec<(Kind, Value)> {
-    let is_first = |kind: Kind, object: &Value| match kind {
-        Kind::Group | Kind::Policy => object["metadata"]["name"] == name,
-        kind => kind == Kind::Profile,
-    };
-    let (mut found, mut left): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|(kind, object)| is_first(*kind, object));
-    let mut uids: BTreeSet<String> = BTreeSet::new();
-    let mut latest = 0;
-    while latest < found.len() {
-        let new = found.iter().skip(latest).filter_map(|(_, object)| object["metadata"]["uid"].as_str());
-        uids.extend(new.map(str::to_owned));
-        latest = found.len();
-        let is_owned = |object: &Value| {
-            let owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten();
-            owners.into_iter().any(|owner| owner["uid"].as_str().is_some_and(|uid| uids.contains(uid)))
+impl Everything {
+    /// The group of that name, all that it owns however far down, its policy, and all profiles.
+    #[must_use]
+    pub fn family(&self, name: &str) -> Family {
+        let is_first = |kind: Kind, object: &Value| match kind {
+            Kind::Group | Kind::Policy => object["metadata"]["name"] == name,
+            kind => kind == Kind::Profile,
         };
-        let (owned, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|(_, object)| is_owned(object));
-        found.extend(owned);
-        left = others;
+        let (mut found, mut left): (Vec<_>, Vec<_>) =
+            self.objects.iter().partition(|(kind, object)| is_first(*kind, object));
+        let mut uids: BTreeSet<&str> = BTreeSet::new();
+        let mut seen = 0;
+        while seen < found.len() {
+            let new = found.iter().skip(seen).filter_map(|(_, object)| object["metadata"]["uid"].as_str());
+            uids.extend(new);
+            seen = found.len();
+            let is_owned = |object: &Value| {
+                let owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+                owners.into_iter().any(|owner| owner["uid"].as_str().is_some_and(|uid| uids.contains(uid)))
+            };
+            let (owned, others): (Vec<_>, Vec<_>) =
+                left.into_iter().partition(|(_, object)| is_owned(object));
+            found.extend(owned);
+            left = others;
+        }
+        let mut server = Server::new(Timestamp::now());
+        for (kind, object) in found {
+            server.restore(*kind, object.clone());
+        }
+        Family { server, absent: self.absent.clone() }
     }
-    found
 }

@@ -18,6 +18,17 @@ pub struct Difference {
     pub to: Option<Value>,
 }
 
+impl Difference {
+    /// For people: a line each for what it was and what it is.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let line = |mark: &str, value: &Option<Value>| {
+            value.as_ref().map(|value| format!("{mark} {}: {value}\n", self.path)).unwrap_or_default()
+        };
+        line("-", &self.from) + &line("+", &self.to)
+    }
+}
+
 /// All members that differ. Lists of things with names are compared by name; what says nothing is like what is absent.
 #[must_use]
 pub(super) fn differences(from: &Value, to: &Value) -> Vec<Difference> {

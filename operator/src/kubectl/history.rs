@@ -1,12 +1,13 @@
 //! Revisions of a group: what they were, how they differ, and going back to one.
 
 use moongate_render::revision::Revision as Rendered;
+use rbg_api::conversion::{Version, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::KubectlError;
-use super::cluster::Family;
+use super::cluster::{Family, current};
 use super::differences::{Difference, differences, summary};
 use super::edit::text;
 use crate::Kind;
@@ -111,12 +112,26 @@ fn rendered(group: &Value) -> Result<Rendered, KubectlError> {
     Ok(Rendered::of_group(name, &typed.spec, 0))
 }
 
-/// Puts a group of v1alpha2 back to what the revision keeps. Replicas, which revisions do not keep, and how updates go about
-/// stay as they are; so do roles that are the same.
+/// As [`undone`], for a group of either version.
 ///
 /// # Errors
 /// [`KubectlError::Unreadable`].
-pub fn undone(group: &mut Value, data: &Value) -> Result<(), KubectlError> {
+pub fn undone_in(group: &mut Value, data: &Value) -> Result<(), KubectlError> {
+    let version = text(&group["apiVersion"]);
+    let mut now = current(group.clone())?;
+    undone(&mut now, data)?;
+    *group = match Version::parse(&version) {
+        Some(version) => {
+            convert(&now, version).map_err(|error| KubectlError::Unreadable(error.to_string()))?
+        }
+        None => now,
+    };
+    Ok(())
+}
+
+/// Puts a group of v1alpha2 back to what the revision keeps. Replicas, which revisions do not keep, and how updates go about
+/// stay as they are; so do roles that are the same.
+fn undone(group: &mut Value, data: &Value) -> Result<(), KubectlError> {
     let now = rendered(group)?.data;
     for list in ["roleTemplates", "roles"] {
         let live = named(&group["spec"][list]);

@@ -193,3 +193,33 @@ pub(super) fn images(role: &Value, templates: &Value) -> Vec<String> {
 pub(super) fn name_of(role: &Value) -> String {
     text(&role["name"])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_names_role_and_container_or_not() {
+        let parse = |text: &str| {
+            let wish: ImageWish = text.parse().unwrap();
+            (wish.role.unwrap_or_default(), wish.container.unwrap_or_default(), wish.image)
+        };
+        let expected =
+            |role: &str, container: &str, image: &str| (role.into(), container.into(), image.into());
+        assert_eq!(parse("a/b:1"), expected("", "", "a/b:1"));
+        assert_eq!(parse("r=a/b:1"), expected("r", "", "a/b:1"));
+        assert_eq!(parse("r/c=host:5000/a@sha256:0"), expected("r", "c", "host:5000/a@sha256:0"));
+        for wrong in ["", "=a", "r=", "r/=a", "/c=a", "r=a b"] {
+            assert!(wrong.parse::<ImageWish>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_repository_is_an_image_without_tag_and_digest() {
+        let cases =
+            [("a/b:1", "a/b"), ("host:5000/b", "host:5000/b"), ("b", "b"), ("h:1/b:2@sha256:0", "h:1/b")];
+        for (image, expected) in cases {
+            assert_eq!(repository(image), expected);
+        }
+    }
+}

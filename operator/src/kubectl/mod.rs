@@ -14,13 +14,21 @@ mod report;
 mod text;
 mod wait;
 
-pub use cluster::{Cluster, Family, Where};
+pub use cluster::{Cluster, Everything, Family, Where};
 pub use differences::Difference;
 pub use edit::{paused, restarted};
 pub use error::KubectlError;
-pub use history::{History, Revision, undone};
+pub use history::{History, Revision, undone_in};
 pub use images::{ImageWish, with_images};
 pub use plan::{Planned, applied, plan, read_files};
-pub use report::{GroupReport, InstanceReport, PodReport, RoleReport, Told, uids};
+pub use rbg_api::keys::GROUPSET_NAME;
+pub use report::{GroupReport, InstanceReport, PodReport, RoleReport, Told};
 pub use text::{Format, age, table};
 pub use wait::{Progress, wait};
+
+/// The time, RFC 3339, as annotations of Kubernetes have it.
+#[must_use]
+pub fn now() -> String {
+    let now = k8s_openapi::jiff::Timestamp::now();
+    k8s_openapi::jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+}

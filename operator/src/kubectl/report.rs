@@ -7,7 +7,7 @@ use rbg_api::keys;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::cluster::Family;
+use super::cluster::{Cluster, Family};
 use super::edit::text;
 use super::images::{images, name_of};
 use super::text::{age, indented, table};
@@ -115,10 +115,39 @@ pub struct Told {
 }
 
 impl GroupReport {
-    /// Of a group of v1alpha2, all that belongs to it, and events about that.
+    /// Of a group.
     ///
     /// # Errors
-    /// [`KubectlError::Unreadable`].
+    /// [`KubectlError`].
+    pub async fn read(cluster: &Cluster, name: &str) -> Result<Self, KubectlError> {
+        let group = cluster.group(name).await?;
+        let family = cluster.family(name).await?;
+        // Who may see groups need not be allowed to see events.
+        let events = cluster.events(&uids(&family)).await.unwrap_or_default();
+        Self::of(&group, &family, &events, Timestamp::now())
+    }
+
+    /// Of all groups of the namespace, or of all namespaces; without events.
+    ///
+    /// # Errors
+    /// [`KubectlError`].
+    pub async fn all(cluster: &Cluster, everywhere: bool) -> Result<Vec<Self>, KubectlError> {
+        let mut by_namespace: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        for group in cluster.groups(everywhere).await? {
+            by_namespace.entry(text(&group["metadata"]["namespace"])).or_default().push(group);
+        }
+        let mut reports = Vec::new();
+        for (namespace, groups) in by_namespace {
+            let everything = cluster.in_namespace(&namespace).everything().await?;
+            for group in groups {
+                let family = everything.family(&text(&group["metadata"]["name"]));
+                reports.push(Self::of(&group, &family, &[], Timestamp::now())?);
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Of a group of v1alpha2, all that belongs to it, and events about that.
     pub fn of(
         group: &Value,
         family: &Family,
@@ -351,8 +380,7 @@ fn told(event: &Value, now: Timestamp) -> Told {
 }
 
 /// UIDs of a group and its parts.
-#[must_use]
-pub fn uids(family: &Family) -> BTreeSet<String> {
+fn uids(family: &Family) -> BTreeSet<String> {
     family
         .server
         .everything()
