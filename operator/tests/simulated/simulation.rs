@@ -106,12 +106,6 @@ impl Simulation {
         self.news.push_back(change);
     }
 
-    /// The end of an object, by someone else.
-    pub(crate) fn delete(&mut self, kind: Kind, name: &str) {
-        let changes = self.server.remove(kind, name);
-        self.news.extend(changes);
-    }
-
     /// Moves until nothing is left to do, looking at each state.
     pub(crate) fn run(&mut self, mut look: impl FnMut(&Server)) {
         for _ in 0..MAX_MOVES {
