@@ -143,6 +143,7 @@ fn every_error_code_is_described_with_its_status() {
         | Code::BodyTooLarge
         | Code::BodyIncomplete
         | Code::ModelNotFound
+        | Code::Unauthorized
         | Code::NotFound
         | Code::MethodNotAllowed
         | Code::NoEngineAvailable
@@ -160,6 +161,7 @@ fn every_error_code_is_described_with_its_status() {
         Code::BodyTooLarge,
         Code::BodyIncomplete,
         Code::ModelNotFound,
+        Code::Unauthorized,
         Code::NotFound,
         Code::MethodNotAllowed,
         Code::NoEngineAvailable,
