@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::Fate;
 use crate::Kind;
 use crate::plan::is_same_image;
 
@@ -11,11 +12,12 @@ pub(super) enum Next {
     Gone,
 }
 
-/// What becomes of an object of a kind that the operator does not look after: nothing, if it stays as it is. `starts` says
-/// whether containers of an image do.
-pub(super) fn next(kind: Kind, object: &Value, starts: fn(&str) -> bool) -> Option<Next> {
+/// What becomes of an object of a kind that the operator does not look after: nothing, if it stays as it is. `fate` says
+/// what becomes of containers.
+pub(super) fn next(kind: Kind, object: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
     match kind {
-        Kind::Pod => pod(object, starts),
+        Kind::Pod => pod(object, fate),
+        Kind::WarmupPod => warmup_pod(object, fate),
         Kind::StatefulSet | Kind::Deployment | Kind::LeaderWorkerSet => workload(object).map(Next::Is),
         _ => None,
     }
@@ -33,7 +35,7 @@ fn workload(object: &Value) -> Option<Value> {
     })
 }
 
-fn pod(live: &Value, starts: fn(&str) -> bool) -> Option<Next> {
+fn pod(live: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
     if live["metadata"].get("deletionTimestamp").is_some() {
         return Some(Next::Gone);
     }
@@ -50,7 +52,7 @@ fn pod(live: &Value, starts: fn(&str) -> bool) -> Option<Next> {
     let before = live["status"]["containerStatuses"].as_array().map_or(&[][..], Vec::as_slice);
     let one = |spec: &Value| {
         let before = before.iter().find(|status| status["name"] == spec["name"]);
-        container(spec, before, starts)
+        container(spec, before, fate)
     };
     let statuses: Vec<Value> = live["spec"]["containers"].as_array().into_iter().flatten().map(one).collect();
     let all_up = statuses.iter().all(|status| status["ready"] == true);
@@ -63,11 +65,43 @@ fn pod(live: &Value, starts: fn(&str) -> bool) -> Option<Next> {
     (is_new || next != *live).then_some(Next::Is(next))
 }
 
+/// It ends at once on the node that it asks for, if its containers do.
+fn warmup_pod(live: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
+    if live["metadata"].get("deletionTimestamp").is_some() {
+        return Some(Next::Gone);
+    }
+    if live["status"].get("phase").is_some() {
+        return None;
+    }
+    let ended = |reason: &str, code: i32| json!({ "terminated": { "reason": reason, "exitCode": code } });
+    let container = |spec: &Value| {
+        let image = spec["image"].as_str().unwrap_or_default();
+        let (state, id) = match fate(image) {
+            Fate::Works => (ended("Completed", 0), format!("sha256:{image}")),
+            Fate::Ends(reason, code) => (ended(reason, code), format!("sha256:{image}")),
+            Fate::Waits(reason) => (json!({ "waiting": { "reason": reason } }), String::new()),
+        };
+        json!({ "name": spec["name"], "image": image, "imageID": id, "ready": false, "restartCount": 0, "state": state })
+    };
+    let statuses: Vec<Value> =
+        live["spec"]["containers"].as_array().into_iter().flatten().map(container).collect();
+    let any = |which: &dyn Fn(&Value) -> bool| statuses.iter().any(|one| which(&one["state"]));
+    let phase = match () {
+        () if any(&|state| state.get("waiting").is_some()) => "Pending",
+        () if any(&|state| state["terminated"]["exitCode"] != 0) => "Failed",
+        () => "Succeeded",
+    };
+    let mut next = live.clone();
+    next["spec"]["nodeName"] = live["spec"]["nodeSelector"]["kubernetes.io/hostname"].clone();
+    next["status"] = json!({ "phase": phase, "containerStatuses": statuses });
+    Some(Next::Is(next))
+}
+
 /// A container whose image has changed is down first, and then up, if it starts.
-fn container(spec: &Value, status: Option<&Value>, starts: fn(&str) -> bool) -> Value {
+fn container(spec: &Value, status: Option<&Value>, fate: fn(&str) -> Fate) -> Value {
     let image = spec["image"].as_str().unwrap_or_default();
     let id = format!("sha256:{image}");
-    let works = starts(image);
+    let works = fate(image) == Fate::Works;
     let Some(status) = status else {
         return json!({ "name": spec["name"], "image": image, "imageID": id, "ready": works, "restartCount": 0 });
     };

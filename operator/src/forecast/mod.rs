@@ -9,7 +9,7 @@ mod server;
 
 pub use foreseen::{Foreseen, ImageChange, What};
 pub(crate) use kubelet::has;
-pub use server::{Change, Server};
+pub use server::{Change, Fate, Server};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -87,7 +87,7 @@ impl<'a> Run<'a> {
         let mut observed = Observed::default();
         absent.iter().for_each(|kind| observed.set_absent(*kind, true));
         let mut roles: BTreeMap<String, RoleForecast> = BTreeMap::new();
-        for pod in server.all(Kind::Pod) {
+        for pod in pods(server) {
             roles.entry(role(pod).to_owned()).or_default().pods += 1;
         }
         let mut run = Self {
@@ -223,10 +223,15 @@ fn role(object: &Value) -> &str {
     object["metadata"]["labels"][keys::ROLE_NAME].as_str().unwrap_or_default()
 }
 
+/// Pods of roles, whoever makes them.
+fn pods(server: &Server) -> impl Iterator<Item = &Value> {
+    server.all(Kind::Pod).chain(server.all(Kind::ForeignPod))
+}
+
 /// Pods that are ready, by role.
 fn ready(server: &Server) -> BTreeMap<String, usize> {
     let mut ready = BTreeMap::new();
-    for pod in server.all(Kind::Pod).filter(|pod| has(pod, "Ready")) {
+    for pod in pods(server).filter(|pod| has(pod, "Ready")) {
         *ready.entry(role(pod).to_owned()).or_default() += 1;
     }
     ready

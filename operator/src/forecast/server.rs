@@ -30,6 +30,17 @@ pub enum Change {
     Gone(Kind, Value),
 }
 
+/// What becomes of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It does what it is for.
+    Works,
+    /// It ends, with this reason and exit code.
+    Ends(&'static str, i32),
+    /// It does not start, for this reason.
+    Waits(&'static str),
+}
+
 /// The objects of one namespace.
 #[derive(Debug, Clone)]
 pub struct Server {
@@ -40,8 +51,8 @@ pub struct Server {
     uids: u64,
     /// The time.
     pub now: Timestamp,
-    /// Whether containers of an image start. If nothing else is said, all do.
-    pub starts: fn(image: &str) -> bool,
+    /// What becomes of containers of an image. If nothing else is said, all work.
+    pub fate: fn(image: &str) -> Fate,
 }
 
 impl Server {
@@ -49,7 +60,7 @@ impl Server {
     #[must_use]
     pub fn new(now: Timestamp) -> Self {
         let objects = BTreeMap::new();
-        Self { objects, restless: BTreeSet::new(), version: 0, uids: 0, now, starts: |_| true }
+        Self { objects, restless: BTreeSet::new(), version: 0, uids: 0, now, fate: |_| Fate::Works }
     }
 
     /// All objects of a kind, by name.
@@ -79,7 +90,7 @@ impl Server {
 
     fn insert(&mut self, kind: Kind, object: Value) {
         let key = (kind, text(&object["metadata"]["name"]));
-        match kubelet::next(kind, &object, self.starts) {
+        match kubelet::next(kind, &object, self.fate) {
             Some(_) => self.restless.insert(key.clone()),
             None => self.restless.remove(&key),
         };
@@ -146,22 +157,22 @@ impl Server {
         let mut changes = vec![Change::Gone(kind, gone)];
         for (kind, name) in owned {
             changes.extend(match kind {
-                Kind::Pod => self.end_pod(&name).into_iter().collect(),
+                Kind::Pod | Kind::WarmupPod => self.end_pod(kind, &name).into_iter().collect(),
                 _ => self.remove(kind, &name),
             });
         }
         changes
     }
 
-    fn end_pod(&mut self, name: &str) -> Option<Change> {
-        let mut pod = self.get(Kind::Pod, name)?.clone();
+    fn end_pod(&mut self, kind: Kind, name: &str) -> Option<Change> {
+        let mut pod = self.get(kind, name)?.clone();
         pod["metadata"]["deletionTimestamp"] = self.seconds().into();
-        Some(self.put(Kind::Pod, pod))
+        Some(self.put(kind, pod))
     }
 
     /// What Kubernetes does next about one object.
     pub fn advance(&mut self, kind: Kind, name: &str) -> Vec<Change> {
-        match self.get(kind, name).and_then(|live| kubelet::next(kind, live, self.starts)) {
+        match self.get(kind, name).and_then(|live| kubelet::next(kind, live, self.fate)) {
             Some(Next::Is(object)) => vec![self.put(kind, object)],
             Some(Next::Gone) => self.remove(kind, name),
             None => Vec::new(),
@@ -175,7 +186,7 @@ impl Server {
     pub fn write(&mut self, action: &Action) -> Result<Vec<Change>, String> {
         match action {
             Action::Apply(manifest) | Action::Create(manifest) => {
-                let Some(kind) = Kind::named(manifest.kind()) else { return Ok(Vec::new()) };
+                let Some(kind) = Kind::of(manifest) else { return Ok(Vec::new()) };
                 let object = Value::Object(manifest.0.clone());
                 let change = match (self.get(kind, manifest.name()).cloned(), action) {
                     (None, _) => self.create(kind, object),
@@ -212,7 +223,7 @@ impl Server {
                     return Ok(Vec::new());
                 }
                 Ok(match kind {
-                    Kind::Pod => self.end_pod(name).into_iter().collect(),
+                    Kind::Pod | Kind::WarmupPod => self.end_pod(*kind, name).into_iter().collect(),
                     _ => self.remove(*kind, name),
                 })
             }

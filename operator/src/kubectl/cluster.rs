@@ -9,6 +9,7 @@ use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, P
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
 use rbg_api::conversion::{Version, convert};
+use rbg_api::keys::GROUP_NAME;
 use serde_json::Value;
 
 use super::KubectlError;
@@ -194,9 +195,12 @@ impl Cluster {
     /// # Errors
     /// [`KubectlError::Api`].
     pub async fn everything(&self) -> Result<Everything, KubectlError> {
-        let lists = join_all(Kind::ALL.map(|kind| self.list(kind))).await;
+        // Warmups are no part of a group.
+        let others = [Kind::GroupSet, Kind::Warmup, Kind::WarmupPod, Kind::Node];
+        let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !others.contains(kind)).collect();
+        let lists = join_all(kinds.iter().map(|kind| self.list(*kind))).await;
         let mut everything = Everything { objects: Vec::new(), absent: Vec::new() };
-        for (kind, list) in Kind::ALL.into_iter().zip(lists) {
+        for (kind, list) in kinds.into_iter().zip(lists) {
             match list {
                 Ok(objects) => everything.objects.extend(objects.into_iter().map(|object| (kind, object))),
                 Err(Error::Api(status)) if status.code == 404 => everything.absent.push(kind),
@@ -210,11 +214,15 @@ impl Cluster {
 
     async fn list(&self, kind: Kind) -> Result<Vec<Value>, Error> {
         let resource = kind.resource();
-        let api: Api<DynamicObject> = match kind {
-            Kind::Profile => Api::all_with(self.client.clone(), &resource),
-            _ => Api::namespaced_with(self.client.clone(), &self.namespace, &resource),
+        let api: Api<DynamicObject> = match kind.is_of_cluster() {
+            true => Api::all_with(self.client.clone(), &resource),
+            false => Api::namespaced_with(self.client.clone(), &self.namespace, &resource),
         };
-        let list = api.list(&ListParams::default()).await?;
+        let mut params = ListParams::default();
+        if let Some(selector) = kind.selector() {
+            params = params.labels(selector);
+        }
+        let list = api.list(&params).await?;
         Ok(list.items.into_iter().map(|object| as_json(object, &resource)).collect())
     }
 
@@ -260,6 +268,7 @@ impl Everything {
     pub fn family(&self, name: &str) -> Family {
         let is_first = |kind: Kind, object: &Value| match kind {
             Kind::Group | Kind::Policy => object["metadata"]["name"] == name,
+            Kind::ForeignPod => object["metadata"]["labels"][GROUP_NAME] == name,
             kind => kind == Kind::Profile,
         };
         let (mut found, mut left): (Vec<_>, Vec<_>) =

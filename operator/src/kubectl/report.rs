@@ -276,7 +276,8 @@ fn role(group: &Value, spec: &Value, family: &Family, now: Timestamp) -> RoleRep
     let mut workloads = kinds.into_iter().flat_map(|kind| family.server.all(kind));
     let workload = workloads.find(|live| label(live, keys::ROLE_NAME) == name);
     let mut instances: BTreeMap<String, Vec<PodReport>> = BTreeMap::new();
-    for pod in family.server.all(Kind::Pod).filter(|pod| label(pod, keys::ROLE_NAME) == name) {
+    let pods = [Kind::Pod, Kind::ForeignPod].into_iter().flat_map(|kind| family.server.all(kind));
+    for pod in pods.filter(|pod| label(pod, keys::ROLE_NAME) == name) {
         let own =
             [label(pod, keys::ROLE_INSTANCE_NAME), pod["metadata"]["name"].as_str().unwrap_or_default()];
         let instance = own.into_iter().find(|name| !name.is_empty()).unwrap_or_default();

@@ -16,6 +16,7 @@ mod revisions;
 mod set;
 mod targets;
 mod unordered;
+mod warmup;
 
 pub use adapter::{AdapterInput, adapter};
 pub(crate) use group::check_dependencies;
@@ -25,6 +26,7 @@ pub(crate) use in_place::{GRACE as IN_PLACE_GRACE, RESTARTED_AT, is_same_image};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
 pub use set::{SetInput, set};
+pub use warmup::{WarmupInput, warmup};
 
 use std::time::Duration;
 

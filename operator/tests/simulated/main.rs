@@ -9,6 +9,7 @@ mod simulation;
 mod stuck;
 mod takeover;
 mod truth;
+mod warmup;
 mod writes;
 
 use std::collections::BTreeMap;
@@ -16,15 +17,21 @@ use std::path::Path;
 
 use k8s_openapi::jiff::Timestamp;
 use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::forecast::{Fate, Server};
 use serde_json::{Value, json};
 
 use simulation::Simulation;
 
-/// A cluster without objects, in which images that are called broken do not start.
+/// A cluster without objects, in which some containers are called by what becomes of them.
 fn server() -> Server {
     let mut server = Server::new(Timestamp::from_second(1_790_000_000).unwrap());
-    server.starts = |image| !image.starts_with("broken");
+    server.fate = |image| match image.split(':').next().unwrap() {
+        "broken" => Fate::Ends("Error", 1),
+        "shell-less" => Fate::Ends("StartError", 128),
+        "stuck" => Fate::Waits("CreateContainerError"),
+        "absent" => Fate::Waits("ImagePullBackOff"),
+        _ => Fate::Works,
+    };
     server
 }
 
