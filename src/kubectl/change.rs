@@ -61,11 +61,7 @@ async fn plan_file(cluster: &Cluster, group: &Value, all: &[Value]) -> Result<Pl
     plan(&cluster, name, &policies, |live| Ok(applied(live, group))).await
 }
 
-pub(super) async fn plan_images(
-    cluster: &Cluster,
-    group: &str,
-    images: &[ImageWish],
-) -> Result<Planned, KubectlError> {
+async fn plan_images(cluster: &Cluster, group: &str, images: &[ImageWish]) -> Result<Planned, KubectlError> {
     let mut wanted = cluster.group(group).await?;
     with_images(&mut wanted, images)?;
     plan(cluster, group, &[], |_| Ok(wanted)).await
@@ -87,7 +83,7 @@ pub(super) struct UpgradeCommand {
 }
 
 /// How a change is made.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct HowFlags {
     /// Only tell what would be done, as `plan` does
     #[arg(long)]

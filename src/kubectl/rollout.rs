@@ -1,7 +1,7 @@
 //! `moongate kubectl rollout`
 
 use clap::{Args, Subcommand};
-use moongate_operator::kubectl::{Difference, History, KubectlError, paused, restarted, table, undone_in};
+use moongate_operator::kubectl::{Difference, History, KubectlError, paused, restarted, table, undone};
 use serde_json::Value;
 
 use super::change::{HowFlags, follow};
@@ -16,7 +16,7 @@ pub(super) enum RolloutCommand {
     /// Go back to an earlier revision
     Undo(UndoCommand),
     /// Hold updates of a group's roles back
-    Pause(RolesCommand),
+    Pause(PauseCommand),
     /// Let them go on
     Resume(RolesCommand),
     /// Wait until all pods are as the spec says
@@ -64,7 +64,19 @@ pub(super) struct UndoCommand {
     how: HowFlags,
 }
 
-/// Flags of `moongate kubectl rollout pause`, `resume` and `restart`.
+/// Flags of `moongate kubectl rollout pause`.
+#[derive(Debug, Args)]
+pub(super) struct PauseCommand {
+    /// The group
+    #[arg(value_name = "GROUP")]
+    group: String,
+
+    /// A role. Without: all. Repeatable
+    #[arg(long, value_name = "NAME")]
+    role: Vec<String>,
+}
+
+/// Flags of `moongate kubectl rollout resume` and `restart`.
 #[derive(Debug, Args)]
 pub(super) struct RolesCommand {
     /// The group
@@ -99,7 +111,7 @@ impl RolloutCommand {
             Self::Undo(command) => command.run(session).await,
             Self::Pause(command) => {
                 let change = |group: &mut Value| paused(group, &command.role, true);
-                command.how.change(session, &command.group, "paused", change).await
+                HowFlags::default().change(session, &command.group, "paused", change).await
             }
             Self::Resume(command) => {
                 let change = |group: &mut Value| paused(group, &command.role, false);
@@ -164,7 +176,7 @@ impl UndoCommand {
             None => history.earlier()?,
         };
         let done = format!("taken back to revision {}", revision.number);
-        let change = |group: &mut Value| undone_in(group, &revision.data);
+        let change = |group: &mut Value| undone(group, &revision.data);
         self.how.change(session, &self.group, &done, change).await
     }
 }

@@ -4,7 +4,7 @@ use moongate_render::revision::Revision as Rendered;
 use rbg_api::conversion::{Version, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::KubectlError;
 use super::cluster::{Family, current};
@@ -112,72 +112,62 @@ fn rendered(group: &Value) -> Result<Rendered, KubectlError> {
     Ok(Rendered::of_group(name, &typed.spec, 0))
 }
 
-/// As [`undone`], for a group of either version.
+/// Puts a group, of either version, back to what the revision keeps. Replicas, which revisions do not keep, and how updates go
+/// about stay as they are; so do roles that are the same.
 ///
 /// # Errors
 /// [`KubectlError::Unreadable`].
-pub fn undone_in(group: &mut Value, data: &Value) -> Result<(), KubectlError> {
-    let version = text(&group["apiVersion"]);
+pub fn undone(group: &mut Value, data: &Value) -> Result<(), KubectlError> {
+    let version = Version::parse(group["apiVersion"].as_str().unwrap_or_default());
     let mut now = current(group.clone())?;
-    undone(&mut now, data)?;
-    *group = match Version::parse(&version) {
-        Some(version) => {
-            convert(&now, version).map_err(|error| KubectlError::Unreadable(error.to_string()))?
-        }
-        None => now,
-    };
-    Ok(())
-}
-
-/// Puts a group of v1alpha2 back to what the revision keeps. Replicas, which revisions do not keep, and how updates go about
-/// stay as they are; so do roles that are the same.
-fn undone(group: &mut Value, data: &Value) -> Result<(), KubectlError> {
-    let now = rendered(group)?.data;
+    let as_stored = rendered(&now)?.data;
     for list in ["roleTemplates", "roles"] {
-        let live = named(&group["spec"][list]);
-        let as_stored = named(&now["spec"][list]);
-        let mut wanted = Vec::new();
-        for (name, mut item) in named(&data["spec"][list]) {
-            let before = live.iter().find(|(other, _)| *other == name).map(|(_, item)| item);
-            let mut same = as_stored.iter().filter(|(other, _)| *other == name);
-            if same.any(|(_, stored)| without_strategy(stored) == without_strategy(&item)) {
-                wanted.extend(before.cloned());
-                continue;
-            }
-            if let (Value::Object(members), true) = (&mut item, list == "roles") {
-                keep(members, before);
-            }
-            wanted.push(item);
-        }
-        match (wanted.is_empty(), group["spec"].as_object_mut()) {
-            (true, Some(spec)) => drop(spec.remove(list)),
-            (false, Some(spec)) => drop(spec.insert(list.to_owned(), wanted.into())),
-            (_, None) => {}
+        let wanted = put_back(&now["spec"][list], &as_stored["spec"][list], &data["spec"][list]);
+        match now["spec"].as_object_mut() {
+            Some(spec) if wanted.is_empty() => drop(spec.remove(list)),
+            Some(spec) => drop(spec.insert(list.to_owned(), wanted.into())),
+            None => {}
         }
     }
+    let version = version.unwrap_or(Version::V1alpha2);
+    *group = convert(&now, version).map_err(|error| KubectlError::Unreadable(error.to_string()))?;
     Ok(())
 }
 
-fn without_strategy(role: &Value) -> Value {
-    let mut role = role.clone();
+/// The items that a revision has; those that would be stored the same as they are written now.
+fn put_back(live: &Value, as_stored: &Value, wanted: &Value) -> Vec<Value> {
+    let (live, as_stored) = (named(live), named(as_stored));
+    let one = |(name, item): (String, Value)| {
+        let find = |list: &[(String, Value)]| {
+            list.iter().find(|(other, _)| *other == name).map(|(_, item)| item.clone())
+        };
+        let (before, stored) = (find(&live), find(&as_stored));
+        match before {
+            Some(before) if stored.map(without_strategy) == Some(without_strategy(item.clone())) => before,
+            before => with_kept(item, before.as_ref()),
+        }
+    };
+    named(wanted).into_iter().map(one).collect()
+}
+
+fn without_strategy(mut role: Value) -> Value {
     if let Value::Object(members) = &mut role {
         members.remove("rolloutStrategy");
     }
     role
 }
 
-/// What the live role says of these, or nothing.
-fn keep(role: &mut Map<String, Value>, before: Option<&Value>) {
+/// The item with what revisions do not decide as it is now.
+fn with_kept(mut item: Value, before: Option<&Value>) -> Value {
+    let Value::Object(members) = &mut item else { return item };
     for member in ["replicas", "rolloutStrategy"] {
-        let live = before.and_then(|before| before.get(member));
-        match live {
-            Some(live) => drop(role.insert(member.to_owned(), live.clone())),
-            None if before.is_some() || role.get(member).is_some_and(Value::is_null) => {
-                role.remove(member);
-            }
-            None => {}
+        let now = before.map(|before| before.get(member).cloned().unwrap_or_default());
+        match now.or_else(|| members.get(member).cloned()) {
+            None | Some(Value::Null) => drop(members.remove(member)),
+            Some(now) => drop(members.insert(member.to_owned(), now)),
         }
     }
+    item
 }
 
 /// Items that have names.

@@ -18,7 +18,7 @@ pub use cluster::{Cluster, Everything, Family, Where};
 pub use differences::Difference;
 pub use edit::{paused, restarted};
 pub use error::KubectlError;
-pub use history::{History, Revision, undone_in};
+pub use history::{History, Revision, undone};
 pub use images::{ImageWish, with_images};
 pub use plan::{Planned, applied, plan, read_files};
 pub use rbg_api::keys::GROUPSET_NAME;

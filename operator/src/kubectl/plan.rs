@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::KubectlError;
-use super::cluster::{Cluster, current};
+use super::cluster::{Cluster, Family, current};
 use super::differences::{Difference, differences, summary};
 use super::edit::text;
 use super::text::{count, indented, table};
@@ -84,27 +84,25 @@ pub async fn plan(
     let mut wanted = change(live.clone())?;
     wanted["metadata"]["namespace"] = cluster.namespace.as_str().into();
     check(&wanted, live.as_ref())?;
-    let family = cluster.family(group).await?;
+    Ok(planned(cluster.family(group).await?, live.as_ref(), wanted, policies))
+}
+
+/// What comes of it that a group, `live` until now, becomes `wanted`.
+fn planned(family: Family, live: Option<&Value>, wanted: Value, policies: &[Value]) -> Planned {
+    let (group, namespace) = (name(&wanted), text(&wanted["metadata"]["namespace"]));
     let mut server = family.server;
     put(&mut server, Kind::Group, wanted);
     for policy in policies.iter().filter(|policy| name(policy) == group) {
         let mut policy = policy.clone();
-        policy["metadata"]["namespace"] = cluster.namespace.as_str().into();
+        policy["metadata"]["namespace"] = namespace.as_str().into();
         put(&mut server, Kind::Policy, policy);
     }
-    let after = server.get(Kind::Group, group).unwrap_or(&Value::Null);
-    let nothing = Value::Null;
-    let before = live.as_ref().map_or(&nothing, |live| &live["spec"]);
-    let changes = if live.is_some() { differences(before, &after["spec"]) } else { Vec::new() };
+    let spec = |server: &Server| server.get(Kind::Group, &group).map(|group| group["spec"].clone());
+    let changes = live.map(|live| differences(&live["spec"], &spec(&server).unwrap_or_default()));
     let forecast = forecast(&mut server, GangScheduler::default(), &family.absent);
-    Ok(Planned {
-        namespace: cluster.namespace.clone(),
-        group: group.to_owned(),
-        exists: live.is_some(),
-        changes,
-        forecast,
-        left: left(server.get(Kind::Group, group).unwrap_or(&nothing)),
-    })
+    let left = server.get(Kind::Group, &group).map(left).unwrap_or_default();
+    let (exists, changes) = (live.is_some(), changes.unwrap_or_default());
+    Planned { namespace, group, exists, changes, forecast, left }
 }
 
 /// As `kubectl apply` does: labels and annotations of others stay, the spec is what the file says.
@@ -216,7 +214,7 @@ impl Planned {
             }
         }
         if replaced > 0 {
-            parts.push(format!("{} replaced by other controllers", count(replaced, "workload's pod")));
+            parts.push(format!("pods of {} replaced by their own controllers", count(replaced, "workload")));
         }
         match (self.is_nothing(), parts.is_empty()) {
             (true, _) => "nothing to do".to_owned(),
@@ -259,5 +257,67 @@ impl Planned {
             return String::new();
         }
         table(&["ROLE", "PODS", "RESTARTED", "MADE", "ENDED", "OUT OF SERVICE AT A TIME"], &rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::jiff::Timestamp;
+    use serde_json::json;
+
+    fn group(image: &str, args: &[&str]) -> Value {
+        let role = |name: &str, container: Value| {
+            json!({ "name": name, "replicas": 2, "standalonePattern": { "template": { "spec": {
+                "containers": [container] } } } })
+        };
+        let store = json!({ "name": "store", "image": image });
+        let router = json!({ "name": "router", "image": "r:1", "args": args });
+        json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
+            "metadata": { "name": "g", "namespace": "n" },
+            "spec": { "roles": [role("store", store), role("router", router)] } })
+    }
+
+    #[test]
+    fn people_are_told_what_restarts_in_which_order_and_why() {
+        let mut server = Server::new(Timestamp::from_second(1_790_000_000).unwrap());
+        server.create(Kind::Group, group("s:1", &[]));
+        assert!(forecast(&mut server, GangScheduler::default(), &[]).problems.is_empty());
+        let live = server.get(Kind::Group, "g").unwrap().clone();
+        let family = Family { server, absent: Vec::new() };
+        let text = planned(family.clone(), Some(&live), group("s:2", &[]), &[]).text();
+        let expected = "\
+g in n: 2 pods restarted in place
+
+Changes
+  store: s:1 -> s:2
+
+Steps
+  #  WAITED  WHAT              KIND  NAME       ROLE   WHY
+  1  -       restart in place  Pod   g-store-1  store  only images differ; store: s:1 -> s:2
+  2  -       restart in place  Pod   g-store-0  store  only images differ; store: s:1 -> s:2
+
+Roles
+  ROLE    PODS  RESTARTED  MADE  ENDED  OUT OF SERVICE AT A TIME
+  router  2     0          0     0      0
+  store   2     2          0     0      1
+";
+        assert_eq!(text, expected);
+        let nothing = planned(family.clone(), Some(&live), live.clone(), &[]);
+        assert!(nothing.is_nothing() && nothing.text().starts_with("g in n: nothing to do\n"));
+        let other = planned(family, Some(&live), group("s:1", &["-v"]), &[]).text();
+        assert!(other.starts_with("g in n: 2 pods made, 2 pods ended\n"), "{other}");
+        assert!(other.contains("router: 1 member"), "{other}");
+    }
+
+    #[test]
+    fn a_file_takes_the_place_of_the_spec_and_leaves_what_others_wrote() {
+        let mut live = group("s:1", &[]);
+        live["metadata"]["labels"] = json!({ "theirs": "x" });
+        let mut file = group("s:2", &[]);
+        file["metadata"]["labels"] = json!({ "ours": "y" });
+        let applied = applied(Some(live), &file);
+        assert_eq!(applied["metadata"]["labels"], json!({ "theirs": "x", "ours": "y" }));
+        assert_eq!(applied["spec"], file["spec"]);
     }
 }

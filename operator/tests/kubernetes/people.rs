@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, PostParams};
 use moongate_operator::forecast::What;
 use moongate_operator::kubectl::{
-    Cluster, GroupReport, History, ImageWish, KubectlError, Planned, now, paused, plan, restarted, undone_in,
+    Cluster, GroupReport, History, ImageWish, KubectlError, Planned, now, paused, plan, restarted, undone,
     wait, with_images,
 };
 use rbg_api::conversion::{Version, convert};
@@ -144,7 +144,7 @@ async fn what_is_planned_is_done_and_taken_back() {
     assert_eq!(newest.changes, [format!("{STORE}: lmsysorg/sglang:v0.5.5 -> lmsysorg/sglang:v0.5.6")]);
     let earlier = history.earlier().unwrap();
     assert_eq!(earlier.number, 1);
-    demo.cluster.edit(GROUP, |group| undone_in(group, &earlier.data)).await.unwrap();
+    demo.cluster.edit(GROUP, |group| undone(group, &earlier.data)).await.unwrap();
     demo.done().await;
     demo.has_restarted(&before, 2).await;
     for pod in demo.pods().await.values() {
