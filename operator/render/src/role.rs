@@ -230,7 +230,6 @@ impl<'a> Role<'a> {
         if self.kind == WorkloadKind::RoleInstanceSet {
             let pattern = self.instance_pattern().unwrap_or("Stateful").to_owned();
             annotations.insert(keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern);
-            annotations.extend(kept.ports.clone());
             if let Some(seconds) = self.grace_period_seconds() {
                 annotations.insert(keys::GRACE_PERIOD_SECONDS.to_owned(), seconds.to_string());
             }

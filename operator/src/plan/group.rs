@@ -11,7 +11,7 @@ use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupSca
 use serde_json::Value;
 
 use super::targets::{LiveRole, Target, is_observed, targets};
-use super::{Action, Plan, PlanError, adapter, gang, profiles, revisions};
+use super::{Action, Plan, PlanError, adapter, gang, ports, profiles, revisions};
 use crate::Kind;
 use crate::status::{self, RoleState};
 
@@ -37,6 +37,8 @@ pub struct GroupInput<'a> {
     pub scheduled: &'a dyn Fn(&str) -> i32,
     /// Any other object of its namespace.
     pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
+    /// A port for the workload of that name, kept as that annotation; `None` if no ports are to be chosen.
+    pub port: &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>,
     /// Whether the cluster does without a kind.
     pub is_absent: &'a dyn Fn(Kind) -> bool,
     /// The time.
@@ -109,7 +111,8 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     for LiveRole { spec, role, live } in &roles {
         let Some(target) = targets.get(&spec.name) else { continue };
         let kept = kept(*live, role.kind());
-        let manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
+        let mut manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
+        ports::of_role(input, &mut manifest, *live)?;
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }
@@ -225,7 +228,7 @@ fn kept(live: Option<&Value>, kind: WorkloadKind) -> Kept {
     let Some(live) = live.filter(|_| kind != WorkloadKind::RoleInstanceSet) else { return Kept::default() };
     let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
     let labels = &live["spec"]["template"]["metadata"]["labels"];
-    Kept { selector, legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()), ..Kept::default() }
+    Kept { selector, legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()) }
 }
 
 fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {

@@ -10,7 +10,7 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::json;
 
 use super::components::{self, Order};
-use super::{Action, Plan, PlanError, in_place, restart, revisions};
+use super::{Action, Plan, PlanError, in_place, nodes, ports, restart, revisions};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
 
@@ -26,6 +26,8 @@ pub struct InstanceInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// Its pods.
     pub pods: &'a [Pod],
+    /// A port kept as that annotation of the instance; `None` if no ports are to be chosen.
+    pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
     /// The time.
     pub now: Timestamp,
 }
@@ -40,6 +42,10 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
     if live.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
+    if ports::of_instance(input, &mut plan)? {
+        return Ok(plan);
+    }
+    nodes::of_instance(input, &mut plan);
     let revision = find_revision(input, &mut plan)?;
     let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
     match restart::plan(input, &pods, &revision, &mut plan) {
@@ -123,7 +129,8 @@ fn scale(
             if input.pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(&name)) {
                 continue;
             }
-            let manifest = pod::pod(live, component, id, &revision.hash, &pod::Placement::default())?;
+            let placement = nodes::placement(live, component, &name);
+            let manifest = pod::pod(live, component, id, &revision.hash, &placement)?;
             plan.push(Action::Create(manifest), format!("pod {name} is missing"));
         }
     }

@@ -5,6 +5,8 @@ mod components;
 mod examples;
 mod kills;
 mod kubelet;
+mod nodes;
+mod ports;
 mod restarts;
 mod server;
 mod simulation;
