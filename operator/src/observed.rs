@@ -138,7 +138,7 @@ impl Live {
         if self.key.kind == Kind::Policy {
             all.push(Key { kind: Kind::Group, ..self.key.clone() });
         }
-        if self.key.kind == Kind::Service
+        if matches!(self.key.kind, Kind::Service | Kind::ForeignPod)
             && let Some(name) = self.group.clone()
         {
             all.push(Key { kind: Kind::Group, namespace: self.key.namespace.clone(), name });

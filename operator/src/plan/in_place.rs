@@ -90,6 +90,14 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
     plan.push(action, format!("{name} is updated in place"));
 }
 
+/// Whether the pod can become what the instance says of it without being made anew.
+pub(super) fn is_possible(input: InstanceInput<'_>, pod: &Pod) -> bool {
+    component_of(input.instance, pod).is_some_and(|component| {
+        let old = old_template(input, pod, &component.name);
+        old.is_some_and(|old| images(&old, &component.template).is_some())
+    })
+}
+
 /// Goes on with the update of a pod that has been given its revision: when its grace period is over, its images are changed.
 pub(super) fn go_on(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::Found, plan: &mut Plan) {
     let Some(waiting) = annotation(pod, GRACE) else { return };

@@ -16,6 +16,7 @@ mod profiles;
 mod restart;
 mod revisions;
 mod set;
+mod stateful;
 mod targets;
 mod unordered;
 mod warmup;

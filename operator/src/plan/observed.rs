@@ -116,6 +116,10 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         workloads: &workloads,
         adapters: &adapters,
         scheduled: &scheduled,
+        pods: &|workload| {
+            let pods = observed.lock().children(workload, Kind::ForeignPod);
+            pods.iter().filter_map(|live| live.read()).collect()
+        },
         live: &other,
         port: &|workload, name| {
             let object = Key { kind: Kind::Set, namespace: key.namespace.clone(), name: workload.to_owned() };

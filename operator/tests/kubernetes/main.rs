@@ -14,6 +14,7 @@ mod profiles;
 mod requests;
 mod scaling;
 mod stage;
+mod stateful;
 mod told;
 mod warmup;
 

@@ -3,6 +3,7 @@
 
 mod components;
 mod examples;
+mod gangs;
 mod kills;
 mod kubelet;
 mod nodes;
