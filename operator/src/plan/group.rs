@@ -19,6 +19,9 @@ use crate::status::{self, RoleState};
 /// Revisions of a group that are kept.
 const HISTORY: usize = 5;
 
+/// Chooses a port for an object of that name, kept as that annotation.
+pub type PortFor<'a> = &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>;
+
 /// What is known of a group.
 #[derive(Clone, Copy)]
 pub struct GroupInput<'a> {
@@ -40,8 +43,8 @@ pub struct GroupInput<'a> {
     pub pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of its namespace.
     pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
-    /// A port for the workload of that name, kept as that annotation; `None` if no ports are to be chosen.
-    pub port: &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>,
+    /// A port for a workload; `None` if no ports are to be chosen.
+    pub port: PortFor<'a>,
     /// Whether the cluster does without a kind.
     pub is_absent: &'a dyn Fn(Kind) -> bool,
     /// The time.

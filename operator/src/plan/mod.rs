@@ -23,7 +23,7 @@ mod warmup;
 
 pub use adapter::{AdapterInput, adapter};
 pub(crate) use group::check_dependencies;
-pub use group::{GroupInput, group};
+pub use group::{GroupInput, PortFor, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
