@@ -15,6 +15,7 @@ mod profiles;
 mod requests;
 mod scaling;
 mod stage;
+mod stateful;
 mod told;
 mod warmup;
 

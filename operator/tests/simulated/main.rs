@@ -3,7 +3,10 @@
 
 mod components;
 mod examples;
+mod gangs;
 mod kills;
+mod nodes;
+mod ports;
 mod restarts;
 mod simulation;
 mod stuck;

@@ -2,6 +2,7 @@
 //! the same. News of watches come late, writes may fail or lose their answer, the operator may be killed after any write.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -15,6 +16,8 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 const WORKERS: usize = 4;
+/// Ports that pods may get.
+pub(crate) const PORTS: Range<u16> = 30000..30012;
 /// Between two moves.
 const TICK: Duration = Duration::from_millis(20);
 /// So many moves are made of no use only by something that has no end.
@@ -34,6 +37,8 @@ pub(crate) struct Simulation {
     pub(crate) killed_after: Option<usize>,
     /// Of a hundred writes, so many fail.
     pub(crate) failing: u8,
+    /// Whether objects that cannot be planned for are left alone, which else is a failure.
+    pub(crate) refusing: bool,
     /// Pods that were told to end.
     pub(crate) ended: BTreeSet<String>,
 }
@@ -50,7 +55,7 @@ impl Simulation {
     pub(crate) fn new(server: Server, seed: u64) -> Self {
         let mut simulation = Self {
             server,
-            observed: Mutex::default(),
+            observed: Mutex::new(Observed::with_ports(Some(PORTS))),
             queue: BTreeSet::new(),
             later: BTreeMap::new(),
             news: VecDeque::new(),
@@ -59,6 +64,7 @@ impl Simulation {
             writes: 0,
             killed_after: None,
             failing: 0,
+            refusing: false,
             ended: BTreeSet::new(),
         };
         simulation.begin_anew();
@@ -66,7 +72,7 @@ impl Simulation {
     }
 
     fn begin_anew(&mut self) {
-        self.observed = Mutex::default();
+        self.observed = Mutex::new(Observed::with_ports(Some(PORTS)));
         self.queue.clear();
         self.later.clear();
         self.news.clear();
@@ -185,8 +191,11 @@ impl Simulation {
             GangScheduler::default(),
             self.server.now,
             self.random.u64(..),
-        )
-        .unwrap();
+        );
+        let plan = match plan {
+            Err(_) if self.refusing => return,
+            plan => plan.unwrap(),
+        };
         if let Some(at) = plan.again_at {
             self.later.insert(key.clone(), at);
         }
