@@ -10,6 +10,7 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::json;
 
 use super::components::{self, Order};
+use super::hooks::{self, Answer, Ask};
 use super::{Action, Plan, PlanError, in_place, restart, revisions};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
@@ -26,6 +27,8 @@ pub struct InstanceInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// Its pods.
     pub pods: &'a [Pod],
+    /// What a pod has answered.
+    pub answer: &'a dyn Fn(&Ask) -> Option<Answer>,
     /// The time.
     pub now: Timestamp,
 }
@@ -52,6 +55,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
         update(input, &pods, &revision, &mut plan);
     }
     tell_pods(input, &pods, &revision, &mut plan);
+    hooks::settle(input, &pods, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
     let is_used =
@@ -59,6 +63,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
     revisions::prune(input.revisions, is_used, HISTORY, &mut plan);
     let mut after = status::instance(live, &pods, (&revision.name, &revision.hash), input.now);
     restart::settle(&mut after, input.now);
+    hooks::tell(input, &pods, &mut after.conditions);
     plan.status(Kind::Instance, name(live), live.status.as_ref(), &after);
     Ok(plan)
 }
@@ -136,9 +141,10 @@ pub(super) fn component_of<'a>(instance: &'a RoleInstance, pod: &Pod) -> Option<
 }
 
 fn update(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, plan: &mut Plan) {
+    let held = hooks::hold(input, pods, revision, plan);
     for pod in pods {
         if pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str()) {
-            in_place::go_on(input, pod, revision, plan);
+            in_place::go_on(input, pod, revision, held, plan);
         } else {
             in_place::begin(input, pod, revision, plan);
         }

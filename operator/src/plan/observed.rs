@@ -14,7 +14,7 @@ use rbg_api::v1alpha2::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{AdapterInput, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput};
+use super::{AdapterInput, Ask, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput};
 use crate::Kind;
 use crate::observed::{Key, Live, Observed};
 use crate::status;
@@ -61,7 +61,9 @@ pub fn observed(
             let Some(instance) = live.read::<RoleInstance>() else { return Ok(Plan::default()) };
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
             let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
-            super::instance(InstanceInput { instance: &instance, revisions: &revisions, pods: &pods, now })
+            let answer = |ask: &Ask| observed.lock().answer(ask);
+            let (instance, revisions, pods) = (&instance, &revisions, &pods);
+            super::instance(InstanceInput { instance, revisions, pods, answer: &answer, now })
         }
         _ => Ok(Plan::default()),
     }

@@ -1,8 +1,10 @@
 //! The operator's plans over a cluster in memory, where every order of events can be had, and had again.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod answers;
 mod components;
 mod examples;
+mod hooks;
 mod kills;
 mod kubelet;
 mod restarts;

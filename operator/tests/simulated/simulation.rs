@@ -8,11 +8,12 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use moongate_operator::Kind;
 use moongate_operator::observed::{Key, Observed};
-use moongate_operator::plan::{self, Step};
+use moongate_operator::plan::{self, Ask, Step};
 use moongate_render::GangScheduler;
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::answers::Answers;
 use crate::kubelet::{self, Next};
 use crate::server::{Change, Server};
 
@@ -29,11 +30,16 @@ pub(crate) struct Simulation {
     later: BTreeMap<Key, Timestamp>,
     news: VecDeque<Change>,
     workers: Vec<(Key, VecDeque<Step>)>,
+    asks: Vec<(Key, Ask)>,
+    /// What pods answer.
+    pub(crate) answers: Answers,
     random: fastrand::Rng,
     /// Writes that were made.
     pub(crate) writes: usize,
     /// After so many writes the operator is killed, and another one begins.
     pub(crate) killed_after: Option<usize>,
+    /// The same after so many answers.
+    pub(crate) killed_after_answer: Option<usize>,
     /// Of a hundred writes, so many fail.
     pub(crate) failing: u8,
     /// Pods that were told to end.
@@ -44,6 +50,7 @@ enum Move {
     Hear,
     Begin(Key),
     Write(usize),
+    Answer(usize),
     Kubernetes(Kind, String),
 }
 
@@ -57,9 +64,12 @@ impl Simulation {
             later: BTreeMap::new(),
             news: VecDeque::new(),
             workers: Vec::new(),
+            asks: Vec::new(),
+            answers: Answers::default(),
             random: fastrand::Rng::with_seed(seed),
             writes: 0,
             killed_after: None,
+            killed_after_answer: None,
             failing: 0,
             ended: BTreeSet::new(),
         };
@@ -73,6 +83,7 @@ impl Simulation {
         self.later.clear();
         self.news.clear();
         self.workers.clear();
+        self.asks.clear();
         let all: Vec<Change> =
             self.server.everything().map(|(kind, object)| Change::Is(kind, object.clone())).collect();
         all.into_iter().for_each(|change| self.hear(change));
@@ -157,6 +168,7 @@ impl Simulation {
 
     fn moves(&self) -> Vec<Move> {
         let mut moves: Vec<Move> = (0..self.workers.len()).map(Move::Write).collect();
+        moves.extend((0..self.asks.len()).map(Move::Answer));
         if !self.news.is_empty() {
             moves.push(Move::Hear);
         }
@@ -178,9 +190,14 @@ impl Simulation {
             }
             Move::Begin(key) => self.begin(key),
             Move::Write(worker) => self.write(worker),
+            Move::Answer(ask) => self.answer(ask),
             Move::Kubernetes(kind, name) => {
-                match kubelet::next(kind, self.server.get(kind, &name).unwrap()) {
+                let live = self.server.get(kind, &name).unwrap();
+                match kubelet::next(kind, live) {
                     Some(Next::Is(object)) => {
+                        if kind == Kind::Pod {
+                            self.answers.see(live, &object);
+                        }
                         let change = self.server.put(kind, object);
                         self.news.push_back(change);
                     }
@@ -204,8 +221,29 @@ impl Simulation {
         if let Some(at) = plan.again_at {
             self.later.insert(key.clone(), at);
         }
+        for ask in plan.asks {
+            if !self.asks.iter().any(|(_, asked)| asked.pod == ask.pod) {
+                self.asks.push((key.clone(), ask));
+            }
+        }
         if !plan.steps.is_empty() {
             self.workers.push((key, plan.steps.into()));
+        }
+    }
+
+    /// A pod answers, or the answer is lost.
+    fn answer(&mut self, ask: usize) {
+        let (key, ask) = self.asks.swap_remove(ask);
+        let answer = self.answers.answer(&self.server, &ask);
+        let is_lost = self.random.u8(..100) < self.failing;
+        if let Some(answer) = answer.filter(|_| !is_lost)
+            && self.observed.lock().take_answer(ask, answer)
+        {
+            self.queue.insert(key);
+        }
+        if self.killed_after_answer == Some(self.answers.given) {
+            self.killed_after_answer = None;
+            self.begin_anew();
         }
     }
 
@@ -223,7 +261,8 @@ impl Simulation {
             false => self.server.write(&step.action),
         };
         self.writes += 1;
-        if let plan::Action::Delete { kind: Kind::Pod, name, .. } = &step.action {
+        if let plan::Action::Delete { kind: Kind::Pod, name, uid } = &step.action {
+            self.answers.end(name, uid);
             self.ended.insert(name.clone());
         }
         match outcome {
