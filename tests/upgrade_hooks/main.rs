@@ -99,7 +99,7 @@ async fn store_nodes_are_replaced_one_after_another_without_a_loss() {
     let namespace = plane.namespace("stores").await.unwrap();
     let client = namespace.client.clone();
     install(&client).await;
-    let nodes = Nodes::new(&master.rpc_address().to_string()).await;
+    let nodes = Nodes::new(&master.rpc_address().to_string(), &master.faces().admin.to_string()).await;
     let _kubelet = Kubelet::run(client.clone(), &namespace.name, nodes.clone()).await;
     let options = Options {
         kubeconfig: Some(plane.kubeconfig()),

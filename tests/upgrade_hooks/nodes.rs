@@ -31,6 +31,8 @@ pub(crate) struct Nodes {
     pub(crate) port: u16,
     pub(crate) seen: Arc<Mutex<Seen>>,
     master: String,
+    /// Where the master tells about objects.
+    admin: String,
     folder: Arc<tempfile::TempDir>,
     /// By address.
     running: Arc<Mutex<HashMap<String, Binary>>>,
@@ -38,12 +40,13 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    pub(crate) async fn new(master: &str) -> Self {
+    pub(crate) async fn new(master: &str, admin: &str) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self {
             port: free.local_addr().unwrap().port(),
             seen: Arc::default(),
             master: master.to_owned(),
+            admin: admin.to_owned(),
             folder: Arc::new(tempfile::tempdir().unwrap()),
             running: Arc::default(),
             holders: Arc::default(),
@@ -67,6 +70,23 @@ impl Nodes {
             Ok(answer) => (answer.status().as_u16(), answer.json().await.unwrap_or_default()),
             Err(_) => (0, Value::Null),
         }
+    }
+
+    /// Whether an object that is put now may get there.
+    async fn is_given(&self, ip: &str, other: &str) -> bool {
+        for number in 0..20 {
+            let key = format!("beside-{ip}-{number}");
+            let put = client().put(format!("http://{other}:{}/api/put", self.port));
+            let body = serde_json::json!({ "key": key, "value": "x".repeat(1000) }).to_string();
+            assert_eq!(put.body(body).send().await.unwrap().status(), 200);
+            let place = client().get(format!("http://{}/query_key?key={key}", self.admin)).send().await;
+            let place = place.unwrap().text().await.unwrap();
+            assert!(place.contains("127."), "{place}");
+            if place.contains(&format!("{ip}:")) {
+                return true;
+            }
+        }
+        false
     }
 
     fn wrong(&self, what: String) {
@@ -104,6 +124,8 @@ impl Runtime for Nodes {
         for other in others {
             if self.settled(&other).await.0 != 200 {
                 self.wrong(format!("{name} is restarted before {other} has settled"));
+            } else if self.is_given(&ip, &other).await {
+                self.wrong(format!("{name} is given objects although it has drained"));
             }
         }
         self.seen.lock().replaced.push(name);

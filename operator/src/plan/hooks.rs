@@ -97,7 +97,13 @@ fn name(pod: &Pod) -> &str {
 }
 
 fn progress(pod: &Pod) -> Option<Progress> {
-    serde_json::from_value(in_place::annotation(pod, STATE)?.get("hooks")?.clone()).ok()
+    let hooks = in_place::annotation(pod, STATE)?.get("hooks")?.clone();
+    let mut progress: Progress = serde_json::from_value(hooks).ok()?;
+    if progress.phase == Phase::Draining && !in_place::has_waiting_images(pod) {
+        // Another operator has changed them, that does not know of hooks.
+        progress.phase = Phase::Settling;
+    }
+    Some(progress)
 }
 
 /// Whether pods of this template are asked.

@@ -143,12 +143,17 @@ pub(super) fn begun_at(pod: &Pod) -> Option<Timestamp> {
     annotation(pod, STATE)?["updateTimestamp"].as_str()?.parse().ok()
 }
 
-/// Since when the pod's gate is open, or closed.
+/// Whether the pod's new images wait.
+pub(super) fn has_waiting_images(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(GRACE))
+}
+
+/// Since when the pod's gate is open, or closed; for ever, if that is not said.
 pub(super) fn gate_since(pod: &Pod, open: bool) -> Option<Timestamp> {
     let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
     let gate = conditions.find(|condition| condition.type_ == "InPlaceUpdateReady")?;
-    let time = gate.last_transition_time.as_ref().map(|time| time.0);
-    time.filter(|_| (gate.status == "True") == open)
+    let time = gate.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    ((gate.status == "True") == open).then_some(time)
 }
 
 /// Whether none of the pod's containers runs.
@@ -171,7 +176,7 @@ pub(super) fn is_updating(pod: &Pod, revision: &revisions::Found) -> bool {
     if pod_label(pod, keys::CONTROLLER_REVISION_HASH) != Some(revision.hash.as_str()) {
         return true;
     }
-    if pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(GRACE)) {
+    if has_waiting_images(pod) {
         return true;
     }
     let Some(state) = annotation(pod, STATE) else { return false };

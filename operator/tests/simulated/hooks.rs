@@ -156,6 +156,23 @@ fn an_update_that_is_taken_back_restarts_nobody_who_has_not_been() {
 }
 
 #[test]
+fn an_update_that_another_operator_carries_out_comes_to_its_end() {
+    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 6);
+    update(&mut cluster, "i:2");
+    cluster.answers.patience = usize::MAX;
+    until_it_drains(&mut cluster, "g-o-1");
+    cluster.edit(Kind::Pod, "g-o-1", |pod| {
+        let annotations = pod["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove("rbg.workloads.x-k8s.io/inplace-update-grace").unwrap();
+        pod["spec"]["containers"][0]["image"] = "i:2".into();
+    });
+    cluster.answers.patience = 2;
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    assert_eq!(pods(&cluster.server)["g-o-1"].1, 1);
+}
+
+#[test]
 fn a_pod_that_fails_or_is_deleted_is_waited_for_by_nobody() {
     let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 9);
     update(&mut cluster, "i:2");
