@@ -1,9 +1,10 @@
 //! The operator replaces real store nodes in place: each drains first and settles before the next, and no object is lost.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![expect(clippy::print_stderr, reason = "the kubelet says what went wrong")]
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 #[path = "../../operator/tests/kubernetes/kubelet.rs"]
+#[expect(dead_code, reason = "pods are never empty here")]
 mod kubelet;
 mod nodes;
 #[path = "../world/mod.rs"]
