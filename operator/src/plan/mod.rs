@@ -17,6 +17,7 @@ mod revisions;
 mod set;
 mod targets;
 mod unordered;
+mod warmup;
 
 pub use adapter::{AdapterInput, adapter};
 pub(crate) use group::check_dependencies;
@@ -27,6 +28,7 @@ pub use hooks::{Answer, Ask, Hook};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
 pub use set::{SetInput, set};
+pub use warmup::{WarmupInput, warmup};
 
 use std::time::Duration;
 

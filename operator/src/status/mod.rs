@@ -6,6 +6,7 @@ mod group_set;
 mod instance;
 mod set;
 mod waiting;
+mod warmup;
 
 pub use conditions::{has, set_condition, since};
 pub use group::{RoleState, group, is_group_ready, is_group_settled};
@@ -14,3 +15,5 @@ pub use instance::{instance, is_available, is_ready, is_scheduled};
 pub(crate) use instance::{pod_has, pod_label, unready_since};
 pub use set::{SetFacts, set};
 pub(crate) use waiting::{TIMED_OUT, gather_waiting, set_waiting};
+pub(crate) use warmup::deadline;
+pub use warmup::{WarmupFacts, is_warmup_over, warmup};
