@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::Kind;
+use crate::plan::{Answer, Ask};
 
 /// Deleted objects of which a late event may still tell.
 const MAX_GONE: usize = 10_000;
@@ -60,6 +61,8 @@ pub struct Observed {
     /// Kinds that the API server does not serve.
     absent: BTreeSet<Kind>,
     promises: ports::Promises,
+    /// What pods have answered last, by UID.
+    answers: HashMap<String, (Ask, Answer)>,
 }
 
 #[derive(Debug)]
@@ -203,6 +206,7 @@ impl Observed {
 
     /// An object is gone. Answers whose plans that changes.
     pub fn lose(&mut self, key: &Key, uid: &str) -> Vec<Key> {
+        self.answers.remove(uid);
         if self.gone.insert(uid.to_owned()) {
             self.gone_order.push_back(uid.to_owned());
             if self.gone_order.len() > MAX_GONE
@@ -277,6 +281,24 @@ impl Observed {
     #[must_use]
     pub fn is_absent(&self, kind: Kind) -> bool {
         self.absent.contains(&kind)
+    }
+
+    /// What a pod has answered to that question.
+    #[must_use]
+    pub fn answer(&self, ask: &Ask) -> Option<Answer> {
+        let (asked, answer) = self.answers.get(&ask.pod)?;
+        (asked == ask).then(|| answer.clone())
+    }
+
+    /// Takes an answer in. Says whether it is another one than before.
+    pub fn take_answer(&mut self, ask: Ask, answer: Answer) -> bool {
+        if self.gone.contains(&ask.pod) {
+            return false;
+        }
+        let now = (ask, answer);
+        let is_new = self.answers.get(&now.0.pod) != Some(&now);
+        self.answers.insert(now.0.pod.clone(), now);
+        is_new
     }
 
     /// Names of all objects of a kind.

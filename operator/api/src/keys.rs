@@ -83,6 +83,10 @@ pub const PORT_ALLOCATOR: &str = "rolebasedgroup.workloads.x-k8s.io/port-allocat
 pub const COMPONENT_DISCOVERY: &str = "rolebasedgroup.workloads.x-k8s.io/component-discovery";
 /// Annotation of a component or pod template: components that start before or are deleted before it, as JSON.
 pub const COMPONENT_DEPENDS_ON: &str = "rolebasedgroup.workloads.x-k8s.io/component-depends-on";
+/// Annotation of a role or pod template: the port at which pods are asked before and after they are restarted in place.
+pub const UPGRADE_HOOKS: &str = "moongate.io/upgrade-hooks";
+/// Annotation of a role or pod template: for how long at most.
+pub const UPGRADE_TIMEOUT: &str = "moongate.io/upgrade-timeout";
 /// Label of instances and pods: their revision.
 pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
 /// Label of instances and pods of an ordered role: the instance's name.

@@ -1,11 +1,12 @@
 //! Pod templates of a role: resolved, and with all that pods get from the group.
 
 use rbg_api::v1alpha2::{InstanceComponent, LeaderWorkerPattern, TemplateRef};
-use rbg_api::{PodTemplate, merge};
+use rbg_api::{PodTemplate, keys, merge};
 use serde_json::{Value, json};
 
 use crate::manifest::Texts;
 use crate::role::{Pattern, Role};
+use crate::workload::WorkloadKind;
 use crate::{RenderError, canonical, environment, gang, legacy, runtime_profile, topology};
 
 const VOLUME: &str = "rbg-cluster-config";
@@ -67,7 +68,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         let mut template = component.template.clone();
         template.set_annotations(&component.annotations);
         template.set_labels(&component.labels);
-        let size = (rbg_api::keys::COMPONENT_SIZE, component.size().to_string());
+        let size = (keys::COMPONENT_SIZE, component.size().to_string());
         self.render(template, self.role.injection(), &[size])
     }
 
@@ -160,6 +161,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         }
         if injection.runtimes {
             runtime_profile::inject(role, &mut template)?;
+            inject_hooks(role, &mut template);
         }
         environment::inject(&mut template, environment::of_role(role));
         if injection.leader_worker {
@@ -172,6 +174,20 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         template.set_labels(&labels);
         Ok(canonical::pod_template(template))
     }
+}
+
+/// Whoever restarts the pods finds what the role says about it at the pods, unless their template says something else.
+fn inject_hooks(role: &Role<'_>, template: &mut PodTemplate) {
+    if role.kind() != WorkloadKind::RoleInstanceSet {
+        return;
+    }
+    let of_role = [keys::UPGRADE_HOOKS, keys::UPGRADE_TIMEOUT].map(str::to_owned);
+    let missing: Texts = of_role
+        .into_iter()
+        .filter(|key| template.annotation(key).is_none())
+        .filter_map(|key| Some((key.clone(), role.spec.annotations.get(&key)?.clone())))
+        .collect();
+    template.set_annotations(&missing);
 }
 
 fn mount_discovery_file(template: &mut PodTemplate, config_map: &str) {

@@ -1,5 +1,6 @@
 //! Loops over observe, plan, write.
 
+mod ask;
 mod leader;
 mod queue;
 mod reconcile;
@@ -68,6 +69,9 @@ pub enum OperatorError {
     /// There is no cluster to talk to.
     #[error("cannot reach Kubernetes: {0}; give --kubeconfig, or run with a service account")]
     Client(String),
+    /// Pods cannot be asked.
+    #[error("cannot make HTTP requests: {0}")]
+    Hooks(#[from] reqwest::Error),
     /// Somebody else leads now.
     #[error(transparent)]
     Lease(#[from] LeaseError),
@@ -83,6 +87,7 @@ struct Shared {
     listed: tokio::sync::watch::Sender<BTreeSet<Kind>>,
     gang: GangScheduler,
     teller: Teller,
+    asker: ask::Asker,
     metrics: Arc<Metrics>,
 }
 
@@ -115,6 +120,7 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         listed: tokio::sync::watch::Sender::new(BTreeSet::new()),
         gang: options.gang,
         teller,
+        asker: ask::Asker::new(supervisor)?,
         metrics: Arc::clone(&metrics),
     });
     let working = stop.child_token();

@@ -45,6 +45,7 @@ fn pod(live: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
     let mut next = live.clone();
     if live["spec"].get("nodeName").is_none() {
         next["spec"]["nodeName"] = asked_for(live).unwrap_or("node").into();
+        next["status"]["podIP"] = "10.0.0.1".into();
         condition(&mut next, "PodScheduled", true);
         return Some(Next::Is(next));
     }

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
 use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, WorkloadKind};
-use rbg_api::keys;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
+use rbg_api::{Condition, keys};
 use serde_json::Value;
 
 use super::targets::{LiveRole, Target, is_observed, targets};
@@ -65,7 +65,10 @@ pub fn group(input: GroupInput<'_>) -> Plan {
     if refused.is_some() {
         plan.steps.clear();
     }
-    let after = status::group(input.group, &states, refused.as_deref(), input.now);
+    let mut after = status::group(input.group, &states, refused.as_deref(), input.now);
+    let of_workload = |live: &Value| serde_json::from_value(live["status"]["conditions"].clone()).ok();
+    let parts: Vec<Vec<Condition>> = input.workloads.iter().filter_map(of_workload).collect();
+    status::gather_waiting(&mut after.conditions, parts.iter().map(Vec::as_slice), input.now);
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(Kind::Group, name, input.group.status.as_ref(), &after);
     plan

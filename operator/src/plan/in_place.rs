@@ -11,12 +11,13 @@ use rbg_api::{PodTemplate, keys};
 use serde_json::{Map, Value, json};
 
 use super::instance::{InstanceInput, component_of, delete};
-use super::{Action, Plan, after, revisions};
+use super::{Action, Plan, after, hooks, revisions};
 use crate::Kind;
 use crate::status::{pod_has, pod_label};
 
-/// What an update began with: `{"revision", "updateTimestamp", "lastContainerStatuses": {container: {imageID, restartCount}}}`.
-const STATE: &str = "rbg.workloads.x-k8s.io/inplace-update-state";
+/// What an update began with: `{"revision", "updateTimestamp", "lastContainerStatuses": {container: {imageID, restartCount}}}`, and
+/// `hooks`, how far the pod is with them, if it has any.
+pub(super) const STATE: &str = "rbg.workloads.x-k8s.io/inplace-update-state";
 /// Images that wait for the end of the grace period: `{"revision", "containerImages", "graceSeconds"}`.
 pub(crate) const GRACE: &str = "rbg.workloads.x-k8s.io/inplace-update-grace";
 
@@ -41,7 +42,7 @@ fn seconds(now: Timestamp) -> String {
     Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }
 
-fn annotation(pod: &Pod, key: &str) -> Option<Value> {
+pub(super) fn annotation(pod: &Pod, key: &str) -> Option<Value> {
     serde_json::from_str(pod.metadata.annotations.as_ref()?.get(key)?).ok()
 }
 
@@ -56,16 +57,21 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
     let Some(component) = component_of(live, pod) else { return };
     let name = pod.metadata.name.clone().unwrap_or_default();
     let Some(old) = old_template(input, pod, &component.name) else {
-        plan.push(delete(pod), format!("{name}: the revision that it was made from is not known"));
+        recreate(
+            input,
+            &[pod],
+            |name| format!("{name}: the revision that it was made from is not known"),
+            plan,
+        );
         return;
     };
     let restart = component.template.annotation(RESTARTED_AT);
     if restart.is_some() && restart != old.annotation(RESTARTED_AT) {
-        plan.push(delete(pod), format!("{name}: a restart was asked for"));
+        recreate(input, &[pod], |name| format!("{name}: a restart was asked for"), plan);
         return;
     }
     let Some(images) = images(&old, &component.template) else {
-        plan.push(delete(pod), format!("{name}: more than its images has changed"));
+        recreate(input, &[pod], |name| format!("{name}: more than its images has changed"), plan);
         return;
     };
     let images = with_pending(images, pod, &component.template);
@@ -80,10 +86,14 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
         if pod_has(pod, "InPlaceUpdateReady") || pod_has(pod, "InstancePodReady") {
             close(input, pod, &name, plan);
         }
-        annotations.insert(STATE.to_owned(), state(pod, &images, revision, input.now).to_string().into());
+        let mut state = state(pod, &images, revision, input.now);
+        if hooks::has_hooks(&component.template) {
+            state["hooks"] = hooks::begun();
+        }
+        annotations.insert(STATE.to_owned(), state.to_string().into());
         let grace = grace_seconds(input);
         annotations.insert(GRACE.to_owned(), Value::Null);
-        if grace > 0 {
+        if grace > 0 || hooks::are_used(input.instance) {
             let waiting =
                 json!({ "revision": revision.name, "containerImages": images, "graceSeconds": grace });
             annotations.insert(GRACE.to_owned(), waiting.to_string().into());
@@ -106,26 +116,99 @@ pub(super) fn is_possible(input: InstanceInput<'_>, pod: &Pod) -> bool {
     })
 }
 
-/// Goes on with the update of a pod that has been given its revision: when its grace period is over, its images are changed.
-pub(super) fn go_on(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::Found, plan: &mut Plan) {
+/// Makes pods anew that cannot keep their names and change in place, all at once when the last of them has drained.
+pub(super) fn recreate(
+    input: InstanceInput<'_>,
+    pods: &[&Pod],
+    reason: impl Fn(&str) -> String,
+    plan: &mut Plan,
+) {
+    let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
+    let mut held = false;
+    for pod in pods {
+        if hooks::are_used(input.instance) && pod_has(pod, "InPlaceUpdateReady") {
+            close(input, pod, &name(pod), plan);
+            held = true;
+        } else {
+            held |= hooks::holds_deletion(input, pod, plan);
+        }
+    }
+    for pod in pods.iter().filter(|_| !held) {
+        plan.push(delete(pod), reason(&name(pod)));
+    }
+}
+
+/// Goes on with the update of a pod that has been given its revision: when its grace period is over, and nobody holds the
+/// instance, its images are changed.
+pub(super) fn go_on(
+    input: InstanceInput<'_>,
+    pod: &Pod,
+    revision: &revisions::Found,
+    held: bool,
+    plan: &mut Plan,
+) {
     let Some(waiting) = annotation(pod, GRACE) else { return };
-    let begun = annotation(pod, STATE).and_then(|state| state["updateTimestamp"].as_str()?.parse().ok());
+    let begun = begun_at(pod);
     let seconds = waiting["graceSeconds"].as_u64().unwrap_or(0);
     let due = after(begun.unwrap_or(input.now), Duration::from_secs(seconds));
     if begun.is_some() && due > input.now {
         plan.look_again(due);
         return;
     }
+    if held {
+        return;
+    }
     let name = pod.metadata.name.clone().unwrap_or_default();
     let images = waiting["containerImages"].as_object().cloned().unwrap_or_default();
     let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": { GRACE: null } } });
+    let mut state = None;
     if waiting["revision"] == revision.name.as_str() {
         body["spec"] = containers(&images);
         // A crash meanwhile is no sign that the new images run.
-        body["metadata"]["annotations"][STATE] = state(pod, &images, revision, input.now).to_string().into();
+        state = Some(self::state(pod, &images, revision, input.now));
     }
-    let action = Action::Patch { kind: Kind::Pod, name: name.clone(), status: false, body };
-    plan.push(action, format!("{name}: its grace period is over"));
+    let mut reason = format!("{name}: its grace period is over");
+    if let Some((hooks, why)) = hooks::drained(input, pod) {
+        state.get_or_insert_with(|| annotation(pod, STATE).unwrap_or_default())["hooks"] = hooks;
+        reason = why;
+    }
+    if let Some(state) = state {
+        body["metadata"]["annotations"][STATE] = state.to_string().into();
+    }
+    plan.push(Action::Patch { kind: Kind::Pod, name, status: false, body }, reason);
+}
+
+/// When the pod's update began.
+pub(super) fn begun_at(pod: &Pod) -> Option<Timestamp> {
+    annotation(pod, STATE)?["updateTimestamp"].as_str()?.parse().ok()
+}
+
+/// Whether the pod's new images wait.
+pub(super) fn has_waiting_images(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(GRACE))
+}
+
+/// Since when the pod's gate is open, or closed; for ever, if that is not said.
+pub(super) fn gate_since(pod: &Pod, open: bool) -> Option<Timestamp> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    let gate = conditions.find(|condition| condition.type_ == "InPlaceUpdateReady")?;
+    let time = gate.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    ((gate.status == "True") == open).then_some(time)
+}
+
+/// Whether none of the pod's containers runs.
+pub(super) fn is_down(pod: &Pod) -> bool {
+    let is_down = |status: &ContainerStatus| {
+        status.state.as_ref().is_some_and(|state| state.waiting.is_some() || state.terminated.is_some())
+    };
+    statuses(pod).iter().all(is_down)
+}
+
+/// What an update began with, and how far the pod is with its hooks.
+pub(super) fn state_with(pod: &Pod, hooks: Value) -> String {
+    let mut state = annotation(pod, STATE).unwrap_or_default();
+    state["hooks"] = hooks;
+    state.to_string()
 }
 
 /// Whether a pod is on its way to the revision: not begun, waiting, or its new images do not run yet.
@@ -133,7 +216,7 @@ pub(super) fn is_updating(pod: &Pod, revision: &revisions::Found) -> bool {
     if pod_label(pod, keys::CONTROLLER_REVISION_HASH) != Some(revision.hash.as_str()) {
         return true;
     }
-    if pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(GRACE)) {
+    if has_waiting_images(pod) {
         return true;
     }
     let Some(state) = annotation(pod, STATE) else { return false };

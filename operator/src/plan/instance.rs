@@ -10,6 +10,7 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::json;
 
 use super::components::{self, Order};
+use super::hooks::{self, Answer, Ask};
 use super::{Action, Plan, PlanError, gang, in_place, nodes, ports, restart, revisions};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
@@ -28,6 +29,8 @@ pub struct InstanceInput<'a> {
     pub pods: &'a [Pod],
     /// A port kept as that annotation of the instance; `None` if no ports are to be chosen.
     pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
+    /// What a pod has answered.
+    pub answer: &'a dyn Fn(&Ask) -> Option<Answer>,
     /// The time.
     pub now: Timestamp,
 }
@@ -58,6 +61,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
         update(input, &pods, &revision, &mut plan);
     }
     tell_pods(input, &pods, &revision, &mut plan);
+    hooks::settle(input, &pods, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
     let is_used =
@@ -65,6 +69,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
     revisions::prune(input.revisions, is_used, HISTORY, &mut plan);
     let mut after = status::instance(live, &pods, (&revision.name, &revision.hash), input.now);
     restart::settle(&mut after, input.now);
+    hooks::tell(input, &pods, &mut after.conditions);
     plan.status(Kind::Instance, name(live), live.status.as_ref(), &after);
     Ok(plan)
 }
@@ -154,14 +159,13 @@ fn update(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, 
     let has_it = |pod: &Pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str());
     let mut old = pods.iter().filter(|pod| !has_it(pod));
     if gang::is_gang(input.instance) && old.any(|pod| !in_place::is_possible(input, pod)) {
-        for pod in pods {
-            plan.push(delete(pod), "all pods of a gang are made anew together");
-        }
+        in_place::recreate(input, pods, |_| "all pods of a gang are made anew together".to_owned(), plan);
         return;
     }
+    let held = hooks::hold(input, pods, revision, plan);
     for pod in pods {
         if has_it(pod) {
-            in_place::go_on(input, pod, revision, plan);
+            in_place::go_on(input, pod, revision, held, plan);
         } else {
             in_place::begin(input, pod, revision, plan);
         }

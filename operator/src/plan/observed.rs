@@ -14,7 +14,9 @@ use rbg_api::v1alpha2::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{AdapterInput, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput, WarmupInput};
+use super::{
+    AdapterInput, Ask, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput, WarmupInput,
+};
 use crate::Kind;
 use crate::observed::{Key, Live, Observed};
 use crate::status;
@@ -62,13 +64,9 @@ pub fn observed(
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
             let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
             let port = |name: &str| observed.lock().choose_port(key, name, now);
-            super::instance(InstanceInput {
-                instance: &instance,
-                revisions: &revisions,
-                pods: &pods,
-                port: &port,
-                now,
-            })
+            let answer = |ask: &Ask| observed.lock().answer(ask);
+            let (instance, revisions, pods) = (&instance, &revisions, &pods);
+            super::instance(InstanceInput { instance, revisions, pods, port: &port, answer: &answer, now })
         }
         Kind::Warmup => warmup(observed, key, &live, now),
         _ => Ok(Plan::default()),

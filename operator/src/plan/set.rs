@@ -79,7 +79,9 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
         name == view.update.name || current == Some(name) || in_use.contains(name) || in_use.contains(hash)
     };
     revisions::prune(input.revisions, is_used, limit, &mut plan);
-    let after = status::set(set, &facts);
+    let mut after = status::set(set, &facts);
+    let parts = own.iter().filter_map(|instance| Some(instance.status.as_ref()?.conditions.as_slice()));
+    status::gather_waiting(&mut after.conditions, parts, input.now);
     plan.status(Kind::Set, name(set), set.status.as_ref(), &after);
     Ok(plan)
 }

@@ -11,6 +11,26 @@ use serde_json::{Value, json};
 /// Between two looks at all pods.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What runs in pods.
+pub(crate) trait Runtime: Send + 'static {
+    /// A pod begins. Answers where it is.
+    fn start(&mut self, pod: &Pod) -> impl Future<Output = String> + Send;
+
+    /// A container of the pod has been given another image.
+    fn restart(&mut self, pod: &Pod) -> impl Future<Output = ()> + Send;
+}
+
+/// Pods in which nothing runs.
+pub(crate) struct Empty;
+
+impl Runtime for Empty {
+    async fn start(&mut self, pod: &Pod) -> String {
+        address(pod.metadata.uid.as_deref().unwrap(), 10)
+    }
+
+    async fn restart(&mut self, _: &Pod) {}
+}
+
 /// Runs the pods of one namespace. It ends when it is dropped.
 pub(crate) struct Kubelet(tokio::task::JoinHandle<()>);
 
@@ -32,13 +52,18 @@ struct Container {
 impl Kubelet {
     /// Starts it with a node of its own.
     pub(crate) async fn start(client: Client, namespace: &str) -> Self {
+        Self::run(client, namespace, Empty).await
+    }
+
+    /// The same, with something that runs in pods.
+    pub(crate) async fn run(client: Client, namespace: &str, mut runtime: impl Runtime) -> Self {
         let node = format!("node-{namespace}");
         let object: Node = serde_json::from_value(json!({ "metadata": { "name": node } })).unwrap();
         Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
         Self(tokio::spawn(async move {
             let mut containers = BTreeMap::new();
             loop {
-                if let Err(error) = look(&client, &node, &mut containers).await {
+                if let Err(error) = look(&client, &node, &mut containers, &mut runtime).await {
                     eprintln!("kubelet: {error}");
                 }
                 tokio::time::sleep(PAUSE).await;
@@ -49,10 +74,15 @@ impl Kubelet {
 
 type Containers = BTreeMap<(String, String), Container>;
 
-async fn look(client: &Client, node: &str, containers: &mut Containers) -> Result<(), Error> {
+async fn look(
+    client: &Client,
+    node: &str,
+    containers: &mut Containers,
+    runtime: &mut impl Runtime,
+) -> Result<(), Error> {
     let api: Api<Pod> = Api::default_namespaced(client.clone());
     for pod in api.list(&ListParams::default()).await? {
-        let outcome = tend(&api, &pod, node, containers).await;
+        let outcome = tend(&api, &pod, node, containers, runtime).await;
         match outcome {
             // It has changed, or is gone: the next look sees to it.
             Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {}
@@ -62,7 +92,13 @@ async fn look(client: &Client, node: &str, containers: &mut Containers) -> Resul
     Ok(())
 }
 
-async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers) -> Result<(), Error> {
+async fn tend(
+    api: &Api<Pod>,
+    pod: &Pod,
+    node: &str,
+    containers: &mut Containers,
+    runtime: &mut impl Runtime,
+) -> Result<(), Error> {
     let (name, uid) = (pod.metadata.name.clone().unwrap(), pod.metadata.uid.clone().unwrap());
     if pod.metadata.deletion_timestamp.is_some() {
         let same = Preconditions { uid: Some(uid), resource_version: None };
@@ -86,6 +122,11 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
     if spec.restart_policy.as_deref() == Some("Never") {
         return end(api, pod).await;
     }
+    let known = pod.status.as_ref().and_then(|status| status.pod_ip.clone());
+    let ip = match known {
+        Some(ip) => ip,
+        None => runtime.start(pod).await,
+    };
     let mut statuses = Vec::new();
     let mut all_up = true;
     for one in &spec.containers {
@@ -95,6 +136,7 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
             state.image.clone_from(&image);
             state.is_up = true;
         } else if state.image != image {
+            runtime.restart(pod).await;
             state.image.clone_from(&image);
             state.restarts += 1;
             state.is_up = false;
@@ -138,7 +180,6 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
     }
     let conditions = conditions
         .map(|(kind, truth)| json!({ "type": kind, "status": if truth { "True" } else { "False" } }));
-    let ip = address(&uid);
     let status = json!({ "status": { "phase": "Running", "podIP": ip, "podIPs": [{ "ip": ip }],
         "conditions": conditions, "containerStatuses": statuses } });
     api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await?;
@@ -176,7 +217,7 @@ async fn end(api: &Api<Pod>, pod: &Pod) -> Result<(), Error> {
 }
 
 /// Another one for each pod, as far as a test has pods.
-fn address(uid: &str) -> String {
+pub(crate) fn address(uid: &str, network: u8) -> String {
     let byte = |at: usize| u8::from_str_radix(&uid[at..at + 2], 16).unwrap();
-    format!("10.{}.{}.{}", byte(0), byte(2), byte(4))
+    format!("{network}.{}.{}.{}", byte(0), byte(2), byte(4))
 }

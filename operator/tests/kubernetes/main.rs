@@ -8,6 +8,7 @@
 
 mod articles;
 mod group_set;
+mod hooks;
 mod kubelet;
 mod others;
 mod people;

@@ -1,9 +1,11 @@
 //! The operator's plans over a cluster in memory, where every order of events can be had, and had again.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod answers;
 mod components;
 mod examples;
 mod gangs;
+mod hooks;
 mod kills;
 mod nodes;
 mod ports;
