@@ -94,6 +94,15 @@ pub const POD_GROUP: &str = "pod-group.scheduling.sigs.k8s.io/name";
 /// Annotation of pods of a gang (Volcano): the PodGroup.
 pub const VOLCANO_POD_GROUP: &str = "scheduling.k8s.io/group-name";
 
+/// Annotation of a group: levels of nearness, nearest first, each `LEVEL` or `LEVEL=LABEL`.
+pub const TOPOLOGY_LADDER: &str = "moongate.io/topology-ladder";
+/// Annotation of a group: which role shall be near which, `ROLE:ROLE` separated by commas.
+pub const TOPOLOGY_NEAR: &str = "moongate.io/topology-near";
+/// Annotation of a group: the level over which instances of a role are spread, or `none`.
+pub const TOPOLOGY_SPREAD: &str = "moongate.io/topology-spread";
+/// Annotation of workloads and instances: what these three come to for their pods, as JSON.
+pub const TOPOLOGY: &str = "moongate.io/topology";
+
 /// Keys of the v1alpha1 era, which live Services and manifests still select by.
 pub mod legacy {
     /// Prefix of the labels and annotations of `workloads.x-k8s.io/v1alpha1`.

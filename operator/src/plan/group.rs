@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
 use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, WorkloadKind};
 use rbg_api::keys;
+use rbg_api::template::member_object;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
 use serde_json::Value;
 
@@ -108,8 +109,9 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     let mut wanted = Vec::new();
     for LiveRole { spec, role, live } in &roles {
         let Some(target) = targets.get(&spec.name) else { continue };
-        let kept = kept(*live, role.kind());
-        let manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
+        let kept = kept(*live, role);
+        let mut manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
+        end_topology(&mut manifest, *live);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }
@@ -221,11 +223,31 @@ fn store_revision(input: GroupInput<'_>, group: Group<'_>, plan: &mut Plan) {
     plan.push(Action::Create(manifest), "the spec has a new revision");
 }
 
-fn kept(live: Option<&Value>, kind: WorkloadKind) -> Kept {
-    let Some(live) = live.filter(|_| kind != WorkloadKind::RoleInstanceSet) else { return Kept::default() };
+fn kept(live: Option<&Value>, role: &Role<'_>) -> Kept {
+    let is_foreign = role.kind() != WorkloadKind::RoleInstanceSet;
+    let Some(live) = live.filter(|_| is_foreign) else { return Kept::default() };
     let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
     let labels = &live["spec"]["template"]["metadata"]["labels"];
-    Kept { selector, legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()), ..Kept::default() }
+    let made_with = live["metadata"]["annotations"][keys::TOPOLOGY].as_str().unwrap_or_default();
+    Kept {
+        selector,
+        legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()),
+        topology: is_of_revision(live, role).then(|| made_with.to_owned()),
+        ..Kept::default()
+    }
+}
+
+/// A workload whose pods were told of nearness and are no longer says so: what is left out would stay.
+fn end_topology(manifest: &mut Manifest, live: Option<&Value>) {
+    if live.is_some_and(|live| live["metadata"]["annotations"].get(keys::TOPOLOGY).is_some()) {
+        let metadata = member_object(&mut manifest.0, "metadata");
+        member_object(metadata, "annotations").entry(keys::TOPOLOGY).or_insert_with(|| "".into());
+    }
+}
+
+/// Whether the workload was made from the role as it is.
+fn is_of_revision(live: &Value, role: &Role<'_>) -> bool {
+    label(live, &role.revision_label()) == Some(role.revision().as_str())
 }
 
 fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
@@ -257,9 +279,7 @@ fn state(role: &Role<'_>, target: &Target, live: Option<&Value>, manifest: &Mani
     };
     let observed = live.is_some_and(is_observed);
     let wanted = Value::Object(manifest.0.clone());
-    let revision =
-        format!("{}{}", keys::ROLE_REVISION_PREFIX, label(&wanted, keys::ROLE_NAME).unwrap_or_default());
-    let same_spec = live.is_some_and(|live| label(live, &revision) == Some(role.revision().as_str()));
+    let same_spec = live.is_some_and(|live| is_of_revision(live, role));
     RoleState {
         name: label(&wanted, keys::ROLE_NAME).unwrap_or_default().to_owned(),
         desired: target.desired,

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
 use moongate_render::{Manifest, OwnerRef};
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet, RoleInstanceSpec, UpdateStrategy};
 use rbg_api::{IntOrPercent, Round, keys};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Action, Plan, PlanError, ordered, revisions, unordered};
 use crate::Kind;
@@ -64,6 +65,7 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     for other in others {
         plan.push(delete(other), "the set's instances have names of another kind now");
     }
+    own.iter().for_each(|instance| pass_topology_on(set, instance, &mut plan));
     if is_ordered {
         ordered::plan(&view, &own, &mut plan)?;
     } else {
@@ -81,6 +83,22 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     let after = status::set(set, &facts);
     plan.status(Kind::Set, name(set), set.status.as_ref(), &after);
     Ok(plan)
+}
+
+/// What pods are told of nearness is in no revision: instances have it from their set, and pods get it when they are made.
+fn pass_topology_on(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut Plan) {
+    fn said(metadata: &ObjectMeta) -> Option<&String> {
+        metadata.annotations.as_ref()?.get(keys::TOPOLOGY)
+    }
+    let wanted = said(&set.metadata);
+    if wanted == said(&instance.metadata) || instance.metadata.deletion_timestamp.is_some() {
+        return;
+    }
+    let body =
+        json!({ "metadata": { "uid": instance.metadata.uid, "annotations": { keys::TOPOLOGY: wanted } } });
+    let name = instance.metadata.name.clone().unwrap_or_default();
+    let reason = format!("{name}: its pods to come are placed otherwise");
+    plan.push(Action::Patch { kind: Kind::Instance, name, status: false, body }, reason);
 }
 
 pub(super) fn name(set: &RoleInstanceSet) -> &str {

@@ -35,10 +35,19 @@ impl Kubelet {
         let node = format!("node-{namespace}");
         let object: Node = serde_json::from_value(json!({ "metadata": { "name": node } })).unwrap();
         Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        Self::run(client, Some(node))
+    }
+
+    /// Starts one for whatever nodes the scheduler binds pods to.
+    pub(crate) fn of_all_nodes(client: Client) -> Self {
+        Self::run(client, None)
+    }
+
+    fn run(client: Client, node: Option<String>) -> Self {
         Self(tokio::spawn(async move {
             let mut containers = BTreeMap::new();
             loop {
-                if let Err(error) = look(&client, &node, &mut containers).await {
+                if let Err(error) = look(&client, node.as_deref(), &mut containers).await {
                     eprintln!("kubelet: {error}");
                 }
                 tokio::time::sleep(PAUSE).await;
@@ -47,9 +56,31 @@ impl Kubelet {
     }
 }
 
+/// A node that has room for so many pods, if they select it by the label `stage`: no test's pods go to another's nodes.
+pub(crate) async fn node(client: &Client, stage: &str, name: &str, mut labels: Value, pods: u32) {
+    let name = format!("{stage}-{name}");
+    labels["stage"] = stage.into();
+    labels["kubernetes.io/hostname"] = name.as_str().into();
+    let spec = json!({ "taints": [{ "key": "stage", "effect": "NoSchedule" }] });
+    let object = json!({ "metadata": { "name": name, "labels": labels }, "spec": spec });
+    let nodes = Api::<Node>::all(client.clone());
+    nodes.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    let room = json!({ "cpu": "8", "memory": "8Gi", "pods": pods.to_string() });
+    let conditions = json!([{ "type": "Ready", "status": "True" }]);
+    let status = json!({ "status": { "allocatable": room, "capacity": room, "conditions": conditions } });
+    nodes.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await.unwrap();
+}
+
+/// Sends a role's pods to the nodes of a stage.
+pub(crate) fn select(role: &mut Value, stage: &str) {
+    let spec = &mut role["standalonePattern"]["template"]["spec"];
+    spec["tolerations"] = json!([{ "operator": "Exists" }]);
+    spec["nodeSelector"] = json!({ "stage": stage });
+}
+
 type Containers = BTreeMap<(String, String), Container>;
 
-async fn look(client: &Client, node: &str, containers: &mut Containers) -> Result<(), Error> {
+async fn look(client: &Client, node: Option<&str>, containers: &mut Containers) -> Result<(), Error> {
     let api: Api<Pod> = Api::default_namespaced(client.clone());
     for pod in api.list(&ListParams::default()).await? {
         let outcome = tend(&api, &pod, node, containers).await;
@@ -62,7 +93,12 @@ async fn look(client: &Client, node: &str, containers: &mut Containers) -> Resul
     Ok(())
 }
 
-async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers) -> Result<(), Error> {
+async fn tend(
+    api: &Api<Pod>,
+    pod: &Pod,
+    node: Option<&str>,
+    containers: &mut Containers,
+) -> Result<(), Error> {
     let (name, uid) = (pod.metadata.name.clone().unwrap(), pod.metadata.uid.clone().unwrap());
     if pod.metadata.deletion_timestamp.is_some() {
         let same = Preconditions { uid: Some(uid), resource_version: None };
@@ -76,6 +112,7 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
     }
     let spec = pod.spec.as_ref().unwrap();
     if spec.node_name.is_none() {
+        let Some(node) = node else { return Ok(()) };
         let binding: Binding = serde_json::from_value(
             json!({ "metadata": { "name": name }, "target": { "kind": "Node", "name": node } }),
         )

@@ -10,6 +10,7 @@ mod server;
 mod simulation;
 mod stuck;
 mod takeover;
+mod topology;
 mod truth;
 mod writes;
 
