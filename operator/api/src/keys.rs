@@ -103,6 +103,13 @@ pub const TOPOLOGY_SPREAD: &str = "moongate.io/topology-spread";
 /// Annotation of workloads and instances: what these three come to for their pods, as JSON.
 pub const TOPOLOGY: &str = "moongate.io/topology";
 
+/// Annotation of a pod: the availability zone that it runs in.
+pub const ZONE: &str = "moongate.io/zone";
+/// Annotation of a pod: the rack or RDMA rail that it runs in.
+pub const RACK: &str = "moongate.io/rack";
+/// Annotation of a pod: the NVLink domain that it runs in.
+pub const NVLINK_DOMAIN: &str = "moongate.io/nvlink-domain";
+
 /// Keys of the v1alpha1 era, which live Services and manifests still select by.
 pub mod legacy {
     /// Prefix of the labels and annotations of `workloads.x-k8s.io/v1alpha1`.

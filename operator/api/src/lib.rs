@@ -35,7 +35,7 @@ pub use duty::Duty;
 pub use env::Identity;
 #[cfg(feature = "objects")]
 pub use int_or_percent::{IntOrPercent, Round};
-pub use place::Level;
+pub use place::{Level, Place};
 #[cfg(feature = "objects")]
 pub use template::PodTemplate;
 

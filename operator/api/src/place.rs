@@ -49,3 +49,32 @@ impl Level {
         }
     }
 }
+
+/// Where an instance runs. Unknown levels are `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Kubernetes node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// NVLink domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink_domain: Option<String>,
+    /// Rack or RDMA rail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rack: Option<String>,
+    /// Availability zone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+}
+
+impl Place {
+    /// The domain of a level.
+    pub fn level_mut(&mut self, level: Level) -> &mut Option<String> {
+        match level {
+            Level::Node => &mut self.node,
+            Level::NvlinkDomain => &mut self.nvlink_domain,
+            Level::Rack => &mut self.rack,
+            Level::Zone => &mut self.zone,
+        }
+    }
+}
