@@ -109,6 +109,14 @@ pub const ZONE: &str = "moongate.io/zone";
 pub const RACK: &str = "moongate.io/rack";
 /// Annotation of a pod: the NVLink domain that it runs in.
 pub const NVLINK_DOMAIN: &str = "moongate.io/nvlink-domain";
+/// Label of pods of a warmup: its name.
+pub const WARMUP_NAME: &str = "workloads.x-k8s.io/warmup-name";
+/// Label of pods of a warmup: its UID.
+pub const WARMUP_UID: &str = "workloads.x-k8s.io/warmup-uid";
+/// Label of pods of a warmup: the node that they are for.
+pub const WARMUP_NODE: &str = "workloads.x-k8s.io/node-name";
+/// Label of nodes: what pods are bound to a node by.
+pub const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Keys of the v1alpha1 era, which live Services and manifests still select by.
 pub mod legacy {

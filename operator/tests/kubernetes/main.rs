@@ -16,6 +16,7 @@ mod scaling;
 mod stage;
 mod told;
 mod topology;
+mod warmup;
 
 use std::time::{Duration, Instant};
 

@@ -12,6 +12,7 @@ mod stuck;
 mod takeover;
 mod topology;
 mod truth;
+mod warmup;
 mod writes;
 
 use std::collections::BTreeMap;
