@@ -181,7 +181,7 @@ fn faults(group: &RoleBasedGroup) -> Vec<Objection> {
     // Names of pods and the like are no matter here, and the ladder is judged once for all roles.
     let mut object = RoleBasedGroup::new("group", spec.clone());
     object.metadata.namespace = Some("namespace".to_owned());
-    if let Err(wrong) = moongate_render::check_ladder(group) {
+    if let Err(wrong) = moongate_render::rungs(group) {
         faults.push(Objection::Spec(wrong.to_string()));
     }
     if let Err(refusal) = plan::check_dependencies(&object) {

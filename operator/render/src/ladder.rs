@@ -79,7 +79,7 @@ impl Ladder {
                 None => Ok(None),
             };
         };
-        let rungs = rungs(text).map_err(|cause| wrong(keys::TOPOLOGY_LADDER, cause))?;
+        let rungs = parse(text).map_err(|cause| wrong(keys::TOPOLOGY_LADDER, cause))?;
         let near = said(keys::TOPOLOGY_NEAR).map(|text| pairs(text, &group.spec.roles)).transpose();
         let spread = spread(said(keys::TOPOLOGY_SPREAD), &rungs);
         Ok(Some(Self {
@@ -104,12 +104,12 @@ impl Ladder {
     }
 }
 
-/// Whether a group's annotations about nearness can be followed.
+/// The rungs of a group's ladder; none, if it has none.
 ///
 /// # Errors
-/// [`RenderError::Topology`].
-pub fn check_ladder(group: &RoleBasedGroup) -> Result<(), RenderError> {
-    Ladder::of(group).map(drop)
+/// [`RenderError::Topology`], if what the group says about nearness cannot be followed.
+pub fn rungs(group: &RoleBasedGroup) -> Result<Vec<Rung>, RenderError> {
+    Ok(Ladder::of(group)?.map(|ladder| ladder.rungs).unwrap_or_default())
 }
 
 /// Prefills hand over to decodes; engines read from the store, which costs no network on their own node.
@@ -121,7 +121,7 @@ fn partners(duty: Option<Duty>) -> &'static [Duty] {
     }
 }
 
-fn rungs(text: &str) -> Result<Vec<Rung>, String> {
+fn parse(text: &str) -> Result<Vec<Rung>, String> {
     let mut rungs: Vec<Rung> = Vec::new();
     for part in text.split(',').map(str::trim) {
         let (name, label) =

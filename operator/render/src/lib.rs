@@ -47,10 +47,11 @@ pub mod warmup;
 mod workload;
 mod workload_spec;
 
+pub use discovery::{Places, places_in};
 pub use error::RenderError;
 pub use gang::GangScheduler;
 pub use group::{Group, Profiles};
-pub use ladder::{RoleTopology, Rung, check_ladder};
+pub use ladder::{RoleTopology, Rung, rungs};
 pub use manifest::{Manifest, OwnerRef};
 pub use names::RoleNames;
 pub use order::DependsOn;

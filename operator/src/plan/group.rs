@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
 use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, WorkloadKind};
@@ -12,7 +13,7 @@ use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupSca
 use serde_json::Value;
 
 use super::targets::{LiveRole, Target, is_observed, targets};
-use super::{Action, Plan, PlanError, adapter, gang, profiles, revisions};
+use super::{Action, NodeLabels, Plan, PlanError, adapter, gang, places, profiles, revisions};
 use crate::Kind;
 use crate::status::{self, RoleState};
 
@@ -36,6 +37,10 @@ pub struct GroupInput<'a> {
     pub adapters: &'a [RoleBasedGroupScalingAdapter],
     /// How many instances of a RoleInstanceSet, by its UID, have nodes for all their pods.
     pub scheduled: &'a dyn Fn(&str) -> i32,
+    /// Its pods, whoever made them.
+    pub pods: &'a dyn Fn() -> Vec<Pod>,
+    /// Where they run.
+    pub nodes: NodeLabels<'a>,
     /// Any other object of its namespace.
     pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
     /// Whether the cluster does without a kind.
@@ -102,8 +107,9 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     let targets = targets(input, policy.as_ref(), &roles, plan);
     store_revision(input, group, plan);
     let now = targets.iter().map(|(name, target)| (name.clone(), target.now.clone())).collect();
-    if let Some(manifest) = group.config_map(&now)? {
-        apply_if_other(&manifest, (input.live)(Kind::ConfigMap, manifest.name()), plan, "the discovery file");
+    let file = (input.live)(Kind::ConfigMap, input.group.metadata.name.as_deref().unwrap_or_default());
+    if let Some(manifest) = group.config_map(&now, &places::of_group(input, file.as_ref())?)? {
+        apply_if_other(&manifest, file, plan, "the discovery file");
     }
     gang::plan(input, group, plan)?;
     let mut wanted = Vec::new();

@@ -10,7 +10,7 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::json;
 
 use super::components::{self, Order};
-use super::{Action, Plan, PlanError, in_place, restart, revisions};
+use super::{Action, NodeLabels, Plan, PlanError, in_place, places, restart, revisions};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
 
@@ -26,6 +26,8 @@ pub struct InstanceInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// Its pods.
     pub pods: &'a [Pod],
+    /// Where they run.
+    pub nodes: NodeLabels<'a>,
     /// The time.
     pub now: Timestamp,
 }
@@ -172,12 +174,22 @@ fn tell_pods(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Foun
             matches!(&step.action, Action::Patch { kind: Kind::Pod, name, status: true, .. }
                 if pod.metadata.name.as_ref() == Some(name))
         };
-        if conditions.is_empty() || plan.steps.iter().any(is_told) {
+        if plan.steps.iter().any(is_told) {
             continue;
         }
-        let body = json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": conditions } });
+        let place = places::annotations(input, pod);
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let reason = if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
-        plan.push(Action::Patch { kind: Kind::Pod, name, status: true, body }, reason);
+        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": place } });
+        if !conditions.is_empty() {
+            body["status"] = json!({ "conditions": conditions });
+            let reason =
+                if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
+            plan.push(Action::Patch { kind: Kind::Pod, name, status: true, body }, reason);
+        } else if serving && !place.is_empty() {
+            plan.push(
+                Action::Patch { kind: Kind::Pod, name, status: false, body },
+                "where the pod runs has not been told",
+            );
+        }
     }
 }

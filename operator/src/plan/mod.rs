@@ -10,6 +10,7 @@ mod in_place;
 mod instance;
 mod observed;
 mod ordered;
+mod places;
 mod profiles;
 mod restart;
 mod revisions;
@@ -24,6 +25,7 @@ pub use group::{GroupInput, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
+pub use places::NodeLabels;
 pub use set::{SetInput, set};
 pub use warmup::{WarmupInput, warmup};
 

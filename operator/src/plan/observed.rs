@@ -1,5 +1,6 @@
 //! From what is observed to the plan for one object: which others its plan looks at.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -61,7 +62,14 @@ pub fn observed(
             let Some(instance) = live.read::<RoleInstance>() else { return Ok(Plan::default()) };
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
             let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
-            super::instance(InstanceInput { instance: &instance, revisions: &revisions, pods: &pods, now })
+            let nodes = |name: &str| node_labels(observed, name);
+            super::instance(InstanceInput {
+                instance: &instance,
+                revisions: &revisions,
+                pods: &pods,
+                nodes: &nodes,
+                now,
+            })
         }
         Kind::Warmup => warmup(observed, key, &live, now),
         _ => Ok(Plan::default()),
@@ -109,10 +117,18 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         workloads: &workloads,
         adapters: &adapters,
         scheduled: &scheduled,
+        pods: &|| pods_of_group(observed, &key.namespace, &key.name),
+        nodes: &|name| node_labels(observed, name),
         live: &other,
         is_absent: &|kind| observed.lock().is_absent(kind),
         now,
     })
+}
+
+fn node_labels(observed: &Mutex<Observed>, name: &str) -> Option<BTreeMap<String, String>> {
+    let key = Key { kind: Kind::Node, namespace: String::new(), name: name.to_owned() };
+    let live = observed.lock().get(&key)?;
+    live.read::<Node>()?.metadata.labels
 }
 
 /// The profiles that the group names.

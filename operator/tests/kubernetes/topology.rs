@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use rbg_api::keys;
 use rbg_api::v1alpha2::RoleBasedGroup;
+use rbg_api::{ClusterFile, keys};
 use serde_json::{Value, json};
 
 use super::kubelet::{Kubelet, node, select};
@@ -67,7 +67,30 @@ async fn a_group_is_packed_into_a_rack_and_its_roles_are_spread_over_the_nodes()
     assert_eq!(domains(&places, 2).len(), 1, "one rack: {places:?}");
     let one_of_each = ["decode", "kv-store", "prefill"];
     assert_eq!(places.values().collect::<Vec<_>>(), [&one_of_each, &one_of_each], "{places:?}");
+    is_told(&stage).await;
     stage.end().await;
+}
+
+/// Waits until the discovery file and the pods themselves say where they run.
+async fn is_told(stage: &Stage) {
+    let files: Api<ConfigMap> = stage.api();
+    let file = eventually("the file has every place", async || {
+        let text = files.get("g").await.unwrap().data.unwrap()["config.yaml"].clone();
+        let file = serde_saphyr::from_str::<ClusterFile>(&text).unwrap().resolve().unwrap();
+        let mut all = file.roles.iter().flat_map(|role| &role.instances);
+        all.all(|instance| instance.place.node.is_some()).then_some(file)
+    })
+    .await;
+    let pods = pods(&stage.client).await;
+    for instance in file.roles.iter().flat_map(|role| &role.instances) {
+        let name = instance.address.split('.').next();
+        let pod = pods.iter().find(|pod| pod.metadata.name.as_deref() == name).unwrap();
+        assert_eq!(pod.spec.as_ref().unwrap().node_name, instance.place.node);
+        let annotations = pod.metadata.annotations.as_ref().unwrap();
+        assert_eq!(annotations.get(keys::RACK), instance.place.rack.as_ref());
+        assert_eq!(annotations.get(keys::ZONE), instance.place.zone.as_ref());
+        assert!(instance.place.zone.is_some() && instance.place.nvlink_domain.is_none());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -79,7 +79,9 @@ impl Server {
         self.uids += 1;
         let seconds = Timestamp::from_second(self.now.as_second()).unwrap().to_string();
         let meta = object["metadata"].as_object_mut().unwrap();
-        meta.insert("namespace".into(), "default".into());
+        if kind != Kind::Node {
+            meta.insert("namespace".into(), "default".into());
+        }
         meta.insert("uid".into(), format!("uid-{}", self.uids).into());
         meta.insert("generation".into(), 1.into());
         meta.insert("resourceVersion".into(), self.version.to_string().into());
@@ -168,6 +170,7 @@ impl Server {
                 if kind.is_custom() || *kind == Kind::Revision {
                     merge(&mut live, &body);
                 } else if *status {
+                    merge(&mut live["metadata"], &body["metadata"]);
                     merge_list(&mut live["status"]["conditions"], &body["status"]["conditions"], "type");
                 } else {
                     let containers = body["spec"]["containers"].take();

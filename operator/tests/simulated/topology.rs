@@ -1,4 +1,4 @@
-//! A ladder of topology keys reaches pods that are made, and restarts none that run.
+//! A ladder of topology keys reaches pods that are made, and restarts none that run. Where pods run is told.
 
 use moongate_operator::Kind;
 use rbg_api::keys;
@@ -74,4 +74,31 @@ fn a_changed_ladder_counts_for_pods_to_come() {
     let writes = cluster.writes;
     says(&mut cluster, None);
     assert_eq!(cluster.writes, writes, "there is nothing left to do");
+}
+
+#[test]
+fn where_pods_run_is_told_to_who_reads_the_file_or_the_pods() {
+    let mut users = role("decode", 1, "i:1");
+    users["standalonePattern"]["template"]["metadata"] = json!({ "annotations": { keys::RACK: "users" } });
+    let mut cluster = up(json!([role("prefill", 2, "i:1"), users]), 1);
+    let file = |server: &Server| -> Value {
+        let text = server.get(Kind::ConfigMap, "g").unwrap()["data"]["config.yaml"].as_str().unwrap();
+        serde_saphyr::from_str(text).unwrap()
+    };
+    let plain = file(&cluster.server);
+    let labels = json!({ "example.com/rack": "r7", "topology.kubernetes.io/zone": "z1", "other": "x" });
+    cluster.create(Kind::Node, json!({ "metadata": { "name": "node", "labels": labels } }));
+    says(&mut cluster, Some("node,rack=example.com/rack,zone"));
+    let place = json!({ "node": "node", "rack": "r7", "zone": "z1" });
+    let told = file(&cluster.server);
+    for (role, index) in [("prefill", 0), ("prefill", 1), ("decode", 0)] {
+        assert_eq!(told["roles"][role]["instances"][index]["place"], place);
+    }
+    let annotation =
+        |name: &str, key: &str| pod(&cluster.server, name)["metadata"]["annotations"][key].clone();
+    assert_eq!(annotation("g-prefill-1", keys::ZONE), "z1");
+    assert_eq!(annotation("g-prefill-1", keys::RACK), "r7");
+    assert_eq!(annotation("g-decode-0", keys::RACK), "users");
+    says(&mut cluster, None);
+    assert_eq!(file(&cluster.server), plain);
 }
