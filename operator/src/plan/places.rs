@@ -30,11 +30,11 @@ pub(super) fn of_group(input: GroupInput<'_>, file: Option<&Value>) -> Result<Pl
     Ok(pods.iter().filter_map(|pod| Some((name(pod)?, place(&rungs, pod, input.nodes)?))).collect())
 }
 
-/// Whether the scheduler has not yet said where a pod goes, or that there is no room for it.
+/// Whether the scheduler has not yet said where a pod goes, or that it goes nowhere for now.
 fn waits(pod: &Pod) -> bool {
     let has_node = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let is_refused = conditions.into_iter().any(|one| one.reason.as_deref() == Some("Unschedulable"));
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let is_refused = conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False");
     pod.metadata.deletion_timestamp.is_none() && !has_node && !is_refused
 }
 

@@ -65,12 +65,12 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     for other in others {
         plan.push(delete(other), "the set's instances have names of another kind now");
     }
-    own.iter().for_each(|instance| pass_topology_on(set, instance, &mut plan));
     if is_ordered {
         ordered::plan(&view, &own, &mut plan)?;
     } else {
         unordered::plan(&view, &own, &mut plan)?;
     }
+    own.iter().for_each(|instance| pass_topology_on(set, instance, &mut plan));
     let facts = facts(&view, &own);
     let in_use: BTreeSet<&str> = input.instances.iter().filter_map(revision_label).collect();
     let limit = set.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(10);
@@ -91,12 +91,18 @@ fn pass_topology_on(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut P
         metadata.annotations.as_ref()?.get(keys::TOPOLOGY)
     }
     let wanted = said(&set.metadata);
-    if wanted == said(&instance.metadata) || instance.metadata.deletion_timestamp.is_some() {
+    let name = instance.metadata.name.clone().unwrap_or_default();
+    // Whoever is written anew or ends needs no patch before it.
+    let is_written = |step: &super::Step| match &step.action {
+        Action::Replace { name: other, .. } | Action::Delete { name: other, .. } => *other == name,
+        _ => false,
+    };
+    let is_going = instance.metadata.deletion_timestamp.is_some();
+    if wanted == said(&instance.metadata) || is_going || plan.steps.iter().any(is_written) {
         return;
     }
     let body =
         json!({ "metadata": { "uid": instance.metadata.uid, "annotations": { keys::TOPOLOGY: wanted } } });
-    let name = instance.metadata.name.clone().unwrap_or_default();
     let reason = format!("{name}: its pods to come are placed otherwise");
     plan.push(Action::Patch { kind: Kind::Instance, name, status: false, body }, reason);
 }
