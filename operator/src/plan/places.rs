@@ -23,11 +23,19 @@ pub(super) fn of_group(input: GroupInput<'_>, file: Option<&Value>) -> Result<Pl
     }
     let pods = (input.pods)();
     let text = file.and_then(|file| file["data"]["config.yaml"].as_str());
-    if let Some(text) = text.filter(|_| pods.iter().any(waits)) {
-        return Ok(places_in(text));
+    let told = text.map(places_in).unwrap_or_default();
+    if text.is_some() && pods.iter().any(waits) {
+        return Ok(told);
     }
-    let name = |pod: &Pod| pod.metadata.name.clone();
-    Ok(pods.iter().filter_map(|pod| Some((name(pod)?, place(&rungs, pod, input.nodes)?))).collect())
+    let one = |pod: &Pod| {
+        let name = pod.metadata.name.clone()?;
+        let place = place(&rungs, pod, input.nodes)?;
+        // Nothing new is known of a node that is not seen.
+        let is_unseen = place.node.as_deref().is_some_and(|node| (input.nodes)(node).is_none());
+        let same = told.get(&name).filter(|told| is_unseen && told.node == place.node).cloned();
+        Some((name, same.unwrap_or(place)))
+    };
+    Ok(pods.iter().filter_map(one).collect())
 }
 
 /// Whether the scheduler has not yet said where a pod goes, or that it goes nowhere for now.

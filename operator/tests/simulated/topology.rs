@@ -1,10 +1,10 @@
 //! A ladder of topology keys reaches pods that are made, and restarts none that run. Where pods run is told.
 
 use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::server::Server;
 use crate::simulation::Simulation;
 use crate::{names, pods, role, template, unsettled, up};
 
