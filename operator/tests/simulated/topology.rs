@@ -17,6 +17,12 @@ fn says(cluster: &mut Simulation, ladder: Option<&str>) {
     assert_eq!(unsettled(&cluster.server), [""; 0]);
 }
 
+/// Somebody ends a pod.
+fn make_anew(cluster: &mut Simulation, pod: &str) {
+    cluster.edit(Kind::Pod, pod, |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+    cluster.run(|_| {});
+}
+
 /// The label of the nearest rung that a pod or template prefers.
 fn nearest(object: &Value) -> &Value {
     let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
@@ -41,8 +47,7 @@ fn a_changed_ladder_counts_for_pods_to_come() {
     assert_eq!(pods(&cluster.server), before, "no pod is touched");
     assert_eq!(names(&cluster.server, Kind::Revision), revisions);
     assert_eq!(cluster.server.get(Kind::StatefulSet, "g-s").unwrap()["spec"], set["spec"]);
-    cluster.delete(Kind::Pod, "g-prefill-1");
-    cluster.run(|_| {});
+    make_anew(&mut cluster, "g-prefill-1");
     assert_eq!(nearest(pod(&cluster.server, "g-prefill-0")), &Value::Null);
     assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), "kubernetes.io/hostname");
     let old = pods(&cluster.server);
@@ -67,8 +72,7 @@ fn a_changed_ladder_counts_for_pods_to_come() {
     );
 
     says(&mut cluster, None);
-    cluster.delete(Kind::Pod, "g-prefill-1");
-    cluster.run(|_| {});
+    make_anew(&mut cluster, "g-prefill-1");
     assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), &Value::Null);
     assert_eq!(nearest(&template(&cluster.server)), "example.com/rack", "its pods go on as they are");
     let writes = cluster.writes;
