@@ -98,6 +98,21 @@ pub const POD_GROUP: &str = "pod-group.scheduling.sigs.k8s.io/name";
 /// Annotation of pods of a gang (Volcano): the PodGroup.
 pub const VOLCANO_POD_GROUP: &str = "scheduling.k8s.io/group-name";
 
+/// Annotation of a group: levels of nearness, nearest first, each `LEVEL` or `LEVEL=LABEL`.
+pub const TOPOLOGY_LADDER: &str = "moongate.io/topology-ladder";
+/// Annotation of a group: which role shall be near which, `ROLE:ROLE` separated by commas.
+pub const TOPOLOGY_NEAR: &str = "moongate.io/topology-near";
+/// Annotation of a group: the level over which instances of a role are spread, or `none`.
+pub const TOPOLOGY_SPREAD: &str = "moongate.io/topology-spread";
+/// Annotation of workloads and instances: what these three come to for their pods, as JSON.
+pub const TOPOLOGY: &str = "moongate.io/topology";
+
+/// Annotation of a pod: the availability zone that it runs in.
+pub const ZONE: &str = "moongate.io/zone";
+/// Annotation of a pod: the rack or RDMA rail that it runs in.
+pub const RACK: &str = "moongate.io/rack";
+/// Annotation of a pod: the NVLink domain that it runs in.
+pub const NVLINK_DOMAIN: &str = "moongate.io/nvlink-domain";
 /// Label of pods of a warmup: its name.
 pub const WARMUP_NAME: &str = "workloads.x-k8s.io/warmup-name";
 /// Label of pods of a warmup: its UID.

@@ -86,6 +86,14 @@ pub enum RenderError {
         /// The port after the last one.
         after: u16,
     },
+    /// An annotation about nearness that cannot be followed.
+    #[error("annotation `{key}`: {cause}")]
+    Topology {
+        /// The annotation.
+        key: &'static str,
+        /// What is wrong.
+        cause: String,
+    },
     /// v1alpha1's coordination, as stored, is no JSON of the expected shape.
     #[error("annotation `conversion.workloads.x-k8s.io/v1alpha1-coordination`: {0}")]
     Coordination(String),

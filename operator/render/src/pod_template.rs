@@ -5,9 +5,10 @@ use rbg_api::{PodTemplate, keys, merge};
 use serde_json::{Value, json};
 
 use crate::manifest::Texts;
+use crate::nearness::Foreign;
 use crate::role::{Pattern, Role};
-use crate::workload::WorkloadKind;
-use crate::{RenderError, canonical, environment, gang, legacy, runtime_profile, topology};
+use crate::workload::{Kept, WorkloadKind};
+use crate::{RenderError, canonical, environment, gang, legacy, nearness, runtime_profile, topology};
 
 const VOLUME: &str = "rbg-cluster-config";
 const MOUNT_PATH: &str = "/etc/rbg";
@@ -73,40 +74,47 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     }
 
     /// The pod of a workload that is not ours.
-    pub(crate) fn foreign(&self, legacy: bool) -> Result<PodTemplate, RenderError> {
-        self.with_legacy(self.base()?, self.role.injection(), legacy)
+    pub(crate) fn foreign(&self, kept: &Kept) -> Result<PodTemplate, RenderError> {
+        self.of_others(self.base()?, self.role.injection(), kept, Foreign::Single)
     }
 
     pub(crate) fn foreign_leader(
         &self,
         pattern: &LeaderWorkerPattern,
-        legacy: bool,
+        kept: &Kept,
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
-        self.with_legacy(template, self.role.injection(), legacy)
+        self.of_others(template, self.role.injection(), kept, Foreign::Leader)
     }
 
     pub(crate) fn foreign_worker(
         &self,
         pattern: &LeaderWorkerPattern,
-        legacy: bool,
+        kept: &Kept,
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
-        self.with_legacy(template, Injection { runtimes: false, ..self.role.injection() }, legacy)
+        let injection = Injection { runtimes: false, ..self.role.injection() };
+        self.of_others(template, injection, kept, Foreign::Worker)
     }
 
-    fn with_legacy(
+    /// With what our own pods get when they are made.
+    fn of_others(
         &self,
         template: PodTemplate,
         injection: Injection,
-        legacy: bool,
+        kept: &Kept,
+        who: Foreign,
     ) -> Result<PodTemplate, RenderError> {
+        let role = self.role;
         let mut template = self.render(template, injection, &[])?;
-        if legacy {
-            template.set_labels(&self.role.legacy_labels());
+        if role.is_legacy(kept) {
+            template.set_labels(&role.legacy_labels());
             legacy::add_environment(&mut template);
+        }
+        if let Some(topology) = role.topology(kept)? {
+            nearness::draw_foreign(&mut template, &topology, (role.group.name, &role.spec.name), who);
         }
         Ok(template)
     }

@@ -111,7 +111,7 @@ fn stateful_sets_are_found_as_they_would_be_written() {
     let mut compared = 0;
     with_roles("v1alpha1-ris", |role| {
         if role.kind() == moongate_render::WorkloadKind::StatefulSet {
-            let kept = Kept { legacy: Some(false), selector: None };
+            let kept = Kept { legacy: Some(false), ..Kept::default() };
             let manifest = role.workload(&target(role), &kept).unwrap();
             let live = typed(named(&live, manifest.name()), &manifest);
             assert_in(&without_role_revision(manifest), &live);
@@ -141,7 +141,7 @@ fn the_discovery_file_is_upstreams_but_for_what_is_wrong_in_it() {
     let text = |group: &str| {
         let (object, profiles) = (the_group(group), Profiles::new());
         let group = Group::new(&object, &profiles, GangScheduler::default()).unwrap();
-        let manifest = group.config_map(&BTreeMap::new()).unwrap().unwrap();
+        let manifest = group.config_map(&BTreeMap::new(), &BTreeMap::new()).unwrap().unwrap();
         manifest.0["data"]["config.yaml"].as_str().unwrap().to_owned()
     };
     let live =

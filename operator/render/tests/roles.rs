@@ -202,7 +202,7 @@ fn a_group_of_v1alpha1_has_that_eras_labels_and_names() {
         names,
         ["RBG_GROUP_NAME", "RBG_ROLE_INDEX", "RBG_ROLE_NAME", "GROUP_NAME", "ROLE_INDEX", "ROLE_NAME"]
     );
-    let adopted = rendered(0, &Kept { legacy: Some(false), selector: None });
+    let adopted = rendered(0, &Kept { legacy: Some(false), ..Kept::default() });
     assert!(at(&adopted, old).is_null(), "a StatefulSet that does without is not changed");
 
     let mut store = rendered(1, &Kept::default());
@@ -398,7 +398,7 @@ fn the_discovery_file_names_pods_that_exist() {
     let profiles = Profiles::new();
     let file = Group::new(&object, &profiles, GangScheduler::default())
         .unwrap()
-        .config_map(&BTreeMap::new())
+        .config_map(&BTreeMap::new(), &BTreeMap::new())
         .unwrap();
     let text = Value::Object(file.unwrap().0)["data"]["config.yaml"].as_str().unwrap().to_owned();
     let file: Value = serde_saphyr::from_str(&text).unwrap();

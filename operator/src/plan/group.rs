@@ -7,12 +7,15 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
 use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, WorkloadKind};
+use rbg_api::template::member_object;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
 use rbg_api::{Condition, keys};
 use serde_json::Value;
 
 use super::targets::{LiveRole, Target, is_observed, targets};
-use super::{Action, Plan, PlanError, adapter, gang, ports, profiles, revisions, stateful};
+use super::{
+    Action, NodeLabels, Plan, PlanError, adapter, gang, places, ports, profiles, revisions, stateful,
+};
 use crate::Kind;
 use crate::status::{self, RoleState};
 
@@ -39,8 +42,12 @@ pub struct GroupInput<'a> {
     pub adapters: &'a [RoleBasedGroupScalingAdapter],
     /// How many instances of a RoleInstanceSet, by its UID, have nodes for all their pods.
     pub scheduled: &'a dyn Fn(&str) -> i32,
+    /// Its pods, whoever made them.
+    pub pods: &'a dyn Fn() -> Vec<Pod>,
+    /// Where they run.
+    pub nodes: NodeLabels<'a>,
     /// Pods that other controllers made for the workload of that UID.
-    pub pods: &'a dyn Fn(&str) -> Vec<Pod>,
+    pub foreign_pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of its namespace.
     pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
     /// A port for a workload; `None` if no ports are to be chosen.
@@ -118,18 +125,20 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     let targets = targets(input, policy.as_ref(), &roles, plan);
     store_revision(input, group, plan);
     let now = targets.iter().map(|(name, target)| (name.clone(), target.now.clone())).collect();
-    if let Some(manifest) = group.config_map(&now)? {
-        apply_if_other(&manifest, (input.live)(Kind::ConfigMap, manifest.name()), plan, "the discovery file");
+    let file = (input.live)(Kind::ConfigMap, input.group.metadata.name.as_deref().unwrap_or_default());
+    if let Some(manifest) = group.config_map(&now, &places::of_group(input, file.as_ref())?)? {
+        apply_if_other(&manifest, file, plan, "the discovery file");
     }
     gang::plan(input, group, plan)?;
     let mut wanted = Vec::new();
     for one in &roles {
         let LiveRole { spec, role, live } = one;
         let Some(target) = targets.get(&spec.name) else { continue };
-        let kept = kept(*live, role.kind());
+        let kept = kept(*live, role);
         let mut manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
         ports::of_role(input, &mut manifest, *live)?;
         stateful::steps(input, one, target, &mut manifest);
+        end_topology(&mut manifest, *live);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }
@@ -243,11 +252,30 @@ fn store_revision(input: GroupInput<'_>, group: Group<'_>, plan: &mut Plan) {
     plan.push(Action::Create(manifest), "the spec has a new revision");
 }
 
-fn kept(live: Option<&Value>, kind: WorkloadKind) -> Kept {
-    let Some(live) = live.filter(|_| kind != WorkloadKind::RoleInstanceSet) else { return Kept::default() };
+fn kept(live: Option<&Value>, role: &Role<'_>) -> Kept {
+    let is_foreign = role.kind() != WorkloadKind::RoleInstanceSet;
+    let Some(live) = live.filter(|_| is_foreign) else { return Kept::default() };
     let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
     let labels = &live["spec"]["template"]["metadata"]["labels"];
-    Kept { selector, legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()) }
+    let made_with = live["metadata"]["annotations"][keys::TOPOLOGY].as_str().unwrap_or_default();
+    Kept {
+        selector,
+        legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()),
+        topology: is_of_revision(live, role).then(|| made_with.to_owned()),
+    }
+}
+
+/// A workload whose pods were told of nearness and are no longer says so: what is left out would stay.
+fn end_topology(manifest: &mut Manifest, live: Option<&Value>) {
+    if live.is_some_and(|live| live["metadata"]["annotations"].get(keys::TOPOLOGY).is_some()) {
+        let metadata = member_object(&mut manifest.0, "metadata");
+        member_object(metadata, "annotations").entry(keys::TOPOLOGY).or_insert_with(|| "".into());
+    }
+}
+
+/// Whether the workload was made from the role as it is.
+fn is_of_revision(live: &Value, role: &Role<'_>) -> bool {
+    label(live, &role.revision_label()) == Some(role.revision().as_str())
 }
 
 fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
@@ -279,9 +307,7 @@ fn state(role: &Role<'_>, target: &Target, live: Option<&Value>, manifest: &Mani
     };
     let observed = live.is_some_and(is_observed);
     let wanted = Value::Object(manifest.0.clone());
-    let revision =
-        format!("{}{}", keys::ROLE_REVISION_PREFIX, label(&wanted, keys::ROLE_NAME).unwrap_or_default());
-    let same_spec = live.is_some_and(|live| label(live, &revision) == Some(role.revision().as_str()));
+    let same_spec = live.is_some_and(|live| is_of_revision(live, role));
     RoleState {
         name: label(&wanted, keys::ROLE_NAME).unwrap_or_default().to_owned(),
         desired: target.desired,

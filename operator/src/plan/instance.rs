@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::components::{self, Order};
 use super::hooks::{self, Answer, Ask};
-use super::{Action, Plan, PlanError, gang, in_place, nodes, ports, restart, revisions};
+use super::{Action, NodeLabels, Plan, PlanError, gang, in_place, nodes, places, ports, restart, revisions};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
 
@@ -31,6 +31,8 @@ pub struct InstanceInput<'a> {
     pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
     /// What a pod has answered.
     pub answer: &'a dyn Fn(&Ask) -> Option<Answer>,
+    /// Where they run.
+    pub nodes: NodeLabels<'a>,
     /// The time.
     pub now: Timestamp,
 }
@@ -199,12 +201,22 @@ fn tell_pods(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Foun
             matches!(&step.action, Action::Patch { kind: Kind::Pod, name, status: true, .. }
                 if pod.metadata.name.as_ref() == Some(name))
         };
-        if conditions.is_empty() || plan.steps.iter().any(is_told) {
+        if plan.steps.iter().any(is_told) {
             continue;
         }
-        let body = json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": conditions } });
+        let place = places::annotations(input, pod);
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let reason = if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
-        plan.push(Action::Patch { kind: Kind::Pod, name, status: true, body }, reason);
+        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": place } });
+        if !conditions.is_empty() {
+            body["status"] = json!({ "conditions": conditions });
+            let reason =
+                if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
+            plan.push(Action::Patch { kind: Kind::Pod, name, status: true, body }, reason);
+        } else if serving && !place.is_empty() {
+            plan.push(
+                Action::Patch { kind: Kind::Pod, name, status: false, body },
+                "where the pod runs has not been told",
+            );
+        }
     }
 }

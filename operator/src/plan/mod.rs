@@ -12,6 +12,7 @@ mod instance;
 mod nodes;
 mod observed;
 mod ordered;
+mod places;
 mod ports;
 mod profiles;
 mod restart;
@@ -31,6 +32,7 @@ pub use hooks::{Answer, Ask, Hook};
 pub(crate) use in_place::{GRACE as IN_PLACE_GRACE, RESTARTED_AT, is_same_image};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
+pub use places::NodeLabels;
 pub use set::{SetInput, set};
 pub use warmup::{WarmupInput, warmup};
 

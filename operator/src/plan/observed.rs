@@ -1,5 +1,6 @@
 //! From what is observed to the plan for one object: which others its plan looks at.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -65,8 +66,16 @@ pub fn observed(
             let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
             let port = |name: &str| observed.lock().choose_port(key, name, now);
             let answer = |ask: &Ask| observed.lock().answer(ask);
-            let (instance, revisions, pods) = (&instance, &revisions, &pods);
-            super::instance(InstanceInput { instance, revisions, pods, port: &port, answer: &answer, now })
+            let nodes = |name: &str| node_labels(observed, name);
+            super::instance(InstanceInput {
+                instance: &instance,
+                revisions: &revisions,
+                pods: &pods,
+                port: &port,
+                answer: &answer,
+                nodes: &nodes,
+                now,
+            })
         }
         Kind::Warmup => warmup(observed, key, &live, now),
         _ => Ok(Plan::default()),
@@ -114,10 +123,12 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         workloads: &workloads,
         adapters: &adapters,
         scheduled: &scheduled,
-        pods: &|workload| {
+        foreign_pods: &|workload| {
             let pods = observed.lock().children(workload, Kind::ForeignPod);
             pods.iter().filter_map(|live| live.read()).collect()
         },
+        pods: &|| pods_of_group(observed, &key.namespace, &key.name),
+        nodes: &|name| node_labels(observed, name),
         live: &other,
         port: &|workload, name| {
             let object = Key { kind: Kind::Set, namespace: key.namespace.clone(), name: workload.to_owned() };
@@ -126,6 +137,12 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         is_absent: &|kind| observed.lock().is_absent(kind),
         now,
     })
+}
+
+fn node_labels(observed: &Mutex<Observed>, name: &str) -> Option<BTreeMap<String, String>> {
+    let key = Key { kind: Kind::Node, namespace: String::new(), name: name.to_owned() };
+    let live = observed.lock().get(&key)?;
+    live.read::<Node>()?.metadata.labels
 }
 
 /// The profiles that the group names.

@@ -69,7 +69,7 @@ pub(super) fn steps(input: GroupInput<'_>, role: &LiveRole<'_>, target: &Target,
         Update::Unseen => (rolling.asked, rolling.partition),
         Update::Going(_) if paused => (replicas, rolling.partition),
         Update::Going(_) => {
-            let pods = live["metadata"]["uid"].as_str().map(input.pods).unwrap_or_default();
+            let pods = live["metadata"]["uid"].as_str().map(input.foreign_pods).unwrap_or_default();
             next(rolling, &slots(&pods, live, rolling.asked))
         }
     };

@@ -56,14 +56,23 @@ impl Kubelet {
     }
 
     /// The same, with something that runs in pods.
-    pub(crate) async fn run(client: Client, namespace: &str, mut runtime: impl Runtime) -> Self {
+    pub(crate) async fn run(client: Client, namespace: &str, runtime: impl Runtime) -> Self {
         let node = format!("node-{namespace}");
         let object: Node = serde_json::from_value(json!({ "metadata": { "name": node } })).unwrap();
         Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        Self::look_after(client, Some(node), runtime)
+    }
+
+    /// Starts one for whatever nodes the scheduler binds pods to.
+    pub(crate) fn of_all_nodes(client: Client) -> Self {
+        Self::look_after(client, None, Empty)
+    }
+
+    fn look_after(client: Client, node: Option<String>, mut runtime: impl Runtime) -> Self {
         Self(tokio::spawn(async move {
             let mut containers = BTreeMap::new();
             loop {
-                if let Err(error) = look(&client, &node, &mut containers, &mut runtime).await {
+                if let Err(error) = look(&client, node.as_deref(), &mut containers, &mut runtime).await {
                     eprintln!("kubelet: {error}");
                 }
                 tokio::time::sleep(PAUSE).await;
@@ -72,11 +81,33 @@ impl Kubelet {
     }
 }
 
+/// A node that has room for so many pods, if they select it by the label `stage`: no test's pods go to another's nodes.
+pub(crate) async fn node(client: &Client, stage: &str, name: &str, mut labels: Value, pods: u32) {
+    let name = format!("{stage}-{name}");
+    labels["stage"] = stage.into();
+    labels["kubernetes.io/hostname"] = name.as_str().into();
+    let spec = json!({ "taints": [{ "key": "stage", "effect": "NoSchedule" }] });
+    let object = json!({ "metadata": { "name": name, "labels": labels }, "spec": spec });
+    let nodes = Api::<Node>::all(client.clone());
+    nodes.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    let room = json!({ "cpu": "8", "memory": "8Gi", "pods": pods.to_string() });
+    let conditions = json!([{ "type": "Ready", "status": "True" }]);
+    let status = json!({ "status": { "allocatable": room, "capacity": room, "conditions": conditions } });
+    nodes.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await.unwrap();
+}
+
+/// Sends a role's pods to the nodes of a stage.
+pub(crate) fn select(role: &mut Value, stage: &str) {
+    let spec = &mut role["standalonePattern"]["template"]["spec"];
+    spec["tolerations"] = json!([{ "operator": "Exists" }]);
+    spec["nodeSelector"] = json!({ "stage": stage });
+}
+
 type Containers = BTreeMap<(String, String), Container>;
 
 async fn look(
     client: &Client,
-    node: &str,
+    node: Option<&str>,
     containers: &mut Containers,
     runtime: &mut impl Runtime,
 ) -> Result<(), Error> {
@@ -95,7 +126,7 @@ async fn look(
 async fn tend(
     api: &Api<Pod>,
     pod: &Pod,
-    node: &str,
+    node: Option<&str>,
     containers: &mut Containers,
     runtime: &mut impl Runtime,
 ) -> Result<(), Error> {
@@ -112,6 +143,7 @@ async fn tend(
     }
     let spec = pod.spec.as_ref().unwrap();
     if spec.node_name.is_none() {
+        let Some(node) = node else { return Ok(()) };
         let binding: Binding = serde_json::from_value(
             json!({ "metadata": { "name": name }, "target": { "kind": "Node", "name": node } }),
         )

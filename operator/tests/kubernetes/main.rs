@@ -18,6 +18,7 @@ mod scaling;
 mod stage;
 mod stateful;
 mod told;
+mod topology;
 mod warmup;
 
 use std::time::{Duration, Instant};

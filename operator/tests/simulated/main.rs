@@ -13,6 +13,7 @@ mod restarts;
 mod simulation;
 mod stuck;
 mod takeover;
+mod topology;
 mod truth;
 mod warmup;
 mod writes;
