@@ -13,11 +13,12 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "moongate gateway",
     "moongate operator",
     "moongate store",
     "moongate store-holder",
+    "moongate sidecar",
     "moongate up",
     "moongate kv",
     "moongate loadtest",

@@ -26,7 +26,7 @@ struct Flags {
     options: SidecarOptions,
 }
 
-/// A sidecar in this process. It ends without a word when dropped, as if it were killed.
+/// A sidecar in this process. It is asked to end when dropped.
 struct Sidecar {
     address: SocketAddr,
     supervisor: Supervisor,
@@ -150,23 +150,26 @@ impl Load {
     fn start(gateway: &Gateway) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let url = gateway.url("/v1/completions");
-        let clients = (0..6).map(|number| {
-            let (stop, url) = (Arc::clone(&stop), url.clone());
-            tokio::spawn(async move {
-                let (http, mut answered) = (client(), 0);
-                while !stop.load(Ordering::Relaxed) {
-                    let prompt = format!("request {answered} of client {number}");
-                    let body = json!({"model": "sim", "prompt": prompt, "stream": true, "max_tokens": 40});
-                    let response = http.post(&url).json(&body).send().await.unwrap();
-                    let status = response.status();
-                    let text = response.text().await.unwrap();
-                    assert!(status == 200 && text.ends_with("data: [DONE]\n\n"), "{status}: {text}");
-                    answered += 1;
-                }
-                answered
+        let clients = (0..6)
+            .map(|number| {
+                let (stop, url) = (Arc::clone(&stop), url.clone());
+                tokio::spawn(async move {
+                    let (http, mut answered) = (client(), 0);
+                    while !stop.load(Ordering::Relaxed) {
+                        let prompt = format!("request {answered} of client {number}");
+                        let body =
+                            json!({"model": "sim", "prompt": prompt, "stream": true, "max_tokens": 40});
+                        let response = http.post(&url).json(&body).send().await.unwrap();
+                        let status = response.status();
+                        let text = response.text().await.unwrap();
+                        assert!(status == 200 && text.ends_with("data: [DONE]\n\n"), "{status}: {text}");
+                        answered += 1;
+                    }
+                    answered
+                })
             })
-        });
-        Self { stop, clients: clients.collect() }
+            .collect();
+        Self { stop, clients }
     }
 
     async fn end(self) -> usize {
@@ -251,14 +254,13 @@ async fn a_drain_can_be_called_off() {
 async fn a_restarted_gateway_is_told_again() {
     let engine = engine(Role::Plain, Face::Sglang).await;
     let first = gateway(&[]).await;
-    let sidecar = Sidecar::start(&engine.url(), &[&first], &["--lease=60s".to_owned()]);
+    let sidecar = Sidecar::start(&engine.url(), &[&first], &[]);
     sidecar.settled().await;
     let admin = format!("--admin-listen={}", first.running.admin_address);
     first.running.drain().await;
     first.supervisor.shutdown(PATIENCE).await.unwrap();
     drop(first);
     let second = gateway(&[&admin]).await;
-    // With a third of a minute between two renewals, which nobody has to wait for if the gateway was seen to be away.
     until_workers(&second, "registered anew", |workers| {
         workers.iter().any(|worker| worker["usable"] == true)
     })

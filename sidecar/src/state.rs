@@ -54,6 +54,8 @@ pub(crate) struct AdapterState {
 /// All of it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct State {
+    /// Whether there is nothing to do: workers of an engine over several pods are reached at their leader only.
+    pub(crate) follower: bool,
     /// The engine, from its first answer on.
     pub(crate) found: Option<Found>,
     /// Why it cannot serve now; `None` while it can.
@@ -104,7 +106,7 @@ impl State {
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        self.found.is_some() && self.trouble.is_none() && self.drain.is_none()
+        self.follower || (self.found.is_some() && self.trouble.is_none() && self.drain.is_none())
     }
 
     /// What gateways are to be told; `None` before the engine has answered for the first time.
@@ -182,6 +184,7 @@ mod tests {
     fn gateways_are_told_why_it_is_held_and_options_only_where_they_apply() {
         let args = ["x", "--kv-connector=nixl", "--bootstrap-port=9", "--lease=9s", "--id=ns/p@u"];
         let options = Flags::try_parse_from(args).unwrap().options;
+        assert_eq!(options.engine_url.len(), 2, "two places to look for an engine");
         let (mut state, now) = (State::default(), Instant::now());
         assert_eq!(state.registration(&options), None);
         state.serves(found(), look(now));
