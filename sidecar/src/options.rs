@@ -22,7 +22,7 @@ pub struct SidecarOptions {
         value_name = "URL",
         env = "MOONGATE_SIDECAR_ENGINE_URL",
         value_delimiter = ' ',
-        default_value = "http://127.0.0.1:8000 http://127.0.0.1:30000"
+        default_values = ["http://127.0.0.1:8000", "http://127.0.0.1:30000"]
     )]
     pub engine_url: Vec<String>,
 

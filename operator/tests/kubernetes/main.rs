@@ -15,6 +15,7 @@ mod requests;
 mod scaling;
 mod stage;
 mod told;
+mod warmup;
 
 use std::time::{Duration, Instant};
 
