@@ -19,9 +19,6 @@ pub(crate) fn drain_waits_for(
     lease: Duration,
     now: Instant,
 ) -> Option<String> {
-    if state.follower {
-        return None;
-    }
     let Some(drain) = &state.drain else { return Some("the drain to begin".to_owned()) };
     if state.trouble.is_some() {
         // An engine that is down has no requests.
@@ -59,9 +56,6 @@ pub(crate) fn settle_waits_for(
     links: &[(SocketAddr, &Link)],
     has_gateways: bool,
 ) -> Option<String> {
-    if state.follower {
-        return None;
-    }
     if state.drain.is_some() {
         return Some("the restart of the engine".to_owned());
     }

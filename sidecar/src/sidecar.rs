@@ -57,8 +57,7 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         .redirect(reqwest::redirect::Policy::none())
         .pool_max_idle_per_host(0)
         .build()?;
-    let follower = is_follower();
-    let state = State { follower, place: options.place(), ..State::default() };
+    let state = State { place: options.place(), ..State::default() };
     let sidecar = Arc::new(Sidecar {
         options,
         client,
@@ -70,21 +69,9 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         supervisor: supervisor.clone(),
     });
     http::serve(listener, Arc::clone(&sidecar));
-    tracing::info!(%address, follower, "sidecar listens");
-    if !follower {
-        supervisor
-            .spawn("follow the pod's files", adapters::follow(Arc::clone(&sidecar), supervisor.token()));
-        supervisor.spawn("watch the engine", engine::watch(Arc::clone(&sidecar), supervisor.token()));
-        supervisor.spawn("find gateways", gateways::follow(sidecar, supervisor.token()));
-    }
+    supervisor.spawn("follow the pod's files", adapters::follow(Arc::clone(&sidecar), supervisor.token()));
+    supervisor.spawn("watch the engine", engine::watch(Arc::clone(&sidecar), supervisor.token()));
+    supervisor.spawn("find gateways", gateways::follow(sidecar, supervisor.token()));
+    tracing::info!(%address, "sidecar listens");
     Ok(address)
-}
-
-/// Whether RBG says that another pod is the leader of this engine.
-fn is_follower() -> bool {
-    use rbg_api::env;
-    [env::LWP_WORKER_INDEX, env::legacy::LWS_WORKER_INDEX]
-        .iter()
-        .filter_map(|name| std::env::var(name).ok())
-        .any(|index| !index.is_empty() && index != "0")
 }

@@ -54,8 +54,6 @@ pub(crate) struct AdapterState {
 /// All of it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct State {
-    /// Whether there is nothing to do: workers of an engine over several pods are reached at their leader only.
-    pub(crate) follower: bool,
     /// The engine, from its first answer on.
     pub(crate) found: Option<Found>,
     /// Why it cannot serve now; `None` while it can.
@@ -106,7 +104,7 @@ impl State {
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        self.follower || (self.found.is_some() && self.trouble.is_none() && self.drain.is_none())
+        self.found.is_some() && self.trouble.is_none() && self.drain.is_none()
     }
 
     /// What gateways are to be told; `None` before the engine has answered for the first time.

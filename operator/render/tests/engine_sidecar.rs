@@ -51,6 +51,6 @@ fn the_sidecar_stands_beside_the_engine_and_knows_pod_and_group() {
     for mount in sidecar["volumeMounts"].as_array().unwrap() {
         assert!(named(&spec["volumes"], mount["name"].as_str().unwrap()).is_some(), "{mount}");
     }
-    let discovery = sidecar["volumeMounts"].to_string();
-    assert!(discovery.contains("/etc/rbg"), "gateways are found by the group's file: {discovery}");
+    let (_, file) = named(&sidecar["volumeMounts"], "rbg-cluster-config").unwrap();
+    assert_eq!(file["mountPath"], "/etc/rbg", "gateways are found by the group's file");
 }
