@@ -49,7 +49,7 @@ async fn drain(Shared(sidecar): Context) -> Response {
     let now = Instant::now();
     sidecar.state.send_modify(|state| {
         if state.drain.is_none() {
-            tracing::info!("the engine is drained");
+            tracing::info!("the engine is being drained");
         }
         state.drain(now);
     });
