@@ -7,6 +7,7 @@
 
 pub mod config;
 mod disk;
+mod engines;
 mod error;
 pub mod flags;
 mod health;
