@@ -13,7 +13,7 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "moongate gateway",
     "moongate operator",
     "moongate kubectl",
