@@ -55,12 +55,15 @@ struct Watcher {
 impl Watcher {
     async fn look(&mut self, sidecar: &Sidecar) {
         let begun = Instant::now();
-        let known = self.asked.take().filter(|(asked, _)| begun.duration_since(*asked) < ANEW);
+        let known = self.asked.take();
         let (asked, found) = match known {
-            Some(known) => known,
-            None => match find(&sidecar.options).await {
+            Some((asked, found)) if begun.duration_since(asked) < ANEW => (asked, found),
+            known => match find(&sidecar.options).await {
                 Ok(found) => (begun, found),
-                Err(reason) => return self.missed(sidecar, reason, false),
+                Err(missed) => {
+                    self.asked = known;
+                    return self.missed(sidecar, missed.reason, missed.timed_out);
+                }
             },
         };
         let begun = Instant::now();
@@ -99,9 +102,21 @@ impl Watcher {
     }
 }
 
+/// Why no engine was found.
+struct Missed {
+    reason: String,
+    /// Whether one may be there that was too busy to answer.
+    timed_out: bool,
+}
+
+impl From<String> for Missed {
+    fn from(reason: String) -> Self {
+        Self { reason, timed_out: false }
+    }
+}
+
 /// The first of the possible addresses at which an engine serves. One may listen at the pod's address alone.
-async fn find(options: &SidecarOptions) -> Result<Found, String> {
-    let mut reasons = Vec::new();
+async fn find(options: &SidecarOptions) -> Result<Found, Missed> {
     let mut urls = options.engine_url.clone();
     for url in &options.engine_url {
         let other = advertised(url, options.advertise_host.as_deref())?;
@@ -109,16 +124,20 @@ async fn find(options: &SidecarOptions) -> Result<Found, String> {
             urls.push(other);
         }
     }
+    let (mut reasons, mut timed_out) = (Vec::new(), false);
     for url in &urls {
         match probe(options, url).await {
             Ok(found) => return Ok(found),
-            Err(reason) => reasons.push(reason),
+            Err(missed) => {
+                timed_out |= missed.timed_out;
+                reasons.push(missed.reason);
+            }
         }
     }
-    Err(reasons.join("; "))
+    Err(Missed { reason: reasons.join("; "), timed_out })
 }
 
-async fn probe(options: &SidecarOptions, url: &str) -> Result<Found, String> {
+async fn probe(options: &SidecarOptions, url: &str) -> Result<Found, Missed> {
     let role = options.role.or_else(role_of_group).unwrap_or(Role::Plain);
     let verdict = match probe_as(options, url, role).await? {
         // What the engine itself says goes before what a name says, but not before what a person says.
@@ -144,11 +163,11 @@ async fn probe_as(options: &SidecarOptions, url: &str, role: Role) -> Result<Ver
     Ok(report.verdict)
 }
 
-fn found(options: &SidecarOptions, url: &str, role: Role, verdict: Verdict) -> Result<Found, String> {
+fn found(options: &SidecarOptions, url: &str, role: Role, verdict: Verdict) -> Result<Found, Missed> {
     let facts = match verdict {
         // That its connector is not known yet is for the gateway to settle, which sees the other engines.
         Verdict::Ready(facts) | Verdict::NoConnector { facts, .. } => facts,
-        Verdict::NotReady { reason, .. } => return Err(reason),
+        Verdict::NotReady { reason, timed_out, .. } => return Err(Missed { reason, timed_out }),
     };
     let advertised = advertised(url, options.advertise_host.as_deref())?;
     Ok(Found { url: url.trim_end_matches('/').to_owned(), advertised, engine: facts.engine, role })

@@ -118,13 +118,17 @@ async fn resolve(address: &Address) -> Result<Vec<SocketAddr>, String> {
 /// The instances of a role, each with the name that it may have instead.
 async fn of_role(options: &SidecarOptions, role: &str) -> Result<Vec<(Address, Option<Address>)>, String> {
     let text = read_bounded(&options.rbg_config).await.map_err(|error| error.to_string())?;
-    let file: ClusterFile = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
+    instances(&text, role, options.gateway_port)
+}
+
+fn instances(text: &str, role: &str, default_port: u16) -> Result<Vec<(Address, Option<Address>)>, String> {
+    let file: ClusterFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let config = file.resolve().map_err(|error| error.to_string())?;
     let instances =
         config.roles.into_iter().filter(|other| other.name == role).flat_map(|role| role.instances);
     Ok(instances
         .map(|instance| {
-            let port = instance.ports.get(ADMIN_PORT).copied().unwrap_or(options.gateway_port);
+            let port = instance.ports.get(ADMIN_PORT).copied().unwrap_or(default_port);
             let at = |host| Address { host, port };
             (at(instance.address), instance.alternative.map(at))
         })
@@ -134,6 +138,24 @@ async fn of_role(options: &SidecarOptions, role: &str) -> Result<Vec<(Address, O
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_role_of_the_groups_file_is_found_with_its_admin_port() {
+        let file = "
+group: { name: g, size: 2, roles: [router, gateway, decode] }
+roles:
+  router: { size: 2, instances: [{ address: g-router-0.s-g-router }, { address: g-router-1.s-g-router }] }
+  gateway: { size: 1, instances: [{ address: g-gateway-0.s-g-gateway, ports: { http: 8000, admin: 9100 } }] }
+  decode: { size: 1, instances: [{ address: g-decode-0.s-g-decode }] }
+";
+        let found = |role| -> Vec<String> {
+            instances(file, role, 9000).unwrap().iter().map(|(address, _)| address.to_string()).collect()
+        };
+        assert_eq!(found("router"), ["g-router-0.s-g-router:9000", "g-router-1.s-g-router:9000"]);
+        assert_eq!(found("gateway"), ["g-gateway-0.s-g-gateway:9100"]);
+        assert!(found("nobody").is_empty());
+        assert!(instances("no: group", "router", 9000).is_err());
+    }
 
     #[test]
     fn addresses_have_a_host_and_a_port() {
