@@ -148,7 +148,7 @@ impl<'a> Role<'a> {
             name: &self.names.workload,
             namespace: self.group.namespace,
             labels: self.workload_labels(kept),
-            annotations: self.workload_annotations(target, kept),
+            annotations: self.workload_annotations(target),
             owner: Some(&owner),
         };
         Ok(Manifest::new(self.kind.api_version(), self.kind.kind(), metadata, json!({ "spec": spec })))
@@ -224,15 +224,19 @@ impl<'a> Role<'a> {
         labels
     }
 
-    fn workload_annotations(&self, target: &RoleTarget, kept: &Kept) -> Texts {
+    fn workload_annotations(&self, target: &RoleTarget) -> Texts {
         let mut annotations = self.spec.annotations.clone();
         annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
         if self.kind == WorkloadKind::RoleInstanceSet {
             let pattern = self.instance_pattern().unwrap_or("Stateful").to_owned();
             annotations.insert(keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern);
-            annotations.extend(kept.ports.clone());
             if let Some(seconds) = self.grace_period_seconds() {
                 annotations.insert(keys::GRACE_PERIOD_SECONDS.to_owned(), seconds.to_string());
+            }
+            if self.group.pod_group().is_some() {
+                annotations
+                    .entry(keys::INSTANCE_GANG_SCHEDULING.to_owned())
+                    .or_insert_with(|| "true".to_owned());
             }
             if self.group.is_legacy() {
                 annotations.insert(conversion::ORIGIN.to_owned(), "v1alpha1".to_owned());
@@ -241,7 +245,9 @@ impl<'a> Role<'a> {
         annotations
     }
 
-    pub(crate) fn rolling_update(&self) -> Option<&'a RollingUpdate> {
+    /// How the role is updated, if it says so.
+    #[must_use]
+    pub fn rolling_update(&self) -> Option<&'a RollingUpdate> {
         self.spec.rollout_strategy.as_ref()?.rolling_update.as_ref()
     }
 

@@ -111,7 +111,7 @@ fn stateful_sets_are_found_as_they_would_be_written() {
     let mut compared = 0;
     with_roles("v1alpha1-ris", |role| {
         if role.kind() == moongate_render::WorkloadKind::StatefulSet {
-            let kept = Kept { legacy: Some(false), ..Kept::default() };
+            let kept = Kept { legacy: Some(false), selector: None };
             let manifest = role.workload(&target(role), &kept).unwrap();
             let live = typed(named(&live, manifest.name()), &manifest);
             assert_in(&without_role_revision(manifest), &live);

@@ -6,6 +6,7 @@ mod reconcile;
 mod watch;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,8 @@ pub struct Options {
     pub lease_duration: Duration,
     /// Who schedules gangs.
     pub gang: GangScheduler,
+    /// Ports that may be chosen for pods that ask for some; `None`: none are chosen.
+    pub ports: Option<Range<u16>>,
     /// Where the operator counts.
     pub metrics: Arc<Metrics>,
 }
@@ -53,6 +56,7 @@ impl Default for Options {
             lease: None,
             lease_duration: Duration::from_secs(15),
             gang: GangScheduler::default(),
+            ports: None,
             metrics: Arc::default(),
         }
     }
@@ -106,7 +110,7 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         writer: Writer::new(client.clone()),
         client,
         namespace: options.namespace,
-        observed: Mutex::default(),
+        observed: Mutex::new(Observed::with_ports(options.ports)),
         queue: queue::Queue::default(),
         listed: tokio::sync::watch::Sender::new(BTreeSet::new()),
         gang: options.gang,

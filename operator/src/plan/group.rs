@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
 use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, WorkloadKind};
@@ -11,12 +12,15 @@ use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupSca
 use serde_json::Value;
 
 use super::targets::{LiveRole, Target, is_observed, targets};
-use super::{Action, Plan, PlanError, adapter, gang, profiles, revisions};
+use super::{Action, Plan, PlanError, adapter, gang, ports, profiles, revisions, stateful};
 use crate::Kind;
 use crate::status::{self, RoleState};
 
 /// Revisions of a group that are kept.
 const HISTORY: usize = 5;
+
+/// Chooses a port for an object of that name, kept as that annotation.
+pub type PortFor<'a> = &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>;
 
 /// What is known of a group.
 #[derive(Clone, Copy)]
@@ -35,8 +39,12 @@ pub struct GroupInput<'a> {
     pub adapters: &'a [RoleBasedGroupScalingAdapter],
     /// How many instances of a RoleInstanceSet, by its UID, have nodes for all their pods.
     pub scheduled: &'a dyn Fn(&str) -> i32,
+    /// Pods that other controllers made for the workload of that UID.
+    pub pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of its namespace.
     pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
+    /// A port for a workload; `None` if no ports are to be chosen.
+    pub port: PortFor<'a>,
     /// Whether the cluster does without a kind.
     pub is_absent: &'a dyn Fn(Kind) -> bool,
     /// The time.
@@ -88,6 +96,12 @@ pub(crate) enum Refusal {
     NoSuchRole(String, String),
     #[error("these roles depend on each other in a circle: {0}")]
     Circle(String),
+    #[error(
+        "the group's annotations {} and {} exclude each other; set the latter on roles, or leave it out",
+        keys::GANG_SCHEDULING,
+        keys::INSTANCE_GANG_SCHEDULING
+    )]
+    Gangs,
     #[error("this cluster does not serve {kind} ({version})", kind = .0.name(), version = .0.api_version())]
     Absent(Kind),
 }
@@ -106,17 +120,22 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     }
     gang::plan(input, group, plan)?;
     let mut wanted = Vec::new();
-    for LiveRole { spec, role, live } in &roles {
+    for one in &roles {
+        let LiveRole { spec, role, live } = one;
         let Some(target) = targets.get(&spec.name) else { continue };
         let kept = kept(*live, role.kind());
-        let manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
+        let mut manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
+        ports::of_role(input, &mut manifest, *live)?;
+        stateful::steps(input, one, target, &mut manifest);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }
     for (index, (spec, role, target, live, manifest)) in wanted.iter().enumerate() {
         let is_unready =
             |name: &&String| states.iter().any(|state| state.name == **name && !state.is_as_asked());
-        if let Some(other) = spec.dependencies.iter().find(is_unready) {
+        // None of a gang's pods has a node before all are made.
+        let begins_with_gang = live.is_none() && group.pod_group().is_some();
+        if let Some(other) = spec.dependencies.iter().find(is_unready).filter(|_| !begins_with_gang) {
             states[index].held = Some(format!("role {} waits for {other}", spec.name));
             continue;
         }
@@ -225,7 +244,7 @@ fn kept(live: Option<&Value>, kind: WorkloadKind) -> Kept {
     let Some(live) = live.filter(|_| kind != WorkloadKind::RoleInstanceSet) else { return Kept::default() };
     let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
     let labels = &live["spec"]["template"]["metadata"]["labels"];
-    Kept { selector, legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()), ..Kept::default() }
+    Kept { selector, legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()) }
 }
 
 fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {

@@ -18,7 +18,10 @@ use crate::status::{pod_has, pod_label};
 /// What an update began with: `{"revision", "updateTimestamp", "lastContainerStatuses": {container: {imageID, restartCount}}}`.
 const STATE: &str = "rbg.workloads.x-k8s.io/inplace-update-state";
 /// Images that wait for the end of the grace period: `{"revision", "containerImages", "graceSeconds"}`.
-const GRACE: &str = "rbg.workloads.x-k8s.io/inplace-update-grace";
+pub(crate) const GRACE: &str = "rbg.workloads.x-k8s.io/inplace-update-grace";
+
+/// Annotation of pod templates: when somebody asked for a restart. It is kubectl's, and others' controllers know it, too.
+pub(crate) const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
 
 /// A condition of a pod, as it is patched.
 pub(super) fn condition(kind: &str, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
@@ -56,6 +59,11 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
         plan.push(delete(pod), format!("{name}: the revision that it was made from is not known"));
         return;
     };
+    let restart = component.template.annotation(RESTARTED_AT);
+    if restart.is_some() && restart != old.annotation(RESTARTED_AT) {
+        plan.push(delete(pod), format!("{name}: a restart was asked for"));
+        return;
+    }
     let Some(images) = images(&old, &component.template) else {
         plan.push(delete(pod), format!("{name}: more than its images has changed"));
         return;
@@ -90,6 +98,14 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
     plan.push(action, format!("{name} is updated in place"));
 }
 
+/// Whether the pod can become what the instance says of it without being made anew.
+pub(super) fn is_possible(input: InstanceInput<'_>, pod: &Pod) -> bool {
+    component_of(input.instance, pod).is_some_and(|component| {
+        let old = old_template(input, pod, &component.name);
+        old.is_some_and(|old| images(&old, &component.template).is_some())
+    })
+}
+
 /// Goes on with the update of a pod that has been given its revision: when its grace period is over, its images are changed.
 pub(super) fn go_on(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::Found, plan: &mut Plan) {
     let Some(waiting) = annotation(pod, GRACE) else { return };
@@ -105,6 +121,8 @@ pub(super) fn go_on(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
     let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": { GRACE: null } } });
     if waiting["revision"] == revision.name.as_str() {
         body["spec"] = containers(&images);
+        // A crash meanwhile is no sign that the new images run.
+        body["metadata"]["annotations"][STATE] = state(pod, &images, revision, input.now).to_string().into();
     }
     let action = Action::Patch { kind: Kind::Pod, name: name.clone(), status: false, body };
     plan.push(action, format!("{name}: its grace period is over"));
@@ -120,7 +138,8 @@ pub(super) fn is_updating(pod: &Pod, revision: &revisions::Found) -> bool {
     }
     let Some(state) = annotation(pod, STATE) else { return false };
     let Some(before) = state["lastContainerStatuses"].as_object() else { return false };
-    !before.iter().all(|(container, before)| has_new_image(pod, container, before))
+    let begun = state["updateTimestamp"].as_str().and_then(|text| text.parse().ok());
+    !before.iter().all(|(container, before)| has_new_image(pod, container, before, begun))
 }
 
 /// Restarts of a container that are no crashes.
@@ -134,16 +153,21 @@ pub(super) fn explained_restarts(pod: &Pod, container: &str) -> i32 {
     }
 }
 
-fn has_new_image(pod: &Pod, container: &str, before: &Value) -> bool {
+/// Runtimes may report a new tag of an image that they have by its old tag: then the restart tells.
+fn has_new_image(pod: &Pod, container: &str, before: &Value, begun: Option<Timestamp>) -> bool {
     let Some(status) = statuses(pod).iter().find(|status| status.name == container) else { return false };
     let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
     let wanted = containers.iter().find(|spec| spec.name == container).and_then(|spec| spec.image.as_deref());
     let is_other = !status.image_id.is_empty() && before["imageID"] != status.image_id.as_str();
-    is_other || wanted.is_some_and(|wanted| is_same_image(wanted, &status.image))
+    let runs = status.state.as_ref().and_then(|state| state.running.as_ref()?.started_at.as_ref());
+    let restarted =
+        before["restartCount"].as_i64().is_some_and(|count| i64::from(status.restart_count) > count)
+            && runs.zip(begun).is_some_and(|(started, begun)| started.0 >= begun);
+    is_other || restarted || wanted.is_some_and(|wanted| is_same_image(wanted, &status.image))
 }
 
 /// Whether a runtime means the image that a spec names: it may put a registry before it and a tag behind.
-fn is_same_image(wanted: &str, running: &str) -> bool {
+pub(crate) fn is_same_image(wanted: &str, running: &str) -> bool {
     let tagged = |image: &str| {
         let last = image.rsplit('/').next().unwrap_or(image);
         if last.contains([':', '@']) { image.to_owned() } else { format!("{image}:latest") }
@@ -256,6 +280,27 @@ mod tests {
         assert!(is_same_image("a/b:1", "docker.io/a/b:1"));
         assert!(!is_same_image("a/b:1", "docker.io/a/b:2"));
         assert!(!is_same_image("b:1", "quay.io/a/b:1"));
+    }
+
+    #[test]
+    fn a_new_tag_of_the_same_image_is_an_update_that_ends() {
+        let revision = revisions::Found { name: "i-h".to_owned(), hash: "h".to_owned() };
+        let state = r#"{"revision":"i-h","updateTimestamp":"2026-01-01T00:01:00Z","lastContainerStatuses":{"c":{"imageID":"sha256:1","restartCount":3}}}"#;
+        let updating = |image: &str, restarts: i32, started: &str| {
+            let pod = json!({
+                "metadata": { "labels": { keys::CONTROLLER_REVISION_HASH: "h" }, "annotations": { STATE: state } },
+                "spec": { "containers": [{ "name": "c", "image": "library/engine:2" }] },
+                "status": { "containerStatuses": [{ "name": "c", "image": image, "imageID": "sha256:1", "ready": true,
+                    "restartCount": restarts, "state": { "running": { "startedAt": started } } }] },
+            });
+            is_updating(&serde_json::from_value(pod).unwrap(), &revision)
+        };
+        // containerd's names, and the other tag of the same digest.
+        let (before, since) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
+        assert!(!updating("docker.io/library/engine:2", 4, since));
+        assert!(!updating("docker.io/library/engine:1", 4, since));
+        assert!(updating("docker.io/library/engine:1", 3, before), "it has not been restarted yet");
+        assert!(updating("docker.io/library/engine:1", 4, before), "it crashed before the update began");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::json;
 
 use super::components::{self, Order};
-use super::{Action, Plan, PlanError, in_place, restart, revisions};
+use super::{Action, Plan, PlanError, gang, in_place, nodes, ports, restart, revisions};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
 
@@ -26,6 +26,8 @@ pub struct InstanceInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// Its pods.
     pub pods: &'a [Pod],
+    /// A port kept as that annotation of the instance; `None` if no ports are to be chosen.
+    pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
     /// The time.
     pub now: Timestamp,
 }
@@ -40,6 +42,10 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
     if live.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
+    if ports::of_instance(input, &mut plan)? {
+        return Ok(plan);
+    }
+    nodes::of_instance(input, &mut plan);
     let revision = find_revision(input, &mut plan)?;
     let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
     match restart::plan(input, &pods, &revision, &mut plan) {
@@ -115,18 +121,27 @@ fn scale(
             plan.push(delete(pod), "the instance has no such pod");
         }
     }
-    let starting = live.spec.components.iter().filter(|component| order.may_start(component, pods));
-    for component in starting {
+    let gang = gang::is_gang(live);
+    let may_start = |component: &&InstanceComponent| {
+        gang::is_scheduled_together(component) || order.may_start(component, pods)
+    };
+    let mut missing = Vec::new();
+    for component in live.spec.components.iter().filter(may_start) {
         for id in 0..component.size() {
             let name = pod::name(live, &component.name, id);
             // One that is ending still has the name.
-            if input.pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(&name)) {
+            if let Some(pod) = input.pods.iter().find(|pod| pod.metadata.name.as_ref() == Some(&name)) {
+                if gang && pod.metadata.deletion_timestamp.is_some() {
+                    return Ok(true);
+                }
                 continue;
             }
-            let manifest = pod::pod(live, component, id, &revision.hash, &pod::Placement::default())?;
-            plan.push(Action::Create(manifest), format!("pod {name} is missing"));
+            let placement = nodes::placement(live, component, &name);
+            let manifest = pod::pod(live, component, id, &revision.hash, &placement)?;
+            missing.push((Action::Create(manifest), format!("pod {name} is missing")));
         }
     }
+    missing.into_iter().for_each(|(action, reason)| plan.push(action, reason));
     Ok(plan.steps.len() > before)
 }
 
@@ -136,8 +151,16 @@ pub(super) fn component_of<'a>(instance: &'a RoleInstance, pod: &Pod) -> Option<
 }
 
 fn update(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, plan: &mut Plan) {
+    let has_it = |pod: &Pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str());
+    let mut old = pods.iter().filter(|pod| !has_it(pod));
+    if gang::is_gang(input.instance) && old.any(|pod| !in_place::is_possible(input, pod)) {
+        for pod in pods {
+            plan.push(delete(pod), "all pods of a gang are made anew together");
+        }
+        return;
+    }
     for pod in pods {
-        if pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str()) {
+        if has_it(pod) {
             in_place::go_on(input, pod, revision, plan);
         } else {
             in_place::begin(input, pod, revision, plan);

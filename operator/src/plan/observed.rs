@@ -61,7 +61,14 @@ pub fn observed(
             let Some(instance) = live.read::<RoleInstance>() else { return Ok(Plan::default()) };
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
             let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
-            super::instance(InstanceInput { instance: &instance, revisions: &revisions, pods: &pods, now })
+            let port = |name: &str| observed.lock().choose_port(key, name, now);
+            super::instance(InstanceInput {
+                instance: &instance,
+                revisions: &revisions,
+                pods: &pods,
+                port: &port,
+                now,
+            })
         }
         Kind::Warmup => warmup(observed, key, &live, now),
         _ => Ok(Plan::default()),
@@ -109,7 +116,15 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         workloads: &workloads,
         adapters: &adapters,
         scheduled: &scheduled,
+        pods: &|workload| {
+            let pods = observed.lock().children(workload, Kind::ForeignPod);
+            pods.iter().filter_map(|live| live.read()).collect()
+        },
         live: &other,
+        port: &|workload, name| {
+            let object = Key { kind: Kind::Set, namespace: key.namespace.clone(), name: workload.to_owned() };
+            observed.lock().choose_port(&object, name, now)
+        },
         is_absent: &|kind| observed.lock().is_absent(kind),
         now,
     })

@@ -11,7 +11,7 @@ use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet, RoleInstanceSpec, UpdateS
 use rbg_api::{IntOrPercent, Round, keys};
 use serde_json::Value;
 
-use super::{Action, Plan, PlanError, ordered, revisions, unordered};
+use super::{Action, Plan, PlanError, nodes, ordered, revisions, unordered};
 use crate::Kind;
 use crate::status::{self, SetFacts};
 
@@ -55,6 +55,7 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     if set.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
+    nodes::of_set(input, &mut plan);
     let view = view(input, &mut plan)?;
     let annotations = set.metadata.annotations.as_ref();
     let pattern = annotations.and_then(|all| all.get(keys::ROLE_INSTANCE_PATTERN)).map(String::as_str);

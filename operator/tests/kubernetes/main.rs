@@ -10,10 +10,12 @@ mod articles;
 mod group_set;
 mod kubelet;
 mod others;
+mod people;
 mod profiles;
 mod requests;
 mod scaling;
 mod stage;
+mod stateful;
 mod told;
 mod warmup;
 

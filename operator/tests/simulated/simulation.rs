@@ -2,21 +2,22 @@
 //! the same. News of watches come late, writes may fail or lose their answer, the operator may be killed after any write.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use moongate_operator::Kind;
+use moongate_operator::forecast::{Change, Server};
 use moongate_operator::observed::{Key, Observed};
 use moongate_operator::plan::{self, Step};
 use moongate_render::GangScheduler;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::kubelet::{self, Next};
-use crate::server::{Change, Server};
-
 const WORKERS: usize = 4;
+/// Ports that pods may get.
+pub(crate) const PORTS: Range<u16> = 30000..30012;
 /// Between two moves.
 const TICK: Duration = Duration::from_millis(20);
 /// So many moves are made of no use only by something that has no end.
@@ -36,6 +37,8 @@ pub(crate) struct Simulation {
     pub(crate) killed_after: Option<usize>,
     /// Of a hundred writes, so many fail.
     pub(crate) failing: u8,
+    /// Whether objects that cannot be planned for are left alone, which else is a failure.
+    pub(crate) refusing: bool,
     /// Pods that were told to end.
     pub(crate) ended: BTreeSet<String>,
 }
@@ -52,7 +55,7 @@ impl Simulation {
     pub(crate) fn new(server: Server, seed: u64) -> Self {
         let mut simulation = Self {
             server,
-            observed: Mutex::default(),
+            observed: Mutex::new(Observed::with_ports(Some(PORTS))),
             queue: BTreeSet::new(),
             later: BTreeMap::new(),
             news: VecDeque::new(),
@@ -61,6 +64,7 @@ impl Simulation {
             writes: 0,
             killed_after: None,
             failing: 0,
+            refusing: false,
             ended: BTreeSet::new(),
         };
         simulation.begin_anew();
@@ -68,7 +72,7 @@ impl Simulation {
     }
 
     fn begin_anew(&mut self) {
-        self.observed = Mutex::default();
+        self.observed = Mutex::new(Observed::with_ports(Some(PORTS)));
         self.queue.clear();
         self.later.clear();
         self.news.clear();
@@ -106,12 +110,6 @@ impl Simulation {
     pub(crate) fn create(&mut self, kind: Kind, object: Value) {
         let change = self.server.create(kind, object);
         self.news.push_back(change);
-    }
-
-    /// The end of an object, by someone else.
-    pub(crate) fn delete(&mut self, kind: Kind, name: &str) {
-        let changes = self.server.remove(kind, name);
-        self.news.extend(changes);
     }
 
     /// Moves until nothing is left to do, looking at each state.
@@ -179,14 +177,8 @@ impl Simulation {
             Move::Begin(key) => self.begin(key),
             Move::Write(worker) => self.write(worker),
             Move::Kubernetes(kind, name) => {
-                match kubelet::next(kind, self.server.get(kind, &name).unwrap()) {
-                    Some(Next::Is(object)) => {
-                        let change = self.server.put(kind, object);
-                        self.news.push_back(change);
-                    }
-                    Some(Next::Gone) => self.delete(kind, &name),
-                    None => {}
-                }
+                let changes = self.server.advance(kind, &name);
+                self.news.extend(changes);
             }
         }
     }
@@ -199,8 +191,11 @@ impl Simulation {
             GangScheduler::default(),
             self.server.now,
             self.random.u64(..),
-        )
-        .unwrap();
+        );
+        let plan = match plan {
+            Err(_) if self.refusing => return,
+            plan => plan.unwrap(),
+        };
         if let Some(at) = plan.again_at {
             self.later.insert(key.clone(), at);
         }
