@@ -96,7 +96,6 @@ impl Process {
 }
 
 /// What a process had in a third of the time: bytes of memory, and open files at most.
-#[derive(Debug)]
 struct Third {
     median: u64,
     most: u64,
@@ -238,7 +237,10 @@ async fn memory_stays_as_it_is() {
     );
     for process in &processes {
         let [before, after] = process.thirds();
-        println!("{}: second third {before:?}, last third {after:?}", process.name);
+        for (name, third) in [("second", &before), ("last", &after)] {
+            let Third { median, most, files } = third;
+            println!("{}, {name} third: {median} bytes, {most} at most, {files} files", process.name);
+        }
     }
     for process in &processes {
         let [before, after] = process.thirds();
