@@ -18,6 +18,11 @@ use serde_json::Value;
 /// What the binary is called as a plugin of kubectl.
 const PLUGIN: &str = "kubectl-moongate";
 
+/// What fails is told once, by the command: the client's own line says less.
+pub(crate) fn logs() -> LogOptions {
+    LogOptions { filter: "warn,kube_client=off".to_owned(), ..LogOptions::default() }
+}
+
 /// Flags of `moongate kubectl`.
 #[derive(Debug, Args)]
 pub(crate) struct KubectlCommand {
@@ -25,8 +30,6 @@ pub(crate) struct KubectlCommand {
     command: Command,
     #[command(flatten)]
     place: PlaceFlags,
-    #[command(flatten)]
-    pub(crate) logs: LogOptions,
 }
 
 #[derive(Debug, Subcommand)]
