@@ -63,6 +63,8 @@ struct PlaceFlags {
     namespace: Option<String>,
 
     /// How to print
+    ///
+    /// Programs get as JSON or YAML all that people get as text
     #[arg(long, short, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
     output: Output,
 }
