@@ -10,6 +10,7 @@ mod articles;
 mod group_set;
 mod kubelet;
 mod others;
+mod permissions;
 mod profiles;
 mod requests;
 mod scaling;
