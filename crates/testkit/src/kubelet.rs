@@ -87,7 +87,8 @@ async fn live(leases: Api<Lease>, node: String) {
     loop {
         let spec = json!({ "holderIdentity": node, "leaseDurationSeconds": 40,
             "renewTime": format!("{:.6}", Timestamp::now()) });
-        let lease = json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec });
+        let lease = json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": { "name": node }, "spec": spec });
         let params = PatchParams::apply("kubelet").force();
         if let Err(error) = leases.patch(&node, &params, &Patch::Apply(lease)).await {
             complain(&error);
