@@ -138,6 +138,7 @@ fn every_error_code_is_described_with_its_status() {
         | Code::BodyTooLarge
         | Code::BodyIncomplete
         | Code::ModelNotFound
+        | Code::Unauthorized
         | Code::NotFound
         | Code::MethodNotAllowed
         | Code::NoEngineAvailable
@@ -155,6 +156,7 @@ fn every_error_code_is_described_with_its_status() {
         Code::BodyTooLarge,
         Code::BodyIncomplete,
         Code::ModelNotFound,
+        Code::Unauthorized,
         Code::NotFound,
         Code::MethodNotAllowed,
         Code::NoEngineAvailable,

@@ -28,7 +28,7 @@ pub enum KvHashing {
 }
 
 /// vLLM's `--prefix-caching-hash-algo`, as far as it can be computed outside the engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VllmHash {
     /// SHA-256 over Python's pickle, protocol 5. The default.
@@ -103,7 +103,7 @@ pub enum StoreKeys {
 }
 
 /// SGLang's `--hicache-storage-prefetch-policy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PrefetchPolicy {
     /// Takes what has arrived when the request could start.
@@ -115,7 +115,7 @@ pub enum PrefetchPolicy {
 }
 
 /// What a person says about an engine's KV cache; wins over what the engine tells. In the file: the table `kv` of an instance.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeclaredKv {
     /// vLLM's hash algorithm.

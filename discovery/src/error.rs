@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub enum DiscoveryError {
     /// No source was configured.
     #[error(
-        "no engines are named: give --prefill and --decode (or --worker) URLs, an instances file, or --discovery rbg|kubernetes"
+        "no engines are named: give --prefill and --decode (or --worker) URLs, an instances file, --discovery rbg|kubernetes, or --registration"
     )]
     NoSource,
     /// An instance given by flags is wrong.

@@ -51,7 +51,11 @@ impl Lists {
                 );
                 break;
             }
-            merged.entry(listed.id.clone()).or_insert_with(|| listed.clone());
+            // Whoever says that an instance must not serve is heard, whichever source describes it.
+            merged
+                .entry(listed.id.clone())
+                .and_modify(|kept| kept.held = kept.held.take().or_else(|| listed.held.clone()))
+                .or_insert_with(|| listed.clone());
         }
         merged
     }
@@ -88,5 +92,19 @@ mod tests {
         assert_eq!(merged[&InstanceId::from("a")].role, Role::Prefill);
         lists.replace(Update { slot: 0, instances: Vec::new() });
         assert_eq!(lists.merged()[&InstanceId::from("a")].role, Role::Decode);
+    }
+
+    #[test]
+    fn any_source_may_hold_an_instance() {
+        let held = Listed { held: Some("draining".into()), ..sample("a", Role::Decode) };
+        for (first, second) in
+            [(held.clone(), sample("a", Role::Prefill)), (sample("a", Role::Prefill), held)]
+        {
+            let mut lists = Lists::default();
+            lists.replace(Update { slot: 0, instances: vec![first.clone()] });
+            lists.replace(Update { slot: 1, instances: vec![second] });
+            let merged = lists.merged().remove(&InstanceId::from("a")).unwrap();
+            assert_eq!((merged.role, merged.held.as_deref()), (first.role, Some("draining")));
+        }
     }
 }

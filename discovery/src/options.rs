@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::kubernetes::KubernetesOptions;
 use crate::rbg::RbgOptions;
+use crate::registry::Registry;
 use crate::static_file::StaticInstance;
 
 /// Which sources are read, and how engines are asked. Sources are combined; on equal ids the earlier field wins.
@@ -17,6 +18,8 @@ pub struct DiscoveryOptions {
     pub file: Option<PathBuf>,
     /// RBG's injected discovery file; watched.
     pub rbg: Option<RbgOptions>,
+    /// Registrations at run time. A registration and a pod with the same id are one instance.
+    pub registry: Option<Registry>,
     /// Pods in the Kubernetes API; watched.
     pub kubernetes: Option<KubernetesOptions>,
     /// How engines are asked.

@@ -15,6 +15,7 @@ use crate::probe::Prober;
 use crate::probe::report::ProbeReport;
 use crate::rbg;
 use crate::reader::{TopologyReader, channel};
+use crate::registry::Registry;
 use crate::static_file::{self, StaticInstance};
 
 /// Lists that may wait for the hub; a source that is faster waits.
@@ -24,7 +25,8 @@ const MAX_UPDATES: usize = 16;
 const SLOT_FLAGS: usize = 0;
 const SLOT_FILE: usize = 1;
 const SLOT_RBG: usize = 2;
-const SLOT_KUBERNETES: usize = 3;
+const SLOT_REGISTRY: usize = 3;
+const SLOT_KUBERNETES: usize = 4;
 
 /// Starts discovery under `supervisor`. The first snapshot already lists what flags and files name, not yet probed;
 /// pods follow as soon as the API server has answered.
@@ -39,6 +41,7 @@ pub async fn start(
     if options.instances.is_empty()
         && options.file.is_none()
         && options.rbg.is_none()
+        && options.registry.is_none()
         && options.kubernetes.is_none()
     {
         return Err(DiscoveryError::NoSource);
@@ -70,6 +73,9 @@ pub async fn start(
             out: out.clone(),
         })));
     }
+    if let Some(registry) = options.registry {
+        tasks.push(Task::Registry(registry));
+    }
     if let Some(options) = options.kubernetes {
         let (client, namespace) = kubernetes::client(&options).await?;
         for (index, selector) in options.selectors().into_iter().enumerate() {
@@ -92,6 +98,9 @@ pub async fn start(
             Task::Rbg(follower) => {
                 supervisor.spawn("discovery-rbg", follower.run(stop));
             }
+            Task::Registry(registry) => {
+                supervisor.spawn("discovery-registry", registry.follow(SLOT_REGISTRY, out, stop));
+            }
             Task::Kubernetes(follower) => {
                 supervisor.spawn("discovery-kubernetes", follower.run(stop));
             }
@@ -105,6 +114,7 @@ pub async fn start(
 enum Task {
     File(FileWatch),
     Rbg(Box<rbg::follow::Follower>),
+    Registry(Registry),
     Kubernetes(Box<kubernetes::follow::Follower>),
 }
 

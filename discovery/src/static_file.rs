@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -18,12 +18,13 @@ use crate::tcp_address::TcpAddress;
 use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source};
 
 /// One engine as a person names it. In the file: one `[[instance]]` table.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StaticInstance {
     /// `http://host:port`.
     pub url: String,
     /// `prefill`, `decode` or `plain`.
+    #[serde(alias = "worker_type")]
     pub role: Role,
     /// Name in logs and metrics; default: the URL.
     #[serde(default)]

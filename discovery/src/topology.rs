@@ -81,6 +81,7 @@ pub enum Role {
     /// Receives KV cache and generates.
     Decode,
     /// Does both; takes a request alone.
+    #[serde(alias = "regular")]
     Plain,
 }
 
@@ -101,12 +102,25 @@ pub enum Source {
     Static,
     /// RBG's injected `/etc/rbg/config.yaml` and environment.
     Rbg,
+    /// A registration at run time, such as a sidecar's.
+    Registry,
     /// Pods in the Kubernetes API.
     Kubernetes,
 }
 
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Source::Static => "static",
+            Source::Rbg => "rbg",
+            Source::Registry => "registry",
+            Source::Kubernetes => "kubernetes",
+        })
+    }
+}
+
 /// Physical position, coarse to fine. Unknown levels are `None`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
     /// Availability zone.

@@ -73,7 +73,9 @@ pub async fn start(
     let admin_listener = moongate_runtime::bind(options.admin_listen)?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
 
-    let topology = moongate_discovery::start(options.discovery_options(), supervisor).await?;
+    let discovery = options.discovery_options();
+    let registry = discovery.registry.clone();
+    let topology = moongate_discovery::start(discovery, supervisor).await?;
     let limits = options.endpoint_limits();
     let fleet = FleetReader::default();
     let index = KvIndex::new(options.index_pages);
@@ -144,6 +146,8 @@ pub async fn start(
         body_limits: options.body_limits(),
         standing: options.standing(),
         decisions,
+        registry,
+        registration_token: options.registration_token.clone(),
         supervisor: supervisor.clone(),
         draining: CancellationToken::new(),
         forced_end: CancellationToken::new(),

@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use http::HeaderName;
 use moongate_discovery::{
-    DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Role, RolePorts,
-    StaticInstance,
+    DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Registry, Role,
+    RolePorts, StaticInstance,
 };
 use moongate_runtime::ListenerLimits;
 use moongate_scheduler::{PolicyName, Settings, TtftTarget};
@@ -101,6 +101,15 @@ pub struct GatewayOptions {
     /// Kubernetes: label selector of the engines' pods, instead of RBG's labels; their role is the label or annotation moongate.io/role.
     #[arg(long, value_name = "SELECTOR", env = "MOONGATE_SELECTOR")]
     pub selector: Option<String>,
+
+    /// Let engines register at run time: POST /workers at the admin listener, as `moongate sidecar` does. Off by default, because whoever
+    /// reaches that listener could then have prompts sent anywhere.
+    #[arg(long, env = "MOONGATE_REGISTRATION")]
+    pub registration: bool,
+
+    /// Token that /workers asks for, as `Authorization: Bearer TOKEN`; without one nobody is asked.
+    #[arg(long, value_name = "TOKEN", env = "MOONGATE_REGISTRATION_TOKEN", hide_env_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub registration_token: Option<String>,
 
     /// RBG and Kubernetes: HTTP port of prefill engines that name none. Default 8000: vLLM's own, and the usual one in RBG's
     /// examples; SGLang's own is 30000.
@@ -289,6 +298,7 @@ impl GatewayOptions {
         let mut options = DiscoveryOptions {
             instances: self.static_instances(),
             file: self.instances_file.clone(),
+            registry: self.registration.then(Registry::default),
             probe: ProbeOptions { api_key: self.engine_api_key.clone(), ..ProbeOptions::default() },
             ..DiscoveryOptions::default()
         };

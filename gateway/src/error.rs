@@ -21,6 +21,8 @@ pub enum Code {
     BodyIncomplete,
     /// No engine serves the model.
     ModelNotFound,
+    /// The admin listener wants a token.
+    Unauthorized,
     /// No such path.
     NotFound,
     /// The path exists, the method does not.
@@ -53,6 +55,7 @@ impl Code {
             Code::BodyTooLarge => "body_too_large",
             Code::BodyIncomplete => "body_incomplete",
             Code::ModelNotFound => "model_not_found",
+            Code::Unauthorized => "unauthorized",
             Code::NotFound => "not_found",
             Code::MethodNotAllowed => "method_not_allowed",
             Code::NoEngineAvailable => "no_engine_available",
@@ -72,6 +75,7 @@ impl Code {
         match self {
             Code::InvalidJson | Code::InvalidRequest | Code::BodyIncomplete => StatusCode::BAD_REQUEST,
             Code::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Code::Unauthorized => StatusCode::UNAUTHORIZED,
             Code::ModelNotFound | Code::NotFound => StatusCode::NOT_FOUND,
             Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Code::NoEngineAvailable | Code::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,

@@ -1,6 +1,8 @@
 //! Events: what happened to an object that its status does not keep. Creations and progress are no events; whoever wants to
 //! know sees the objects and their conditions.
 
+mod warmup;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +58,13 @@ impl News {
     pub fn of(step: &Step, before: impl FnOnce() -> Value) -> Vec<Self> {
         match &step.action {
             Action::Delete { kind: Kind::Revision, .. } => Vec::new(),
+            Action::Delete { kind: Kind::Warmup, .. } => {
+                vec![Self::normal("TTLExpired", step.reason.clone())]
+            }
+            Action::Create(manifest) if Kind::of(manifest) == Some(Kind::WarmupPod) => {
+                vec![Self::normal("CreatedPod", step.reason.clone())]
+            }
+            Action::Patch { kind: Kind::Warmup, status: true, body, .. } => warmup::news(&before(), body),
             Action::Delete { kind, name, .. } => {
                 vec![Self::normal("Deleted", format!("{} {name}: {}", kind.name(), step.reason))]
             }

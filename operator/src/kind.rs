@@ -18,7 +18,7 @@ pub enum Kind {
     Set,
     /// `RoleInstance`
     Instance,
-    /// `Pod`
+    /// `Pod` of a RoleInstance
     Pod,
     /// `ConfigMap`
     ConfigMap,
@@ -38,11 +38,22 @@ pub enum Kind {
     PodGroup,
     /// `PodGroup` of Volcano
     VolcanoPodGroup,
+    /// `RoleBasedGroupWarmup`
+    Warmup,
+    /// `Pod` of a warmup
+    WarmupPod,
+    /// `Pod` of a role that a StatefulSet, Deployment or LeaderWorkerSet made
+    ForeignPod,
+    /// `Node`, which is in no namespace
+    Node,
 }
+
+/// Pods of groups, less those of RoleInstances.
+const FOREIGN: &str = "rbg.workloads.x-k8s.io/group-name,!rbg.workloads.x-k8s.io/role-instance-name";
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 20] = [
         Self::GroupSet,
         Self::Group,
         Self::Adapter,
@@ -59,6 +70,10 @@ impl Kind {
         Self::LeaderWorkerSet,
         Self::PodGroup,
         Self::VolcanoPodGroup,
+        Self::Warmup,
+        Self::WarmupPod,
+        Self::ForeignPod,
+        Self::Node,
     ];
 
     /// As an object's `kind` has it.
@@ -71,7 +86,7 @@ impl Kind {
             Self::Policy => "CoordinatedPolicy",
             Self::Set => "RoleInstanceSet",
             Self::Instance => "RoleInstance",
-            Self::Pod => "Pod",
+            Self::Pod | Self::WarmupPod | Self::ForeignPod => "Pod",
             Self::ConfigMap => "ConfigMap",
             Self::Service => "Service",
             Self::Revision => "ControllerRevision",
@@ -80,6 +95,8 @@ impl Kind {
             Self::Profile => "ClusterEngineRuntimeProfile",
             Self::LeaderWorkerSet => "LeaderWorkerSet",
             Self::PodGroup | Self::VolcanoPodGroup => "PodGroup",
+            Self::Warmup => "RoleBasedGroupWarmup",
+            Self::Node => "Node",
         }
     }
 
@@ -94,7 +111,9 @@ impl Kind {
     pub fn of(manifest: &Manifest) -> Option<Self> {
         let is_it =
             |kind: &Self| kind.name() == manifest.kind() && kind.api_version() == manifest.api_version();
-        Self::ALL.into_iter().find(is_it)
+        let kind = Self::ALL.into_iter().find(is_it)?;
+        let is_warmup = manifest.label(rbg_api::keys::WARMUP_NAME).is_some();
+        Some(if kind == Self::Pod && is_warmup { Self::WarmupPod } else { kind })
     }
 
     /// `group/version`.
@@ -107,8 +126,11 @@ impl Kind {
             | Self::Policy
             | Self::Set
             | Self::Instance
-            | Self::Profile => "workloads.x-k8s.io/v1alpha2",
-            Self::Pod | Self::ConfigMap | Self::Service => "v1",
+            | Self::Profile
+            | Self::Warmup => "workloads.x-k8s.io/v1alpha2",
+            Self::Pod | Self::WarmupPod | Self::ForeignPod | Self::Node | Self::ConfigMap | Self::Service => {
+                "v1"
+            }
             Self::Revision | Self::StatefulSet | Self::Deployment => "apps/v1",
             Self::LeaderWorkerSet => "leaderworkerset.x-k8s.io/v1",
             Self::PodGroup => "scheduling.x-k8s.io/v1alpha1",
@@ -128,6 +150,12 @@ impl Kind {
         matches!(self, Self::LeaderWorkerSet | Self::PodGroup | Self::VolcanoPodGroup)
     }
 
+    /// Whether its objects are in no namespace.
+    #[must_use]
+    pub fn is_of_cluster(self) -> bool {
+        matches!(self, Self::Profile | Self::Node)
+    }
+
     /// Where the API server serves it.
     #[must_use]
     pub fn resource(self) -> ApiResource {
@@ -139,11 +167,13 @@ impl Kind {
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, self.name()), &plural)
     }
 
-    /// Only objects with this label concern us; core kinds have many that do not. `None` where not all of ours have one.
+    /// Only objects with such labels concern us; core kinds have many that do not. `None` where not all of ours have one.
     #[must_use]
-    pub fn label(self) -> Option<&'static str> {
+    pub fn selector(self) -> Option<&'static str> {
         match self {
             Self::Pod => Some(rbg_api::keys::ROLE_INSTANCE_NAME),
+            Self::WarmupPod => Some(rbg_api::keys::WARMUP_NAME),
+            Self::ForeignPod => Some(FOREIGN),
             Self::Service | Self::StatefulSet | Self::Deployment | Self::LeaderWorkerSet => {
                 Some(rbg_api::keys::GROUP_NAME)
             }

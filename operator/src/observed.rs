@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use kube::api::DynamicObject;
+use kube::api::{DynamicObject, ObjectMeta};
 use rbg_api::keys;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use crate::Kind;
 
@@ -36,7 +37,7 @@ pub struct Live {
     /// The object whose part it is.
     controller: Option<(Key, String)>,
     /// The group that it belongs to, by label.
-    group: Option<String>,
+    pub(crate) group: Option<String>,
     version: u64,
     text: Box<str>,
 }
@@ -44,7 +45,7 @@ pub struct Live {
 /// All objects.
 #[derive(Debug, Default)]
 pub struct Observed {
-    objects: HashMap<Key, Held>,
+    objects: BTreeMap<Key, Held>,
     by_owner: HashMap<String, BTreeSet<Key>>,
     gone: HashSet<String>,
     gone_order: VecDeque<String>,
@@ -92,6 +93,7 @@ impl Live {
                 kind: kind.name().into(),
             });
         }
+        trim(kind, &mut object);
         let text = serde_json::to_string(&object).ok()?.into_boxed_str();
         Some(Self { key, uid, controller, group, version, text })
     }
@@ -139,6 +141,34 @@ impl Live {
     }
 }
 
+/// Only what plans look at is kept of objects of which there may be many: what else changes about them concerns nobody.
+fn trim(kind: Kind, object: &mut DynamicObject) {
+    let metadata = &object.metadata;
+    let (name, uid, labels) = (metadata.name.clone(), metadata.uid.clone(), metadata.labels.clone());
+    match kind {
+        Kind::Node => {
+            object.metadata = ObjectMeta { name, uid, labels, ..ObjectMeta::default() };
+            object.data = json!({});
+        }
+        Kind::ForeignPod => {
+            let ends = metadata.deletion_timestamp.clone();
+            let namespace = metadata.namespace.clone();
+            object.metadata = ObjectMeta {
+                name,
+                namespace,
+                uid,
+                labels,
+                deletion_timestamp: ends,
+                ..ObjectMeta::default()
+            };
+            let node = object.data["spec"]["nodeName"].take();
+            let conditions = object.data["status"]["conditions"].take();
+            object.data = json!({ "spec": { "nodeName": node }, "status": { "conditions": conditions } });
+        }
+        _ => {}
+    }
+}
+
 impl Observed {
     /// Takes an object in. Answers whose plans that changes: nobody's if something newer is known.
     pub fn take(&mut self, kind: Kind, object: DynamicObject) -> Vec<Key> {
@@ -147,15 +177,17 @@ impl Observed {
             return Vec::new();
         }
         let era = self.era;
+        let mut is_same = false;
         if let Some(held) = self.objects.get_mut(&live.key) {
             held.era = era;
             if held.live.version >= live.version {
                 return Vec::new();
             }
             let old = Arc::clone(&held.live);
+            is_same = old.text == live.text;
             self.unlink(&old);
         }
-        let concerns = self.concerned_by(&live);
+        let concerns = if is_same { Vec::new() } else { self.concerned_by(&live) };
         if let Some((_, owner)) = &live.controller {
             self.by_owner.entry(owner.clone()).or_default().insert(live.key.clone());
         }
@@ -181,17 +213,27 @@ impl Observed {
         self.concerned_by(&held.live)
     }
 
-    /// Whose plan the object changes. A group's adapters tell what its status tells.
+    /// Whose plan the object changes. A group's adapters tell what its status tells; its warmups go where its pods are.
     fn concerned_by(&self, live: &Live) -> Vec<Key> {
         let mut concerns = live.concerns();
         if live.key.kind == Kind::Group {
             let parts = self.by_owner.get(&live.uid).into_iter().flatten();
             concerns.extend(parts.filter(|key| key.kind == Kind::Adapter).cloned());
         }
-        if live.key.kind == Kind::Profile {
-            let groups = self.objects.values().filter(|held| held.live.key.kind == Kind::Group);
-            let name_it = groups.filter(|held| held.live.text.contains(&live.key.name));
-            concerns.extend(name_it.map(|held| held.live.key.clone()));
+        let naming = match live.key.kind {
+            Kind::Profile => Some(Kind::Group),
+            Kind::Group => Some(Kind::Warmup),
+            _ => None,
+        };
+        if let Some(kind) = naming {
+            let others = self.of_kind(kind).filter(|other| {
+                let may_name = live.key.namespace.is_empty() || live.key.namespace == other.key.namespace;
+                may_name && other.text.contains(&live.key.name)
+            });
+            concerns.extend(others.map(|other| other.key.clone()));
+        }
+        if live.key.kind == Kind::Node {
+            concerns.extend(self.of_kind(Kind::Warmup).map(|warmup| warmup.key.clone()));
         }
         concerns
     }
@@ -205,9 +247,8 @@ impl Observed {
     /// A complete list has ended: what it did not confirm, and nobody told of since it began, is gone.
     pub fn end_list(&mut self, kind: Kind, era: u64) -> Vec<Key> {
         self.listed.insert(kind);
-        let is_unconfirmed = |key: &Key, held: &Held| key.kind == kind && held.era < era;
-        let unconfirmed = self.objects.iter().filter(|(key, held)| is_unconfirmed(key, held));
-        let lost: Vec<Arc<Live>> = unconfirmed.map(|(_, held)| Arc::clone(&held.live)).collect();
+        let unconfirmed = self.held(kind).filter(|held| held.era < era);
+        let lost: Vec<Arc<Live>> = unconfirmed.map(|held| Arc::clone(&held.live)).collect();
         lost.iter().flat_map(|live| self.lose(&live.key, &live.uid)).collect()
     }
 
@@ -235,7 +276,18 @@ impl Observed {
     /// Names of all objects of a kind.
     #[must_use]
     pub fn all(&self, kind: Kind) -> Vec<Key> {
-        self.objects.keys().filter(|key| key.kind == kind).cloned().collect()
+        self.of_kind(kind).map(|live| live.key.clone()).collect()
+    }
+
+    /// All objects of a kind.
+    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &Arc<Live>> {
+        self.held(kind).map(|held| &held.live)
+    }
+
+    fn held(&self, kind: Kind) -> impl Iterator<Item = &Held> {
+        let first = Key { kind, namespace: String::new(), name: String::new() };
+        let own = self.objects.range(first..).take_while(move |(key, _)| key.kind == kind);
+        own.map(|(_, held)| held)
     }
 
     /// An object by name.
@@ -274,8 +326,9 @@ impl Observed {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
-    use serde_json::json;
 
     fn pod(uid: &str, version: u64) -> DynamicObject {
         serde_json::from_value(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {
@@ -298,6 +351,25 @@ mod tests {
         assert_eq!(observed.take(Kind::Pod, pod("b", 7)), [owner]);
         assert!(observed.lose(&key, "a").is_empty(), "another one has the name now");
         assert_eq!(observed.children("owner", Kind::Pod).len(), 1);
+    }
+
+    #[test]
+    fn only_what_is_looked_at_of_a_node_concerns_a_warmup() {
+        let object = |kind: &str, member: &str, value: Value, version: u64| -> DynamicObject {
+            let meta = json!({ "name": "a", "uid": kind, "resourceVersion": version.to_string(), "labels": { "rack": "x" } });
+            let mut object = json!({ "apiVersion": "v1", "kind": kind, "metadata": meta });
+            object[member] = value;
+            serde_json::from_value(object).unwrap()
+        };
+        let mut observed = Observed::default();
+        observed.take(Kind::Warmup, object("RoleBasedGroupWarmup", "spec", json!({}), 1));
+        let warmup = Key { kind: Kind::Warmup, namespace: String::new(), name: "a".into() };
+        let node = |beat: u64, version: u64| object("Node", "status", json!({ "beat": beat }), version);
+        assert_eq!(observed.take(Kind::Node, node(1, 2)), std::slice::from_ref(&warmup));
+        assert!(observed.take(Kind::Node, node(2, 3)).is_empty());
+        let mut moved = node(3, 4);
+        moved.metadata.labels = None;
+        assert_eq!(observed.take(Kind::Node, moved), [warmup]);
     }
 
     #[test]

@@ -202,6 +202,9 @@ impl Place {
         if starts > now {
             return Ok(Next::At(starts));
         }
+        if spec.restart_policy.as_deref() == Some("Never") {
+            return self.finish(pod, name).await;
+        }
         let mut statuses = Vec::new();
         let mut next = Next::Change;
         for one in &spec.containers {
@@ -229,6 +232,31 @@ impl Place {
         let _turn = self.turns.acquire().await;
         let _: Value =
             self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await?;
+        Ok(Next::Change)
+    }
+
+    /// The containers of a pod that ends by itself have done so at once, or could not begin for want of a shell.
+    async fn finish(&self, pod: &Pod, name: &str) -> Result<Next, Error> {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        if matches!(phase, Some("Succeeded" | "Failed")) {
+            return Ok(Next::Change);
+        }
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        let ends = |image: &str| {
+            if image.starts_with("shell-less") { ("StartError", 128) } else { ("Completed", 0) }
+        };
+        let statuses = containers.map(|one| {
+            let image = one.image.as_deref().unwrap_or_default();
+            let (reason, code) = ends(image);
+            json!({ "name": one.name, "image": image, "imageID": format!("sha256:{image}"), "ready": false,
+                "restartCount": 0, "state": { "terminated": { "reason": reason, "exitCode": code } } })
+        });
+        let statuses: Vec<Value> = statuses.collect();
+        let failed = statuses.iter().any(|status| status["state"]["terminated"]["exitCode"] != 0);
+        let phase = if failed { "Failed" } else { "Succeeded" };
+        let status = json!({ "status": { "phase": phase, "containerStatuses": statuses } });
+        let _turn = self.turns.acquire().await;
+        self.pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(status)).await?;
         Ok(Next::Change)
     }
 

@@ -124,6 +124,16 @@ impl Fleet {
         self.endpoints.get(&endpoint.id).is_some_and(|known| Arc::ptr_eq(known, endpoint))
     }
 
+    /// The endpoint of an instance that the topology has, usable or not.
+    pub(crate) fn endpoint(&self, id: &InstanceId) -> Option<&Arc<Endpoint>> {
+        self.endpoints.get(id)
+    }
+
+    /// Whether requests may be sent to an instance.
+    pub(crate) fn is_usable(&self, id: &InstanceId) -> bool {
+        self.members.iter().any(|member| member.instance.id == *id)
+    }
+
     fn divide(&self, model: ModelIx) -> Vec<Arc<Group>> {
         Group::divide(self.serving(model)).into_iter().map(Arc::new).collect()
     }

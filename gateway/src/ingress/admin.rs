@@ -1,4 +1,4 @@
-//! The admin listener: probes and metrics, away from clients.
+//! The admin listener: probes, metrics and registrations, away from clients.
 
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use super::handler::Gateway;
 use super::predict;
 use super::router;
 use super::router::{health, ready};
+use super::workers;
 use crate::error::{ApiError, Code};
 
 /// The exposition format's own content type.
@@ -36,6 +37,8 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
         .route("/debug/predict/generate", post(predict::generate))
         .route("/debug/tokens/v1/chat/completions", post(predict::chat_tokens))
         .route("/debug/tokens/v1/completions", post(predict::completions_tokens))
+        .route("/workers", get(workers::list).post(workers::register))
+        .route("/workers/{*id}", get(workers::one).delete(workers::remove))
         .with_state(gateway)
 }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response};
+use moongate_discovery::Registry;
 use moongate_runtime::Supervisor;
 use moongate_scheduler as scheduler;
 use moongate_telemetry::Traces;
@@ -42,6 +43,10 @@ pub(crate) struct Gateway {
     pub(crate) body_limits: BodyLimits,
     pub(crate) standing: Standing,
     pub(crate) decisions: Arc<Decisions>,
+    /// Where engines register, if they may.
+    pub(crate) registry: Option<Registry>,
+    /// What whoever asks for the workers must know; `None`: nothing.
+    pub(crate) registration_token: Option<String>,
     /// For what outlives a request's answer.
     pub(crate) supervisor: Supervisor,
     /// Cancelled when no new work is wanted.

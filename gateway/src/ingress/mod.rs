@@ -8,6 +8,7 @@ mod headers;
 mod predict;
 mod router;
 mod standing;
+mod workers;
 
 pub(crate) use admin::admin_router;
 pub(crate) use body::BodyLimits;

@@ -94,6 +94,15 @@ pub const POD_GROUP: &str = "pod-group.scheduling.sigs.k8s.io/name";
 /// Annotation of pods of a gang (Volcano): the PodGroup.
 pub const VOLCANO_POD_GROUP: &str = "scheduling.k8s.io/group-name";
 
+/// Label of pods of a warmup: its name.
+pub const WARMUP_NAME: &str = "workloads.x-k8s.io/warmup-name";
+/// Label of pods of a warmup: its UID.
+pub const WARMUP_UID: &str = "workloads.x-k8s.io/warmup-uid";
+/// Label of pods of a warmup: the node that they are for.
+pub const WARMUP_NODE: &str = "workloads.x-k8s.io/node-name";
+/// Label of nodes: what pods are bound to a node by.
+pub const HOSTNAME: &str = "kubernetes.io/hostname";
+
 /// Keys of the v1alpha1 era, which live Services and manifests still select by.
 pub mod legacy {
     /// Prefix of the labels and annotations of `workloads.x-k8s.io/v1alpha1`.

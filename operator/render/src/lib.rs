@@ -5,7 +5,7 @@
 //!
 //! A RoleBasedGroupSet yields groups ([`group_set`]). A group yields its discovery file, a PodGroup and a CoordinatedPolicy
 //! ([`Group`]), and for each role a workload, a headless Service and an adapter for autoscalers ([`Role`]). A RoleInstanceSet
-//! yields RoleInstances ([`instance`]), these yield pods ([`pod`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
+//! yields RoleInstances ([`instance`]), these yield pods ([`pod`]). A warmup yields pods as well ([`warmup`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
 //!
 //! Names, labels and templates are those of upstream's controller, so that either can take over from the other without
 //! restarting a pod. Where upstream is wrong, this differs:
@@ -41,6 +41,7 @@ mod role;
 mod runtime_profile;
 mod service;
 mod topology;
+pub mod warmup;
 mod workload;
 mod workload_spec;
 

@@ -78,6 +78,12 @@ impl Manifest {
         self.text("/metadata/name")
     }
 
+    /// A label.
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.0.get("metadata")?.get("labels")?.get(key)?.as_str()
+    }
+
     /// Whether an object as the API server has it says all that this one says. What the server or others added does not
     /// count; what was said once and is no longer does not show here, but in the fields that server-side apply keeps per
     /// manager.

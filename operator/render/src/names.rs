@@ -3,7 +3,7 @@
 use crate::hash::{fnv1a, safe};
 
 /// Longest name: it is a label's value and part of a host name as well.
-const MAX_NAME: usize = 63;
+pub(crate) const MAX_NAME: usize = 63;
 
 /// Names of a role's objects. Those that exist keep theirs, so whoever observes the cluster may set them.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,6 @@ use crate::{RenderError, environment, legacy, ports};
 
 /// Gates of every pod: it is not being updated, and all pods of its instance are ready.
 const GATES: [&str; 2] = ["InPlaceUpdateReady", "InstancePodReady"];
-const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Where a pod shall go, learnt from where its predecessors were.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -147,7 +146,7 @@ fn texts(template: &PodTemplate, member: &str) -> Texts {
 fn place(template: &mut PodTemplate, placement: &Placement) {
     let avoid = placement.avoid.iter().map(|key| json!({ "key": key, "operator": "DoesNotExist" }));
     let mut must: Vec<Value> = avoid.collect();
-    let hosts = json!({ "key": HOSTNAME, "operator": "In", "values": placement.nodes });
+    let hosts = json!({ "key": keys::HOSTNAME, "operator": "In", "values": placement.nodes });
     if !placement.nodes.is_empty() && placement.required {
         must.push(hosts.clone());
     }

@@ -4,9 +4,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt, TryStreamExt};
 use kube::Error;
 use kube::api::{Api, DynamicObject};
+use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{Event, watcher};
 use kube::runtime::{WatchStreamExt, watcher::Config};
 use tokio_util::sync::CancellationToken;
@@ -62,17 +64,7 @@ async fn watch(shared: &Shared, kind: Kind) {
     if kind.is_optional() {
         wait_until_served(shared, kind).await;
     }
-    let api: Api<DynamicObject> = match &shared.namespace {
-        Some(namespace) if kind != Kind::Profile => {
-            Api::namespaced_with(shared.client.clone(), namespace, &kind.resource())
-        }
-        _ => Api::all_with(shared.client.clone(), &kind.resource()),
-    };
-    let mut config = Config::default();
-    if let Some(label) = kind.label() {
-        config = config.labels(label);
-    }
-    let mut events = pin!(watcher(api, config).default_backoff());
+    let mut events = pin!(events(shared, kind).default_backoff());
     let mut era = 0;
     loop {
         match events.try_next().await {
@@ -83,6 +75,42 @@ async fn watch(shared: &Shared, kind: Kind) {
                 tell(kind, &error);
             }
         }
+    }
+}
+
+type Events = BoxStream<'static, Result<Event<DynamicObject>, kube::runtime::watcher::Error>>;
+
+fn events(shared: &Shared, kind: Kind) -> Events {
+    let (client, resource) = (shared.client.clone(), kind.resource());
+    let mut config = Config::default();
+    if let Some(selector) = kind.selector() {
+        config = config.labels(selector);
+    }
+    match &shared.namespace {
+        // Nodes tell of their health all the time, and only their labels are looked at.
+        _ if kind == Kind::Node => {
+            let api = Api::<PartialObjectMeta<DynamicObject>>::all_with(client, &resource);
+            watcher(api, config).map_ok(whole).boxed()
+        }
+        Some(namespace) if !kind.is_of_cluster() => {
+            watcher(Api::namespaced_with(client, namespace, &resource), config).boxed()
+        }
+        _ => watcher(Api::all_with(client, &resource), config).boxed(),
+    }
+}
+
+fn whole(event: Event<PartialObjectMeta<DynamicObject>>) -> Event<DynamicObject> {
+    let whole = |part: PartialObjectMeta<DynamicObject>| DynamicObject {
+        types: None,
+        metadata: part.metadata,
+        data: serde_json::Value::default(),
+    };
+    match event {
+        Event::Init => Event::Init,
+        Event::InitApply(part) => Event::InitApply(whole(part)),
+        Event::InitDone => Event::InitDone,
+        Event::Apply(part) => Event::Apply(whole(part)),
+        Event::Delete(part) => Event::Delete(whole(part)),
     }
 }
 

@@ -16,6 +16,7 @@ mod revisions;
 mod set;
 mod targets;
 mod unordered;
+mod warmup;
 
 pub use adapter::{AdapterInput, adapter};
 pub(crate) use group::check_dependencies;
@@ -24,6 +25,7 @@ pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
 pub use set::{SetInput, set};
+pub use warmup::{WarmupInput, warmup};
 
 use std::time::Duration;
 

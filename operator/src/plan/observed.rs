@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::{GangScheduler, Profiles};
 use parking_lot::Mutex;
 use rbg_api::v1alpha2::{
     ClusterEngineRuntimeProfile, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet,
-    RoleInstance, RoleInstanceSet,
+    RoleBasedGroupWarmup, RoleInstance, RoleInstanceSet,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{AdapterInput, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput};
+use super::{AdapterInput, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput, WarmupInput};
 use crate::Kind;
 use crate::observed::{Key, Live, Observed};
 use crate::status;
@@ -63,8 +63,30 @@ pub fn observed(
             let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
             super::instance(InstanceInput { instance: &instance, revisions: &revisions, pods: &pods, now })
         }
+        Kind::Warmup => warmup(observed, key, &live, now),
         _ => Ok(Plan::default()),
     }
+}
+
+fn warmup(observed: &Mutex<Observed>, key: &Key, live: &Live, now: Timestamp) -> Result<Plan, PlanError> {
+    let Some(warmup) = live.read::<RoleBasedGroupWarmup>() else { return Ok(Plan::default()) };
+    let pods: Vec<Pod> = children(observed, live, Kind::WarmupPod);
+    let nodes: Vec<Arc<Live>> = observed.lock().of_kind(Kind::Node).cloned().collect();
+    let labels = |live: &Arc<Live>| live.read::<Node>()?.metadata.labels;
+    let nodes = nodes.iter().map(|live| (live.key.name.clone(), labels(live).unwrap_or_default())).collect();
+    let target = warmup.spec.target_role_based_group.as_ref();
+    let target = target.filter(|target| named(observed, key, Kind::Group, &target.name).is_some());
+    let group = target.map(|target| pods_of_group(observed, &key.namespace, &target.name));
+    let group = group.as_deref();
+    super::warmup(WarmupInput { warmup: &warmup, pods: &pods, nodes: &nodes, group, now })
+}
+
+/// All pods of a group, whoever made them.
+fn pods_of_group(observed: &Mutex<Observed>, namespace: &str, group: &str) -> Vec<Pod> {
+    let observed = observed.lock();
+    let all = observed.of_kind(Kind::Pod).chain(observed.of_kind(Kind::ForeignPod));
+    let own = all.filter(|live| live.key.namespace == namespace && live.group.as_deref() == Some(group));
+    own.filter_map(|live| live.read()).collect()
 }
 
 fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler, now: Timestamp) -> Plan {

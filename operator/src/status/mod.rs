@@ -5,6 +5,7 @@ mod group;
 mod group_set;
 mod instance;
 mod set;
+mod warmup;
 
 pub use conditions::{has, set_condition, since};
 pub use group::{RoleState, group, is_group_ready, is_group_settled};
@@ -12,3 +13,5 @@ pub use group_set::{GroupSetFacts, group_set};
 pub use instance::{instance, is_available, is_ready, is_scheduled};
 pub(crate) use instance::{pod_has, pod_label, unready_since};
 pub use set::{SetFacts, set};
+pub(crate) use warmup::deadline;
+pub use warmup::{WarmupFacts, is_warmup_over, warmup};

@@ -83,6 +83,9 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
         let _: Value = api.create_subresource("binding", &name, &PostParams::default(), &binding).await?;
         return Ok(());
     }
+    if spec.restart_policy.as_deref() == Some("Never") {
+        return end(api, pod).await;
+    }
     let mut statuses = Vec::new();
     let mut all_up = true;
     for one in &spec.containers {
@@ -139,6 +142,36 @@ async fn tend(api: &Api<Pod>, pod: &Pod, node: &str, containers: &mut Containers
     let status = json!({ "status": { "phase": "Running", "podIP": ip, "podIPs": [{ "ip": ip }],
         "conditions": conditions, "containerStatuses": statuses } });
     api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await?;
+    Ok(())
+}
+
+/// The containers of a pod that ends by itself have done so at once, or could not begin for want of a shell.
+async fn end(api: &Api<Pod>, pod: &Pod) -> Result<(), Error> {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return Ok(());
+    }
+    let mut phase = "Succeeded";
+    let mut statuses = Vec::new();
+    for one in &pod.spec.as_ref().unwrap().containers {
+        let image = one.image.as_deref().unwrap_or_default();
+        let (reason, code) =
+            if image.starts_with("shell-less") { ("StartError", 128) } else { ("Completed", 0) };
+        if code != 0 {
+            phase = "Failed";
+        }
+        statuses.push(
+            json!({ "name": one.name, "image": image, "imageID": format!("sha256:{image}"), "ready": false,
+            "restartCount": 0, "state": { "terminated": { "reason": reason, "exitCode": code } } }),
+        );
+    }
+    let status = json!({ "status": { "phase": phase, "containerStatuses": statuses } });
+    api.patch_status(
+        pod.metadata.name.as_deref().unwrap(),
+        &PatchParams::default(),
+        &Patch::Strategic(status),
+    )
+    .await?;
     Ok(())
 }
 

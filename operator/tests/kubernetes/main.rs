@@ -16,6 +16,7 @@ mod requests;
 mod scaling;
 mod stage;
 mod told;
+mod warmup;
 
 use std::time::{Duration, Instant};
 

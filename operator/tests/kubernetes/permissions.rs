@@ -16,7 +16,9 @@ use kube::{Client, Config};
 use moongate_operator::{GangScheduler, Kind, Options, webhooks};
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{Asked, ControlPlane, Kubelet, Namespace, Pace};
-use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
+use rbg_api::v1alpha2::{
+    RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleBasedGroupWarmup,
+};
 use rbg_api::{keys, v1alpha2::RoleInstance};
 use serde_json::{Value, json};
 
@@ -241,6 +243,7 @@ async fn the_operator_has_the_permissions_that_it_needs_and_no_others() {
             revisions(&scene).await;
             names_that_are_taken(&scene).await;
             sets(&scene).await;
+            finalizers.extend(warmup(&scene).await);
             coordination(&scene).await;
             registration(&scene).await;
             finalizers.extend(waiting_owners(&client).await);
@@ -361,6 +364,26 @@ async fn sets(scene: &Scene) {
     scene.api::<RoleBasedGroupSet>().patch("s", &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
     scene.asks("delete", "rolebasedgroups").await;
     scene.settled("s-0").await;
+}
+
+/// Answers whose end waits for others'.
+async fn warmup(scene: &Scene) -> BTreeSet<Permission> {
+    let target = json!({ "nodeNames": [format!("node-{}", scene.namespace.name)],
+        "imagePreload": { "images": ["engine:1"] } });
+    let warmup = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupWarmup",
+        "metadata": { "name": "w" }, "spec": { "targetNodes": target } });
+    scene.create::<RoleBasedGroupWarmup>(warmup).await;
+    let warmups = scene.api::<RoleBasedGroupWarmup>();
+    eventually("the node is warm", async || {
+        let status = warmups.get("w").await.unwrap().status?;
+        (status.phase == "Completed").then_some(())
+    })
+    .await;
+    let finalizers = waiting_owners(&scene.namespace.client).await;
+    let end = Patch::Merge(json!({ "spec": { "policies": { "ttlSecondsAfterFinished": 0 } } }));
+    warmups.patch("w", &PatchParams::default(), &end).await.unwrap();
+    scene.asks("delete", "rolebasedgroupwarmups").await;
+    finalizers
 }
 
 /// Roles that are scaled together, as v1alpha1 has it; and pods that are scheduled together.

@@ -13,6 +13,7 @@ pub(crate) enum Next {
 pub(crate) fn next(kind: Kind, object: &Value) -> Option<Next> {
     match kind {
         Kind::Pod => pod(object),
+        Kind::WarmupPod => warmup_pod(object),
         Kind::StatefulSet | Kind::Deployment => workload(object).map(Next::Is),
         _ => None,
     }
@@ -58,6 +59,41 @@ fn pod(live: &Value) -> Option<Next> {
     let open = gates.into_iter().all(|gate| has(live, gate["conditionType"].as_str().unwrap()));
     condition(&mut next, "Ready", all_up && open);
     (is_new || next != *live).then_some(Next::Is(next))
+}
+
+/// It ends at once on the node that it asks for. Images may be called broken, or to have no shell: then a container does not
+/// start, and ends, or waits for ever.
+fn warmup_pod(live: &Value) -> Option<Next> {
+    if live["metadata"].get("deletionTimestamp").is_some() {
+        return Some(Next::Gone);
+    }
+    if live["status"].get("phase").is_some() {
+        return None;
+    }
+    let ended = |reason: &str, code: i32| json!({ "terminated": { "reason": reason, "exitCode": code } });
+    let container = |spec: &Value| {
+        let image = spec["image"].as_str().unwrap();
+        let state = match image.split(':').next().unwrap() {
+            "broken" => ended("Error", 1),
+            "shell-less" => ended("StartError", 128),
+            "stuck" => json!({ "waiting": { "reason": "CreateContainerError" } }),
+            "absent" => json!({ "waiting": { "reason": "ImagePullBackOff" } }),
+            _ => ended("Completed", 0),
+        };
+        let id = if state.get("waiting").is_some() { String::new() } else { format!("sha256:{image}") };
+        json!({ "name": spec["name"], "image": image, "imageID": id, "ready": false, "restartCount": 0, "state": state })
+    };
+    let statuses: Vec<Value> = live["spec"]["containers"].as_array().unwrap().iter().map(container).collect();
+    let any = |which: &dyn Fn(&Value) -> bool| statuses.iter().any(|one| which(&one["state"]));
+    let phase = match () {
+        () if any(&|state| state.get("waiting").is_some()) => "Pending",
+        () if any(&|state| state["terminated"]["exitCode"] != 0) => "Failed",
+        () => "Succeeded",
+    };
+    let mut next = live.clone();
+    next["spec"]["nodeName"] = live["spec"]["nodeSelector"]["kubernetes.io/hostname"].clone();
+    next["status"] = json!({ "phase": phase, "containerStatuses": statuses });
+    Some(Next::Is(next))
 }
 
 /// A container whose image has changed is down first, and then up, unless it is called broken.

@@ -11,6 +11,7 @@ mod simulation;
 mod stuck;
 mod takeover;
 mod truth;
+mod warmup;
 mod writes;
 
 use std::collections::BTreeMap;

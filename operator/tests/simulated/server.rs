@@ -126,25 +126,25 @@ impl Server {
         let mut changes = vec![Change::Gone(kind, gone)];
         for (kind, name) in owned {
             changes.extend(match kind {
-                Kind::Pod => vec![self.end_pod(&name)],
+                Kind::Pod | Kind::WarmupPod => vec![self.end_pod(kind, &name)],
                 _ => self.remove(kind, &name),
             });
         }
         changes
     }
 
-    fn end_pod(&mut self, name: &str) -> Change {
-        let mut pod = self.objects[&(Kind::Pod, name.to_owned())].clone();
+    fn end_pod(&mut self, kind: Kind, name: &str) -> Change {
+        let mut pod = self.objects[&(kind, name.to_owned())].clone();
         let now = Timestamp::from_second(self.now.as_second()).unwrap();
         pod["metadata"]["deletionTimestamp"] = now.to_string().into();
-        self.put(Kind::Pod, pod)
+        self.put(kind, pod)
     }
 
     /// One write of the operator. The first change is the answer.
     pub(crate) fn write(&mut self, action: &Action) -> Result<Vec<Change>, String> {
         match action {
             Action::Apply(manifest) | Action::Create(manifest) => {
-                let Some(kind) = Kind::named(manifest.kind()) else { return Ok(Vec::new()) };
+                let Some(kind) = Kind::of(manifest) else { return Ok(Vec::new()) };
                 let object = Value::Object(manifest.0.clone());
                 let change = match (self.get(kind, manifest.name()).cloned(), action) {
                     (None, _) => self.create(kind, object),
@@ -182,7 +182,7 @@ impl Server {
                     return Ok(Vec::new());
                 }
                 Ok(match kind {
-                    Kind::Pod => vec![self.end_pod(name)],
+                    Kind::Pod | Kind::WarmupPod => vec![self.end_pod(*kind, name)],
                     _ => self.remove(*kind, name),
                 })
             }

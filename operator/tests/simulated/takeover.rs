@@ -13,7 +13,8 @@ const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded")
 
 fn left_behind(group: &str) -> Server {
     let mut server = Server::new();
-    for kind in Kind::ALL {
+    // Pods are of several kinds; whose they are these files do not tell.
+    for kind in Kind::ALL.into_iter().filter(|kind| Kind::named(kind.name()) == Some(*kind)) {
         let path = Path::new(RECORDED).join(group).join(format!("{}.yaml", kind.resource().plural));
         if path.exists() {
             documents(&path).into_iter().for_each(|object| server.restore(kind, object));

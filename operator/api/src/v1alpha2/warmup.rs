@@ -119,6 +119,17 @@ pub struct TargetNodes {
     pub customized_action: Option<CustomizedAction>,
 }
 
+impl TargetNodes {
+    /// What to do there.
+    #[must_use]
+    pub fn actions(&self) -> WarmupActions {
+        WarmupActions {
+            image_preload: self.image_preload.clone(),
+            customized_action: self.customized_action.clone(),
+        }
+    }
+}
+
 /// A group, and what to do on the nodes of each of its roles.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

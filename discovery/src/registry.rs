@@ -1,0 +1,251 @@
+//! Engines that register at run time, each for as long as its lease lasts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::InstanceError;
+use crate::listing::{Listed, MAX_INSTANCES, Update};
+use crate::static_file::StaticInstance;
+use crate::topology::{InstanceId, Source};
+
+/// Longest lease, in seconds.
+pub const MAX_LEASE: u32 = 3600;
+/// Longest id, and longest reason for being held, in bytes.
+const MAX_TEXT: usize = 512;
+
+/// What an engine, or somebody beside it, says of it. In JSON one object: the members of an instance as in the instances file, and
+/// those below.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Registration {
+    /// The engine.
+    #[serde(flatten)]
+    pub instance: StaticInstance,
+    /// Seconds until it is forgotten unless it registers again; `None`: until it is removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_seconds: Option<u32>,
+    /// Why no new request may be sent there, such as "draining". Requests in progress go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
+    /// Any number; a new one means that the engine has changed (a LoRA adapter was loaded) and must be asked again.
+    #[serde(default)]
+    pub revision: u64,
+}
+
+/// What followed from a registration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registered {
+    /// Under which id: the one that was given, else the URL.
+    pub id: InstanceId,
+    /// Whether the same instance had another revision before.
+    pub revised: bool,
+}
+
+/// Why a registration was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegistryError {
+    /// The instance is described wrongly.
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
+    /// A text that no log or list should carry.
+    #[error("`{0}` is longer than {MAX_TEXT} bytes or has a control character; shorten it")]
+    Text(&'static str),
+    /// No usable lease.
+    #[error(
+        "`lease_seconds` is {0}; write 1 to {MAX_LEASE}, or leave it out for an instance that stays until it is removed"
+    )]
+    Lease(u32),
+    /// A bound that protects the gateway.
+    #[error(
+        "{MAX_INSTANCES} instances are registered, which is the most that are taken; remove others first"
+    )]
+    Full,
+}
+
+/// Registered instances. Clones are the same registry.
+#[derive(Debug, Clone, Default)]
+pub struct Registry(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    leases: Mutex<Leases>,
+    changed: Notify,
+}
+
+impl Registry {
+    /// Takes or renews a registration. The instance is listed a moment later.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; what was registered before under the same id stays then.
+    pub fn register(&self, registration: &Registration) -> Result<Registered, RegistryError> {
+        let registered = self.0.leases.lock().take(registration, Instant::now())?;
+        self.0.changed.notify_one();
+        Ok(registered)
+    }
+
+    /// Forgets an instance; answers whether it was registered.
+    #[must_use]
+    pub fn remove(&self, id: &InstanceId) -> bool {
+        let removed = self.0.leases.lock().by_id.remove(id).is_some();
+        self.0.changed.notify_one();
+        removed
+    }
+
+    /// Sends the new list after every change and every end of a lease.
+    pub(crate) async fn follow(self, slot: usize, out: mpsc::Sender<Update>, stop: CancellationToken) {
+        let mut sent = Vec::new();
+        loop {
+            let (instances, next_end) = self.0.leases.lock().current(Instant::now());
+            if instances != sent {
+                sent.clone_from(&instances);
+                if out.send(Update { slot, instances }).await.is_err() {
+                    return;
+                }
+            }
+            let ended = async {
+                match next_end {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.0.changed.notified() => {}
+                () = ended => {}
+            }
+        }
+    }
+}
+
+/// The leases by id. Pure: time is given.
+#[derive(Debug, Default)]
+struct Leases {
+    by_id: BTreeMap<InstanceId, Lease>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    listed: Listed,
+    revision: u64,
+    /// `None`: it does not end by itself.
+    ends: Option<Instant>,
+}
+
+impl Leases {
+    fn take(&mut self, registration: &Registration, now: Instant) -> Result<Registered, RegistryError> {
+        let listed = Listed {
+            source: Source::Registry,
+            held: registration.held.clone(),
+            ..registration.instance.listed()?
+        };
+        check_text("id", &listed.id.0)?;
+        check_text("held", listed.held.as_deref().unwrap_or_default())?;
+        let ends = match registration.lease_seconds {
+            None => None,
+            Some(seconds @ 1..=MAX_LEASE) => Some(now + Duration::from_secs(seconds.into())),
+            Some(seconds) => return Err(RegistryError::Lease(seconds)),
+        };
+        if self.by_id.len() >= MAX_INSTANCES && !self.by_id.contains_key(&listed.id) {
+            return Err(RegistryError::Full);
+        }
+        let (id, revision) = (listed.id.clone(), registration.revision);
+        let before = self.by_id.insert(id.clone(), Lease { listed, revision, ends });
+        Ok(Registered { id, revised: before.is_some_and(|before| before.revision != revision) })
+    }
+
+    /// Forgets what has ended; the rest, and when the next one ends.
+    fn current(&mut self, now: Instant) -> (Vec<Listed>, Option<Instant>) {
+        self.by_id.retain(|id, lease| {
+            let over = lease.ends.is_some_and(|ends| ends <= now);
+            if over {
+                tracing::warn!(%id, "a registered engine has not renewed its lease and is forgotten");
+            }
+            !over
+        });
+        let listed = self.by_id.values().map(|lease| lease.listed.clone()).collect();
+        (listed, self.by_id.values().filter_map(|lease| lease.ends).min())
+    }
+}
+
+fn check_text(member: &'static str, text: &str) -> Result<(), RegistryError> {
+    let good = text.len() <= MAX_TEXT && !text.chars().any(char::is_control);
+    good.then_some(()).ok_or(RegistryError::Text(member))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Role;
+
+    fn registration(id: &str) -> Registration {
+        let instance =
+            StaticInstance { id: Some(id.to_owned()), ..StaticInstance::new(Role::Plain, "http://a:1") };
+        Registration { instance, lease_seconds: Some(10), held: None, revision: 0 }
+    }
+
+    #[test]
+    fn a_lease_ends_unless_it_is_renewed_and_one_without_stays() {
+        let (mut leases, now) = (Leases::default(), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        leases.take(&registration("renewed"), now).unwrap();
+        leases.take(&registration("dead"), now).unwrap();
+        leases.take(&Registration { lease_seconds: None, ..registration("staying") }, now).unwrap();
+        leases.take(&registration("renewed"), at(5)).unwrap();
+        assert_eq!(leases.current(at(9)).0.len(), 3);
+        assert_eq!(leases.current(at(9)).1, Some(at(10)));
+        let ids = |leases: &mut Leases, now| -> Vec<String> {
+            leases.current(now).0.iter().map(|listed| listed.id.to_string()).collect()
+        };
+        assert_eq!(ids(&mut leases, at(10)), ["renewed", "staying"]);
+        assert_eq!(ids(&mut leases, at(3600)), ["staying"]);
+        assert_eq!(leases.current(at(3600)).1, None);
+    }
+
+    #[test]
+    fn a_new_revision_is_told_once() {
+        let (mut leases, now) = (Leases::default(), Instant::now());
+        let second = Registration { revision: 1, ..registration("a") };
+        assert!(!leases.take(&registration("a"), now).unwrap().revised, "its first registration");
+        assert!(leases.take(&second, now).unwrap().revised);
+        assert!(!leases.take(&second, now).unwrap().revised);
+    }
+
+    #[test]
+    fn what_is_refused_changes_nothing() {
+        let (mut leases, now) = (Leases::default(), Instant::now());
+        leases.take(&registration("a"), now).unwrap();
+        let mut wrong_url = registration("a");
+        wrong_url.instance.url = "https://a:1".to_owned();
+        for (wrong, part) in [
+            (wrong_url, "TLS"),
+            (Registration { lease_seconds: Some(0), ..registration("a") }, "lease_seconds"),
+            (Registration { lease_seconds: Some(3601), ..registration("a") }, "lease_seconds"),
+            (Registration { held: Some("a\nb".to_owned()), ..registration("a") }, "held"),
+            (registration(&"a".repeat(513)), "id"),
+        ] {
+            let error = leases.take(&wrong, now).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(leases.current(now).0[0].url, "http://a:1");
+        for index in 1..MAX_INSTANCES {
+            leases.take(&registration(&index.to_string()), now).unwrap();
+        }
+        assert_eq!(leases.take(&registration("one more"), now), Err(RegistryError::Full));
+        assert!(leases.take(&registration("a"), now).is_ok(), "a renewal has its place");
+    }
+
+    #[test]
+    fn it_is_one_flat_object_and_peers_names_are_understood() {
+        let text = r#"{"url":"http://a:1","worker_type":"regular","priority":1,"lease_seconds":5}"#;
+        let read: Registration = serde_json::from_str(text).unwrap();
+        assert_eq!((read.instance.role, read.lease_seconds), (Role::Plain, Some(5)));
+        let again = serde_json::to_string(&read).unwrap();
+        assert_eq!(serde_json::from_str::<Registration>(&again).unwrap(), read, "{again}");
+    }
+}

@@ -1,0 +1,141 @@
+//! `/workers`: the engines as this gateway sees them, and where they register. The paths and the members of the answers are those
+//! of other gateways.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Response, StatusCode};
+use moongate_discovery::{Instance, InstanceId, Readiness, Registration, Registry, Role};
+use serde_json::{Value, json};
+use subtle::ConstantTimeEq as _;
+
+use super::body::{BodyLimits, collect};
+use super::handler::Gateway;
+use super::router;
+use crate::error::{ApiError, Code};
+
+/// A registration is a few hundred bytes; the names of many models make it longer.
+const LIMITS: BodyLimits = BodyLimits { max_bytes: 64 << 10, idle: Duration::from_secs(5) };
+
+/// Every engine of the topology.
+pub(super) async fn list(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response<Body> {
+    answer(allowed(&gateway, &headers).map(|()| {
+        let topology = gateway.dispatcher.topology.current();
+        let workers: Vec<Value> =
+            topology.instances.iter().map(|instance| describe(&gateway, instance)).collect();
+        json!({"workers": workers, "total": workers.len()})
+    }))
+}
+
+/// One engine.
+pub(super) async fn one(
+    State(gateway): State<Arc<Gateway>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    answer(allowed(&gateway, &headers).and_then(|()| {
+        let topology = gateway.dispatcher.topology.current();
+        let found = topology.get(&InstanceId::from(id.as_str()));
+        found.map(|instance| describe(&gateway, instance)).ok_or_else(|| unknown(&id))
+    }))
+}
+
+/// Takes or renews a registration, and answers how the engine is seen now; what is new is seen a moment later.
+pub(super) async fn register(State(gateway): State<Arc<Gateway>>, request: Request) -> Response<Body> {
+    answer(take(&gateway, request).await)
+}
+
+/// Forgets a registered engine.
+pub(super) async fn remove(
+    State(gateway): State<Arc<Gateway>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    answer(open_registry(&gateway, &headers).and_then(|registry| {
+        let removed = registry.remove(&InstanceId::from(id.as_str()));
+        removed.then(|| json!({"id": id})).ok_or_else(|| unknown(&id))
+    }))
+}
+
+async fn take(gateway: &Gateway, request: Request) -> Result<Value, ApiError> {
+    let (parts, body) = request.into_parts();
+    let registry = open_registry(gateway, &parts.headers)?;
+    let body =
+        collect(&parts.headers, body, LIMITS, &gateway.supervisor).await.map_err(|error| {
+            match error.code {
+                Code::BodyTooLarge => ApiError::new(error.code, "a registration has at most 64 KiB"),
+                _ => error,
+            }
+        })?;
+    let wrong =
+        |error: &dyn std::fmt::Display| ApiError::new(Code::InvalidRequest, format!("registration: {error}"));
+    let registration: Registration = serde_json::from_slice(&body).map_err(|error| wrong(&error))?;
+    let registered = registry.register(&registration).map_err(|error| wrong(&error))?;
+    let topology = &gateway.dispatcher.topology;
+    if registered.revised {
+        topology.request_probe(&registered.id);
+    }
+    Ok(match topology.current().get(&registered.id) {
+        Some(instance) => describe(gateway, instance),
+        None => json!({"id": registered.id.0, "usable": false, "reason": "not listed yet", "load": 0}),
+    })
+}
+
+fn open_registry<'a>(gateway: &'a Gateway, headers: &HeaderMap) -> Result<&'a Registry, ApiError> {
+    allowed(gateway, headers)?;
+    let closed = || {
+        ApiError::new(Code::NotFound, "engines cannot register here; start the gateway with --registration")
+    };
+    gateway.registry.as_ref().ok_or_else(closed)
+}
+
+fn allowed(gateway: &Gateway, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(token) = &gateway.registration_token else { return Ok(()) };
+    let given = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    if given.is_some_and(|given| bool::from(given.ct_eq(token.as_bytes()))) {
+        return Ok(());
+    }
+    let text = "send `authorization: Bearer TOKEN` with the gateway's --registration-token";
+    Err(ApiError::new(Code::Unauthorized, text))
+}
+
+fn unknown(id: &str) -> ApiError {
+    ApiError::new(Code::NotFound, format!("no engine {id:?}; GET /workers lists them"))
+}
+
+fn describe(gateway: &Gateway, instance: &Instance) -> Value {
+    let fleet = gateway.dispatcher.fleet.current();
+    let endpoint = fleet.endpoint(&instance.id);
+    let usable = fleet.is_usable(&instance.id);
+    let models = instance.facts.as_ref().map_or(&[][..], |facts| &facts.models);
+    let worker_type = match instance.role {
+        Role::Plain => "regular".to_owned(),
+        role => role.to_string(),
+    };
+    let reason = match &instance.readiness {
+        Readiness::Ready => None,
+        Readiness::NotReady { reason } => Some(reason),
+    };
+    json!({
+        "id": instance.id.0,
+        "url": instance.url,
+        "worker_type": worker_type,
+        "source": instance.source.to_string(),
+        "model_id": models.first(),
+        "models": models,
+        "usable": usable,
+        "is_healthy": usable && endpoint.is_some_and(|endpoint| endpoint.is_sound()),
+        "reason": reason,
+        "load": endpoint.map_or(0, |endpoint| endpoint.in_flight.count()),
+    })
+}
+
+fn answer(outcome: Result<Value, ApiError>) -> Response<Body> {
+    match outcome {
+        Ok(value) => router::json(StatusCode::OK, &value),
+        Err(error) => error.response(),
+    }
+}

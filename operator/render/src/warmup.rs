@@ -1,0 +1,185 @@
+//! Pods that bring images and files to a node before others need them.
+
+use rbg_api::v1alpha2::{RoleBasedGroupWarmup, WarmupActions};
+use rbg_api::{conversion, keys};
+use serde_json::{Value, json};
+
+use crate::hash::sha1_hex;
+use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
+use crate::names::{fitting, fitting_within};
+use crate::{RenderError, names};
+
+/// How names of containers begin that are only there for their image.
+pub const PRELOAD: &str = "image-preload-";
+/// Digits that tell the pods of a warmup apart.
+const DIGITS: usize = 10;
+
+/// The node as pods' labels name it: names of nodes may be longer than labels.
+#[must_use]
+pub fn node_label(node: &str) -> String {
+    fitting(node)
+}
+
+/// A pod of a warmup for a node, which `hostname` binds it to. Its name follows from the node and from `after`, the UID of
+/// the pod that failed there last, so that an attempt is not made twice.
+///
+/// # Errors
+/// [`RenderError::NoMetadata`].
+pub fn pod(
+    warmup: &RoleBasedGroupWarmup,
+    (node, hostname): (&str, &str),
+    after: &str,
+    actions: &[WarmupActions],
+) -> Result<Manifest, RenderError> {
+    let metadata = &warmup.metadata;
+    let own_name = metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
+    let namespace = metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
+    let uid = metadata.uid.clone().ok_or(RenderError::NoMetadata("uid"))?;
+    let attempt = sha1_hex(&format!("{uid}/{node}/{after}"));
+    let front = fitting_within(own_name, names::MAX_NAME - DIGITS - 1);
+    let name = format!("{front}-{}", attempt.get(..DIGITS).unwrap_or_default());
+    let labels = Texts::from([
+        (keys::WARMUP_NAME.to_owned(), fitting(own_name)),
+        (keys::WARMUP_UID.to_owned(), uid.clone()),
+        (keys::WARMUP_NODE.to_owned(), node_label(node)),
+    ]);
+    let owner = OwnerRef {
+        api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+        kind: "RoleBasedGroupWarmup".to_owned(),
+        name: own_name.to_owned(),
+        uid,
+        controller: true,
+    };
+    let spec = json!({
+        "restartPolicy": "Never",
+        "nodeSelector": { keys::HOSTNAME: hostname },
+        "tolerations": warmup.spec.tolerations,
+        "imagePullSecrets": pull_secrets(actions),
+        "containers": containers(actions),
+        "volumes": volumes(actions).0,
+    });
+    let metadata =
+        Metadata { name: &name, namespace, labels, annotations: Texts::new(), owner: Some(&owner) };
+    Ok(Manifest::new("v1", "Pod", metadata, json!({ "spec": spec })))
+}
+
+/// The name of a volume that the actions define differently: the first of them counts.
+#[must_use]
+pub fn conflict(actions: &[WarmupActions]) -> Option<String> {
+    volumes(actions).1
+}
+
+/// Each image and each container once, whatever containers are called.
+fn containers(actions: &[WarmupActions]) -> Vec<Value> {
+    let mut images: Vec<&String> = Vec::new();
+    for image in actions.iter().filter_map(|one| one.image_preload.as_ref()).flat_map(|one| &one.images) {
+        if !images.contains(&image) {
+            images.push(image);
+        }
+    }
+    let preload = |(index, image): (usize, &&String)| {
+        json!({ "name": format!("{PRELOAD}{index}"), "image": image, "command": ["sh", "-c", "exit 0"],
+            "imagePullPolicy": "IfNotPresent" })
+    };
+    let mut all: Vec<Value> = images.iter().enumerate().map(preload).collect();
+    let mut custom: Vec<Value> = Vec::new();
+    for container in customized(actions).flat_map(|one| &one.containers) {
+        let mut container = container.clone();
+        container["name"] = Value::Null;
+        if !custom.contains(&container) {
+            custom.push(container);
+        }
+    }
+    for mut container in custom {
+        container["name"] = format!("custom-{}", all.len()).into();
+        all.push(container);
+    }
+    all
+}
+
+fn pull_secrets(actions: &[WarmupActions]) -> Vec<Value> {
+    let mut secrets = Vec::new();
+    for secret in
+        actions.iter().filter_map(|one| one.image_preload.as_ref()).flat_map(|one| &one.pull_secrets)
+    {
+        let secret = json!({ "name": secret.name });
+        if !secrets.contains(&secret) {
+            secrets.push(secret);
+        }
+    }
+    secrets
+}
+
+/// Volumes by name, and one of which there are two meanings.
+fn volumes(actions: &[WarmupActions]) -> (Vec<Value>, Option<String>) {
+    let (mut volumes, mut conflict): (Vec<Value>, _) = (Vec::new(), None);
+    for volume in customized(actions).flat_map(|one| &one.volumes) {
+        match volumes.iter().find(|other| other["name"] == volume["name"]) {
+            Some(other) if other != volume => conflict = volume["name"].as_str().map(str::to_owned),
+            Some(_) => {}
+            None => volumes.push(volume.clone()),
+        }
+    }
+    (volumes, conflict)
+}
+
+fn customized(actions: &[WarmupActions]) -> impl Iterator<Item = &rbg_api::v1alpha2::CustomizedAction> {
+    actions.iter().filter_map(|one| one.customized_action.as_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn actions(value: Value) -> Vec<WarmupActions> {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn warmup() -> RoleBasedGroupWarmup {
+        serde_json::from_value(json!({
+            "metadata": { "name": "w".repeat(80), "namespace": "n", "uid": "u" },
+            "spec": { "tolerations": [{ "operator": "Exists" }] },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_roles_on_one_node_need_is_one_pod() {
+        let actions = actions(json!([
+            { "imagePreload": { "images": ["a", "b"], "pullSecrets": [{ "name": "s" }] },
+              "customizedAction": { "containers": [{ "name": "x", "image": "c" }],
+                  "volumes": [{ "name": "v", "emptyDir": {} }] } },
+            { "imagePreload": { "images": ["b"], "pullSecrets": [{ "name": "s" }] },
+              "customizedAction": { "containers": [{ "name": "y", "image": "c" }, { "name": "x", "image": "d" }],
+                  "volumes": [{ "name": "v", "hostPath": { "path": "/v" } }] } },
+        ]));
+        assert_eq!(conflict(&actions).as_deref(), Some("v"));
+        let node = "node.".repeat(20);
+        let pod = pod(&warmup(), (&node, "host"), "", &actions).unwrap();
+        let spec = &pod.0["spec"];
+        let named = |list: &str| -> Vec<(String, String)> {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let list = spec[list].as_array().unwrap();
+            list.iter().map(|one| (text(&one["name"]), text(&one["image"]))).collect()
+        };
+        let expected =
+            [("image-preload-0", "a"), ("image-preload-1", "b"), ("custom-2", "c"), ("custom-3", "d")];
+        assert_eq!(named("containers"), expected.map(|(name, image)| (name.to_owned(), image.to_owned())));
+        assert_eq!(spec["volumes"], json!([{ "name": "v", "emptyDir": {} }]));
+        assert_eq!(spec["imagePullSecrets"], json!([{ "name": "s" }]));
+        assert_eq!(spec["nodeSelector"], json!({ "kubernetes.io/hostname": "host" }));
+        assert_eq!(spec["tolerations"], json!([{ "operator": "Exists" }]));
+        let labels = pod.0["metadata"]["labels"].as_object().unwrap();
+        assert!(labels.values().all(|value| value.as_str().unwrap().len() <= 63));
+        assert!(pod.name().len() <= 63);
+    }
+
+    #[test]
+    fn each_node_and_each_attempt_has_a_pod_of_its_own() {
+        let name =
+            |node: &str, after: &str| pod(&warmup(), (node, node), after, &[]).unwrap().name().to_owned();
+        assert_eq!(name("a", ""), name("a", ""));
+        assert_ne!(name("a", ""), name("b", ""));
+        assert_ne!(name("a", ""), name("a", "failed"));
+    }
+}

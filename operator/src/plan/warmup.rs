@@ -1,0 +1,282 @@
+//! What a warmup needs: on each of its nodes a pod that comes to a good end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::jiff::Timestamp;
+use moongate_render::warmup as render;
+use rbg_api::keys;
+use rbg_api::v1alpha2::{RoleBasedGroupWarmup, WarmupActions, WarmupPolicies};
+
+use super::{Action, Plan, PlanError, after};
+use crate::Kind;
+use crate::status::{self, WarmupFacts, pod_label};
+
+/// Before the second attempt on a node; before each further one it is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// Failed pods of a node that are kept where attempts are not limited.
+const KEPT: usize = 10;
+/// A container waits so when its image is on the node and yet it cannot be run: the image may lack a shell.
+const NOT_STARTED: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"];
+
+/// What is known of a warmup.
+#[derive(Clone, Copy)]
+pub struct WarmupInput<'a> {
+    /// The warmup.
+    pub warmup: &'a RoleBasedGroupWarmup,
+    /// Its pods.
+    pub pods: &'a [Pod],
+    /// Labels of all nodes, by the nodes' names.
+    pub nodes: &'a BTreeMap<String, BTreeMap<String, String>>,
+    /// Pods of the group that it names; `None` if there is no such group.
+    pub group: Option<&'a [Pod]>,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// How far it is on one node.
+enum Progress<'a> {
+    /// A pod is to be made, if not before a time. There may be one that has failed.
+    Due(Timestamp, Option<&'a Pod>),
+    Active,
+    Succeeded,
+    Failed,
+}
+
+/// What is to be done.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn warmup(input: WarmupInput<'_>) -> Result<Plan, PlanError> {
+    let mut plan = Plan::default();
+    let warmup = input.warmup;
+    if warmup.metadata.deletion_timestamp.is_some() {
+        return Ok(plan);
+    }
+    if warmup.status.as_ref().is_some_and(status::is_warmup_over) {
+        clear_up(input, &mut plan);
+        return Ok(plan);
+    }
+    let targets = targets(input);
+    let targets = targets.as_ref();
+    let progress: BTreeMap<&str, Progress<'_>> =
+        targets.into_iter().flatten().map(|(node, _)| (*node, progress(input, node))).collect();
+    let count = |which: fn(&Progress<'_>) -> bool| progress.values().filter(|one| which(one)).count();
+    let missing = warmup.spec.target_role_based_group.as_ref().filter(|_| targets.is_none());
+    let facts = WarmupFacts {
+        desired: progress.len(),
+        active: count(|one| matches!(one, Progress::Active)),
+        succeeded: count(|one| matches!(one, Progress::Succeeded)),
+        failed: count(|one| matches!(one, Progress::Failed)),
+        has_begun: !input.pods.is_empty(),
+        unknown: missing.map(|target| format!("there is no group `{}`", target.name)),
+        conflict: targets.into_iter().flatten().find_map(|(_, actions)| render::conflict(actions)),
+    };
+    let after = status::warmup(warmup, &facts, input.now);
+    if !status::is_warmup_over(&after) {
+        if let Some(targets) = targets.filter(|_| !warmup.spec.paused) {
+            start(input, targets, &progress, &mut plan)?;
+        }
+        forget(input, &mut plan);
+        if let Some((at, _)) = status::deadline(&policies(warmup), &after).filter(|(at, _)| *at > input.now) {
+            plan.look_again(at);
+        }
+    }
+    plan.status(Kind::Warmup, name(warmup), warmup.status.as_ref(), &after);
+    Ok(plan)
+}
+
+fn name(warmup: &RoleBasedGroupWarmup) -> &str {
+    warmup.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn policies(warmup: &RoleBasedGroupWarmup) -> WarmupPolicies {
+    warmup.spec.policies.clone().unwrap_or_default()
+}
+
+/// Nodes to reach and what to do there. `None` if the group that would tell does not exist.
+fn targets(input: WarmupInput<'_>) -> Option<BTreeMap<&str, Vec<WarmupActions>>> {
+    let spec = &input.warmup.spec;
+    let mut targets: BTreeMap<&str, Vec<WarmupActions>> = BTreeMap::new();
+    if let Some(target) = &spec.target_nodes {
+        let is_chosen = |labels: &BTreeMap<String, String>| {
+            !target.node_selector.is_empty()
+                && target.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+        };
+        let chosen = input.nodes.iter().filter(|(_, labels)| is_chosen(labels)).map(|(node, _)| node);
+        for node in chosen.chain(&target.node_names) {
+            targets.insert(node, vec![target.actions()]);
+        }
+    }
+    if let Some(target) = &spec.target_role_based_group {
+        let pods = input.group?;
+        for (role, actions) in &target.roles {
+            let own = pods.iter().filter(|pod| {
+                pod.metadata.deletion_timestamp.is_none()
+                    && pod_label(pod, keys::ROLE_NAME) == Some(role.as_str())
+            });
+            for node in own.filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref()) {
+                let of_node = targets.entry(node).or_default();
+                if !of_node.contains(actions) {
+                    of_node.push(actions.clone());
+                }
+            }
+        }
+    }
+    Some(targets)
+}
+
+fn progress<'a>(input: WarmupInput<'a>, node: &str) -> Progress<'a> {
+    let own = pods_of(input, node);
+    if own.iter().any(|pod| is_done(pod)) {
+        return Progress::Succeeded;
+    }
+    if !own.iter().all(|pod| phase(pod) == "Failed") {
+        return Progress::Active;
+    }
+    let limit = policies(input.warmup).backoff_limit_per_node;
+    if limit.and_then(|limit| usize::try_from(limit).ok()).is_some_and(|limit| own.len() > limit) {
+        return Progress::Failed;
+    }
+    let last = own.iter().max_by_key(|pod| (ended_at(pod), &pod.metadata.name)).copied();
+    let due = last.map(|last| {
+        let doublings = u32::try_from(own.len() - 1).unwrap_or(u32::MAX);
+        let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE);
+        after(ended_at(last).unwrap_or(input.now), pause)
+    });
+    Progress::Due(due.unwrap_or(input.now), last)
+}
+
+fn pods_of<'a>(input: WarmupInput<'a>, node: &str) -> Vec<&'a Pod> {
+    let label = render::node_label(node);
+    input.pods.iter().filter(|pod| pod_label(pod, keys::WARMUP_NODE) == Some(label.as_str())).collect()
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    matches!(phase(pod), "Succeeded" | "Failed")
+}
+
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    pod.status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten()
+}
+
+/// When its last container ended; when it was made, if none did.
+fn ended_at(pod: &Pod) -> Option<Timestamp> {
+    let ends = statuses(pod).filter_map(|one| one.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref());
+    ends.chain(pod.metadata.creation_timestamp.as_ref()).map(|time| time.0).max()
+}
+
+/// Whether all that the pod is for is done. A pod that only lacks a shell for its images has done it, too, and would wait in
+/// vain or end as failed.
+fn is_done(pod: &Pod) -> bool {
+    if phase(pod) == "Succeeded" {
+        return true;
+    }
+    let containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
+    let (done, stuck) = statuses(pod).fold((0, false), |(done, stuck), one| match outcome(one) {
+        Some(is_stuck) => (done + 1, stuck || is_stuck),
+        None => (done, stuck),
+    });
+    containers > 0 && done >= containers && (stuck || phase(pod) == "Failed")
+}
+
+/// `Some` if the container has done what it is for, and then whether it hangs all the same.
+fn outcome(status: &ContainerStatus) -> Option<bool> {
+    let state = status.state.as_ref()?;
+    let is_preload = status.name.starts_with(render::PRELOAD);
+    if let Some(ended) = &state.terminated {
+        let never_ran = matches!(ended.reason.as_deref(), Some("StartError" | "ContainerCannotRun"));
+        let is_there = is_preload && (never_ran || !status.image_id.is_empty());
+        return (ended.exit_code == 0 || is_there).then_some(false);
+    }
+    let reason = state.waiting.as_ref()?.reason.as_deref()?;
+    (is_preload && NOT_STARTED.contains(&reason)).then_some(true)
+}
+
+/// Makes pods where they are due, as many as may be active at a time.
+fn start(
+    input: WarmupInput<'_>,
+    targets: &BTreeMap<&str, Vec<WarmupActions>>,
+    progress: &BTreeMap<&str, Progress<'_>>,
+    plan: &mut Plan,
+) -> Result<(), PlanError> {
+    let active = input.pods.iter().filter(|pod| !has_ended(pod) && !is_done(pod)).count();
+    let parallelism = policies(input.warmup).parallelism.and_then(|limit| usize::try_from(limit).ok());
+    let mut room = parallelism.unwrap_or(usize::MAX).saturating_sub(active);
+    for (node, actions) in targets {
+        let Some(Progress::Due(due, failed)) = progress.get(node) else { continue };
+        if *due > input.now {
+            plan.look_again(*due);
+            continue;
+        }
+        if room == 0 {
+            continue;
+        }
+        room -= 1;
+        let hostname = input.nodes.get(*node).and_then(|labels| labels.get(keys::HOSTNAME));
+        let hostname = hostname.map_or(*node, String::as_str);
+        let last = failed.and_then(|pod| pod.metadata.uid.as_deref()).unwrap_or_default();
+        let manifest = render::pod(input.warmup, (node, hostname), last, actions)?;
+        let reason = format!("{} warms up the node {node}", manifest.name());
+        plan.push(Action::Create(manifest), reason);
+    }
+    Ok(())
+}
+
+/// Where attempts have no limit, old ones are not kept for ever.
+fn forget(input: WarmupInput<'_>, plan: &mut Plan) {
+    if policies(input.warmup).backoff_limit_per_node.is_some() {
+        return;
+    }
+    let mut failed: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
+    for pod in input.pods.iter().filter(|pod| phase(pod) == "Failed" && !is_ending(pod)) {
+        failed.entry(pod_label(pod, keys::WARMUP_NODE).unwrap_or_default()).or_default().push(pod);
+    }
+    for mut pods in failed.into_values() {
+        pods.sort_by_key(|pod| ended_at(pod));
+        for old in pods.iter().rev().skip(KEPT) {
+            plan.push(delete_pod(old), "later attempts on this node have failed, too");
+        }
+    }
+}
+
+fn delete_pod(pod: &Pod) -> Action {
+    Action::Delete {
+        kind: Kind::WarmupPod,
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        uid: pod.metadata.uid.clone().unwrap_or_default(),
+    }
+}
+
+fn is_ending(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// What is left to do about a warmup that is over: pods that still run are ended, and it goes itself when its time has come.
+fn clear_up(input: WarmupInput<'_>, plan: &mut Plan) {
+    for pod in input.pods.iter().filter(|pod| !has_ended(pod) && !is_ending(pod)) {
+        plan.push(delete_pod(pod), "the warmup is over");
+    }
+    let ends = input.warmup.status.as_ref().and_then(|status| status.completion_time.as_ref());
+    let Some((seconds, ended)) = policies(input.warmup).ttl_seconds_after_finished.zip(ends) else { return };
+    let due = after(ended.0, Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
+    if due > input.now {
+        plan.look_again(due);
+        return;
+    }
+    let action = Action::Delete {
+        kind: Kind::Warmup,
+        name: name(input.warmup).to_owned(),
+        uid: input.warmup.metadata.uid.clone().unwrap_or_default(),
+    };
+    plan.push(action, format!("it was over {seconds} s ago"));
+}
+
+#[cfg(test)]
+mod tests;

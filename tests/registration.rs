@@ -1,0 +1,143 @@
+//! Engines that register at the gateway's admin listener, as a person with curl, another gateway's tools or a sidecar would do it.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::time::Duration;
+
+use moongate_loadtest::engine::SimEngine;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use world::fleet::Fleet;
+use world::gateway::Gateway;
+use world::{PATIENCE, client, openai_error};
+
+async fn gateway(flags: &[&str]) -> Gateway {
+    let flags: Vec<String> = ["--registration"].iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+    Gateway::start(&flags).await
+}
+
+/// Asks the admin listener; `id` is one path segment, whatever is in it.
+async fn ask(gateway: &Gateway, method: Method, id: &str, body: Option<Value>) -> (u16, Value) {
+    let id = id.replace('/', "%2F");
+    let url = gateway.admin_url(if id.is_empty() { "/workers" } else { "/workers/" }) + &id;
+    let mut request = client().request(method, url);
+    if let Some(body) = body {
+        request = request.json(&body);
+    }
+    let response = request.send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+/// Polls an engine's description until it meets a condition.
+async fn until(gateway: &Gateway, id: &str, what: &str, condition: impl Fn(u16, &Value) -> bool) {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let (status, worker) = ask(gateway, Method::GET, id, None).await;
+            if condition(status, &worker) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "not within {PATIENCE:?}: {what}");
+}
+
+async fn complete(gateway: &Gateway, tokens: u32) -> reqwest::Response {
+    let body = json!({"model": "sim", "prompt": "go on", "max_tokens": tokens});
+    client().post(gateway.url("/v1/completions")).json(&body).send().await.unwrap()
+}
+
+fn registration(engine: &SimEngine) -> Value {
+    json!({"id": "ns/pod-0@uid", "url": engine.url(), "worker_type": "regular", "lease_seconds": 60})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registered_engine_serves_until_it_is_held_or_removed() {
+    let engines = Fleet::sglang().plain(1).engines().await;
+    let engine = &engines.workers[0];
+    let gateway = gateway(&[]).await;
+    assert_eq!(complete(&gateway, 2).await.status(), 503, "nobody serves yet");
+
+    let (status, answer) = ask(&gateway, Method::POST, "", Some(registration(engine))).await;
+    assert_eq!((status, &answer["id"]), (200, &json!("ns/pod-0@uid")), "{answer}");
+    until(&gateway, "ns/pod-0@uid", "usable", |_, worker| worker["usable"] == true).await;
+    assert_eq!(complete(&gateway, 2).await.status(), 200);
+    let (_, list) = ask(&gateway, Method::GET, "", None).await;
+    let worker = &list["workers"][0];
+    let members =
+        ["url", "worker_type", "source", "model_id", "is_healthy", "load"].map(|name| worker[name].clone());
+    let expected =
+        [json!(engine.url()), json!("regular"), json!("registry"), json!("sim"), json!(true), json!(0)];
+    assert_eq!((list["total"].as_u64(), members), (Some(1), expected), "{list}");
+
+    let mut held = registration(engine);
+    held["held"] = json!("draining");
+    ask(&gateway, Method::POST, "", Some(held)).await;
+    until(&gateway, "ns/pod-0@uid", "held", |_, worker| worker["usable"] == false).await;
+    let (_, worker) = ask(&gateway, Method::GET, "ns/pod-0@uid", None).await;
+    assert_eq!(worker["reason"], "draining");
+    let refused = complete(&gateway, 2).await;
+    assert_ne!(refused.status(), 200, "no new request goes there");
+
+    ask(&gateway, Method::POST, "", Some(registration(engine))).await;
+    until(&gateway, "ns/pod-0@uid", "usable again", |_, worker| worker["usable"] == true).await;
+    let (status, _) = ask(&gateway, Method::DELETE, "ns/pod-0@uid", None).await;
+    assert_eq!(status, 200);
+    until(&gateway, "ns/pod-0@uid", "gone", |status, _| status == 404).await;
+    let (status, _) = ask(&gateway, Method::DELETE, "ns/pod-0@uid", None).await;
+    assert_eq!(status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_does_not_renew_its_lease_goes_away() {
+    let engines = Fleet::sglang().plain(1).engines().await;
+    let gateway = gateway(&[]).await;
+    let mut short = registration(&engines.workers[0]);
+    short["lease_seconds"] = json!(1);
+    ask(&gateway, Method::POST, "", Some(short)).await;
+    until(&gateway, "ns/pod-0@uid", "listed", |status, _| status == 200).await;
+    until(&gateway, "ns/pod-0@uid", "forgotten", |status, _| status == 404).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_registrations_are_refused_with_the_reason() {
+    let gateway = gateway(&[]).await;
+    for (body, part) in [
+        (json!({"url": "http://a:1"}), "role"),
+        (json!({"url": "https://a:1", "role": "decode"}), "TLS"),
+        (json!({"url": "http://a:1", "role": "decode", "lease_seconds": 0}), "lease_seconds"),
+        (json!({"url": "http://a:1", "role": "decode", "id": "a".repeat(70_000)}), "KiB"),
+    ] {
+        let (status, answer) = ask(&gateway, Method::POST, "", Some(body)).await;
+        let error = openai_error(answer.to_string().as_bytes());
+        assert!((400..500).contains(&status) && error["message"].as_str().unwrap().contains(part), "{error}");
+    }
+    let (_, list) = ask(&gateway, Method::GET, "", None).await;
+    assert_eq!(list["total"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_closed_by_default_and_a_token_is_asked_for_if_there_is_one() {
+    let engines = Fleet::sglang().plain(1).engines().await;
+    let closed = Gateway::start(&engines.flags()).await;
+    let (status, _) = ask(&closed, Method::POST, "", Some(registration(&engines.workers[0]))).await;
+    assert_eq!(status, 404);
+    let (status, list) = ask(&closed, Method::GET, "", None).await;
+    assert_eq!((status, &list["total"]), (200, &json!(1)), "engines of flags are listed");
+
+    let gateway = gateway(&["--registration-token=right"]).await;
+    for (token, expected) in [(None, 401), (Some("wrong"), 401), (Some("right"), 200)] {
+        for method in [Method::GET, Method::POST] {
+            let mut request = client().request(method.clone(), gateway.admin_url("/workers"));
+            if let Some(token) = token {
+                request = request.bearer_auth(token);
+            }
+            if method == Method::POST {
+                request = request.json(&registration(&engines.workers[0]));
+            }
+            assert_eq!(request.send().await.unwrap().status(), expected, "{method} {token:?}");
+        }
+    }
+}
