@@ -160,8 +160,25 @@ struct Memory {
     containers: BTreeMap<String, Container>,
 }
 
+impl Memory {
+    /// What the pod's status says ran before this kubelet.
+    fn of(pod: &Pod) -> Self {
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        let containers = statuses.map(|status| {
+            let container = Container {
+                image: status.image.clone(),
+                image_id: status.image_id.clone(),
+                restarts: status.restart_count,
+                up: None,
+            };
+            (status.name.clone(), container)
+        });
+        Self { containers: containers.collect(), ..Self::default() }
+    }
+}
+
 async fn run(place: Arc<Place>, mut pods: watch::Receiver<Pod>) {
-    let mut memory = Memory::default();
+    let mut memory = Memory::of(&pods.borrow());
     loop {
         let pod = pods.borrow_and_update().clone();
         let next = match place.tend(&pod, &mut memory).await {
@@ -216,9 +233,11 @@ impl Place {
         }
         if let Some(status) = changed(pod.status.as_ref(), &statuses, spec.readiness_gates.iter().flatten()) {
             let mut body = json!({ "phase": "Running", "containerStatuses": statuses, "conditions": status });
-            let ip = address(pod.metadata.uid.as_deref().unwrap_or_default());
-            body["podIPs"] = json!([{ "ip": ip }]);
-            body["podIP"] = ip.into();
+            if pod.status.as_ref().is_none_or(|status| status.pod_ip.is_none()) {
+                let ip = address(pod.metadata.uid.as_deref().unwrap_or_default());
+                body["podIPs"] = json!([{ "ip": ip }]);
+                body["podIP"] = ip.into();
+            }
             let _turn = self.turns.acquire().await;
             let body = Patch::Strategic(json!({ "status": body }));
             self.pods.patch_status(name, &PatchParams::default(), &body).await?;

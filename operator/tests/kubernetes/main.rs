@@ -7,14 +7,20 @@
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 mod articles;
+mod examples;
+mod faults;
 mod group_set;
+mod kills;
 mod kubelet;
 mod others;
 mod permissions;
+mod process;
 mod profiles;
+mod proxy;
 mod requests;
 mod scaling;
 mod stage;
+mod takeover;
 mod told;
 mod warmup;
 
