@@ -1,8 +1,9 @@
-//! The one binary: `moongate gateway | operator | master | store | store-holder | kv | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | operator | kubectl | master | store | store-holder | kv | up | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
 mod gateway;
+mod kubectl;
 mod kv;
 mod master;
 mod operator;
@@ -37,6 +38,8 @@ enum Command {
     Gateway(Box<gateway::GatewayCommand>),
     /// Run RoleBasedGroups on Kubernetes, in the place of RBG's own controller manager.
     Operator(operator::OperatorCommand),
+    /// Look at RoleBasedGroups, ask what a change would do, make it, take it back. Called `kubectl-moongate`, it is all there is.
+    Kubectl(Box<kubectl::KubectlCommand>),
     /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
     Master(master::MasterCommand),
     /// Lend memory to a Mooncake store, in the place of Mooncake's own store service.
@@ -63,7 +66,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli: Cli = match config::parse(std::env::args_os()) {
+    let cli: Cli = match config::parse(kubectl::arguments(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => return error.report(),
     };
@@ -75,6 +78,10 @@ fn main() -> ExitCode {
         Command::Operator(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| operator::run(command, supervisor))
+        }
+        Command::Kubectl(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |_| kubectl::run(*command))
         }
         Command::Master(command) => match command.options() {
             Ok(options) => {

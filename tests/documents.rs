@@ -13,9 +13,10 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "moongate gateway",
     "moongate operator",
+    "moongate kubectl",
     "moongate store",
     "moongate store-holder",
     "moongate up",
@@ -67,9 +68,13 @@ fn settings(command: &str) -> BTreeMap<String, (String, String)> {
     let mut flag = String::new();
     for line in help(command).lines() {
         // Flags are indented by six columns, those of the master by two; their texts by more.
-        if let Some(rest) = line.strip_prefix("      --").or_else(|| line.strip_prefix("  --")) {
+        let short = || line.strip_prefix("  -").and_then(|rest| rest.get(1..)?.strip_prefix(", --"));
+        let long = line.strip_prefix("      --").or_else(|| line.strip_prefix("  --")).or_else(short);
+        if let Some(rest) = long {
             flag = rest.split([' ', '=']).next().unwrap().to_owned();
-            settings.insert(flag.clone(), ("none".to_owned(), "none".to_owned()));
+            if flag != "help" && flag != "version" {
+                settings.insert(flag.clone(), ("none".to_owned(), "none".to_owned()));
+            }
         }
         let Some(setting) = settings.get_mut(&flag) else { continue };
         let text = line.trim();

@@ -6,7 +6,9 @@
 //! - [`apply`]: the only room that writes to Kubernetes.
 //! - [`controllers`]: loops over these.
 //! - [`admission`] (pure): whether an object may be stored.
+//! - [`forecast`] (pure): plans carried out in memory, to tell what they will do.
 //! - [`events`]: what is told to people besides.
+//! - [`kubectl`]: what people do with groups.
 //! - [`webhooks`]: answers the API server, and keeps what it needs for that.
 //!
 //! Nothing is remembered that is not in an object: a process that takes over sees the same and goes on.
@@ -16,7 +18,9 @@ pub mod admission;
 pub mod apply;
 pub mod controllers;
 pub mod events;
+pub mod forecast;
 pub mod kind;
+pub mod kubectl;
 mod metrics;
 pub mod observed;
 pub mod plan;

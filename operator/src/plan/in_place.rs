@@ -18,7 +18,10 @@ use crate::status::{pod_has, pod_label};
 /// What an update began with: `{"revision", "updateTimestamp", "lastContainerStatuses": {container: {imageID, restartCount}}}`.
 const STATE: &str = "rbg.workloads.x-k8s.io/inplace-update-state";
 /// Images that wait for the end of the grace period: `{"revision", "containerImages", "graceSeconds"}`.
-const GRACE: &str = "rbg.workloads.x-k8s.io/inplace-update-grace";
+pub(crate) const GRACE: &str = "rbg.workloads.x-k8s.io/inplace-update-grace";
+
+/// Annotation of pod templates: when somebody asked for a restart. It is kubectl's, and others' controllers know it, too.
+pub(crate) const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
 
 /// A condition of a pod, as it is patched.
 pub(super) fn condition(kind: &str, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
@@ -56,6 +59,11 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
         plan.push(delete(pod), format!("{name}: the revision that it was made from is not known"));
         return;
     };
+    let restart = component.template.annotation(RESTARTED_AT);
+    if restart.is_some() && restart != old.annotation(RESTARTED_AT) {
+        plan.push(delete(pod), format!("{name}: a restart was asked for"));
+        return;
+    }
     let Some(images) = images(&old, &component.template) else {
         plan.push(delete(pod), format!("{name}: more than its images has changed"));
         return;
@@ -143,7 +151,7 @@ fn has_new_image(pod: &Pod, container: &str, before: &Value) -> bool {
 }
 
 /// Whether a runtime means the image that a spec names: it may put a registry before it and a tag behind.
-fn is_same_image(wanted: &str, running: &str) -> bool {
+pub(crate) fn is_same_image(wanted: &str, running: &str) -> bool {
     let tagged = |image: &str| {
         let last = image.rsplit('/').next().unwrap_or(image);
         if last.contains([':', '@']) { image.to_owned() } else { format!("{image}:latest") }

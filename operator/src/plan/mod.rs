@@ -22,6 +22,7 @@ pub use adapter::{AdapterInput, adapter};
 pub(crate) use group::check_dependencies;
 pub use group::{GroupInput, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
+pub(crate) use in_place::{GRACE as IN_PLACE_GRACE, RESTARTED_AT, is_same_image};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
 pub use set::{SetInput, set};

@@ -13,6 +13,7 @@ mod group_set;
 mod kills;
 mod kubelet;
 mod others;
+mod people;
 mod permissions;
 mod process;
 mod profiles;

@@ -1,11 +1,11 @@
 //! Components of one instance that wait for each other.
 
 use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
 use serde_json::{Value, json};
 
-use crate::server::Server;
 use crate::simulation::Simulation;
-use crate::{kubelet, names, pods, template, unsettled};
+use crate::{is, names, pods, server, template, unsettled};
 
 fn component(name: &str, size: i32, depends_on: &Value) -> Value {
     json!({ "name": name, "size": size, "template": template("i:1"),
@@ -13,7 +13,7 @@ fn component(name: &str, size: i32, depends_on: &Value) -> Value {
 }
 
 fn made(components: Value, look: impl FnMut(&Server)) -> Simulation {
-    let mut cluster = Simulation::new(Server::new(), 5);
+    let mut cluster = Simulation::new(server(), 5);
     let role = json!({ "name": "r", "replicas": 1, "customComponentsPattern": { "components": components } });
     cluster.create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": [role] } }));
     cluster.run(look);
@@ -26,7 +26,7 @@ fn a_component_starts_when_those_before_it_are_up_and_ends_before_them() {
     let engine = component("engine", 2, &json!({}));
     let router = component("router", 2, &json!({ "startAfter": ["engine"] }));
     let mut cluster = made(json!([router, engine]), |server| {
-        let up = server.all(Kind::Pod).filter(|pod| kubelet::has(pod, "ContainersReady"));
+        let up = server.all(Kind::Pod).filter(|pod| is(pod, "ContainersReady", "True"));
         let engines = up.filter(|pod| pod["metadata"]["name"].as_str().unwrap().contains("engine")).count();
         let routers = names(server, Kind::Pod).iter().filter(|name| name.contains("router")).count();
         assert!(routers == 0 || engines == 2, "{routers} routers beside {engines} engines");

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
 use rbg_api::conversion::{Version, convert};
 use serde_json::Value;
 
-use crate::server::Server;
 use crate::simulation::Simulation;
 use crate::{documents, names, unsettled};
 
@@ -32,7 +32,7 @@ fn groups() -> Vec<(PathBuf, Value)> {
 }
 
 fn applied(group: Value) -> Server {
-    let mut cluster = Simulation::new(Server::new(), 1);
+    let mut cluster = Simulation::new(crate::server(), 1);
     cluster.create(Kind::Group, group);
     cluster.run(|_| {});
     cluster.server

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
 use serde_json::{Value, json};
 
-use crate::server::Server;
 use crate::simulation::Simulation;
-use crate::{kubelet, pods, role, template, unsettled, up};
+use crate::{is, pods, role, server, template, unsettled, up};
 
 /// Ordered pods, pods without order that have time to drain, and pods that only serve together.
 fn roles(image: &str) -> Value {
@@ -37,7 +37,7 @@ fn update(cluster: &mut Simulation) {
 /// Never two instances of a role are down at a time, one being what an update may cost.
 fn check(server: &Server) {
     let mut down: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for pod in server.all(Kind::Pod).filter(|pod| !kubelet::has(pod, "Ready")) {
+    for pod in server.all(Kind::Pod).filter(|pod| !is(pod, "Ready", "True")) {
         let label = |key: &str| pod["metadata"]["labels"][key].as_str().unwrap();
         let down = down.entry(label(rbg_api::keys::ROLE_NAME)).or_default();
         let instance = label(rbg_api::keys::ROLE_INSTANCE_NAME);
@@ -87,7 +87,7 @@ fn whatever_writes_fail_the_update_restarts_each_pod_once() {
 #[test]
 fn killed_after_any_write_a_group_is_made_with_as_many_pods_as_it_shall_have() {
     for killed_after in 1..=60 {
-        let mut cluster = Simulation::new(Server::new(), 3);
+        let mut cluster = Simulation::new(server(), 3);
         cluster.killed_after = Some(killed_after);
         cluster
             .create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles("i:1") } }));

@@ -4,9 +4,7 @@
 mod components;
 mod examples;
 mod kills;
-mod kubelet;
 mod restarts;
-mod server;
 mod simulation;
 mod stuck;
 mod takeover;
@@ -17,15 +15,29 @@ mod writes;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use k8s_openapi::jiff::Timestamp;
 use moongate_operator::Kind;
+use moongate_operator::forecast::{Fate, Server};
 use serde_json::{Value, json};
 
-use server::Server;
 use simulation::Simulation;
+
+/// A cluster without objects, in which some containers are called by what becomes of them.
+fn server() -> Server {
+    let mut server = Server::new(Timestamp::from_second(1_790_000_000).unwrap());
+    server.fate = |image| match image.split(':').next().unwrap() {
+        "broken" => Fate::Ends("Error", 1),
+        "shell-less" => Fate::Ends("StartError", 128),
+        "stuck" => Fate::Waits("CreateContainerError"),
+        "absent" => Fate::Waits("ImagePullBackOff"),
+        _ => Fate::Works,
+    };
+    server
+}
 
 /// A cluster with a group that is up.
 fn up(roles: Value, seed: u64) -> Simulation {
-    let mut simulation = Simulation::new(Server::new(), seed);
+    let mut simulation = Simulation::new(server(), seed);
     simulation.create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles } }));
     simulation.run(|_| {});
     assert_eq!(unsettled(&simulation.server), [""; 0]);

@@ -7,14 +7,12 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use moongate_operator::Kind;
+use moongate_operator::forecast::{Change, Server};
 use moongate_operator::observed::{Key, Observed};
 use moongate_operator::plan::{self, Step};
 use moongate_render::GangScheduler;
 use parking_lot::Mutex;
 use serde_json::Value;
-
-use crate::kubelet::{self, Next};
-use crate::server::{Change, Server};
 
 const WORKERS: usize = 4;
 /// Between two moves.
@@ -108,12 +106,6 @@ impl Simulation {
         self.news.push_back(change);
     }
 
-    /// The end of an object, by someone else.
-    pub(crate) fn delete(&mut self, kind: Kind, name: &str) {
-        let changes = self.server.remove(kind, name);
-        self.news.extend(changes);
-    }
-
     /// Moves until nothing is left to do, looking at each state.
     pub(crate) fn run(&mut self, mut look: impl FnMut(&Server)) {
         for _ in 0..MAX_MOVES {
@@ -179,14 +171,8 @@ impl Simulation {
             Move::Begin(key) => self.begin(key),
             Move::Write(worker) => self.write(worker),
             Move::Kubernetes(kind, name) => {
-                match kubelet::next(kind, self.server.get(kind, &name).unwrap()) {
-                    Some(Next::Is(object)) => {
-                        let change = self.server.put(kind, object);
-                        self.news.push_back(change);
-                    }
-                    Some(Next::Gone) => self.delete(kind, &name),
-                    None => {}
-                }
+                let changes = self.server.advance(kind, &name);
+                self.news.extend(changes);
             }
         }
     }

@@ -3,16 +3,16 @@
 use std::path::Path;
 
 use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
 use serde_json::Value;
 
-use crate::server::Server;
 use crate::simulation::Simulation;
 use crate::{documents, names, pods, unsettled};
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");
 
 fn left_behind(group: &str) -> Server {
-    let mut server = Server::new();
+    let mut server = crate::server();
     // Pods are of several kinds; whose they are these files do not tell.
     for kind in Kind::ALL.into_iter().filter(|kind| Kind::named(kind.name()) == Some(*kind)) {
         let path = Path::new(RECORDED).join(group).join(format!("{}.yaml", kind.resource().plural));

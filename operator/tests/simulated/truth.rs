@@ -1,16 +1,16 @@
 //! What statuses say is so, at every moment.
 
 use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::server::Server;
-use crate::{claims_settled, kubelet, pods, role, template, unsettled, up};
+use crate::{claims_settled, is, pods, role, template, unsettled, up};
 
 /// The running images of a role's pods that are ready.
 fn running<'a>(server: &'a Server, role: &'a str) -> impl Iterator<Item = &'a str> {
     let own = server.all(Kind::Pod).filter(move |pod| pod["metadata"]["labels"][keys::ROLE_NAME] == role);
-    own.filter(|pod| kubelet::has(pod, "Ready"))
+    own.filter(|pod| is(pod, "Ready", "True"))
         .filter_map(|pod| pod["status"]["containerStatuses"][0]["image"].as_str())
 }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::server::Server;
 use crate::simulation::Simulation;
 use crate::{condition, role, up};
 
@@ -23,7 +23,7 @@ fn begun(count: usize, image: &str, policies: Value, seed: u64) -> Simulation {
 }
 
 fn begun_with(count: usize, action: (&str, Value), policies: Value, seed: u64) -> Simulation {
-    let mut cluster = Simulation::new(Server::new(), seed);
+    let mut cluster = Simulation::new(crate::server(), seed);
     nodes(&mut cluster, count);
     let mut target = json!({ "nodeSelector": { "pool": "gpu" } });
     target[action.0] = action.1;
@@ -187,7 +187,7 @@ fn a_group_has_its_nodes_warmed_up_with_what_each_role_there_needs() {
 
 #[test]
 fn a_group_that_does_not_exist_is_waited_for() {
-    let mut cluster = Simulation::new(Server::new(), 1);
+    let mut cluster = Simulation::new(crate::server(), 1);
     let target = json!({ "name": "g", "roles": { "a": { "imagePreload": { "images": ["i:2"] } } } });
     cluster.create(
         Kind::Warmup,

@@ -1,20 +1,24 @@
 //! What Kubernetes does about pods and workloads that are not ours: it runs them, one step at a look.
 
-use moongate_operator::Kind;
 use serde_json::{Value, json};
 
-/// The pod as it is next: `None` if it stays as it is. One that is to end is gone when this answers `Gone`.
-pub(crate) enum Next {
+use super::Fate;
+use crate::Kind;
+use crate::plan::is_same_image;
+
+/// What becomes of an object.
+pub(super) enum Next {
     Is(Value),
     Gone,
 }
 
-/// What becomes of an object of a kind that the operator does not look after.
-pub(crate) fn next(kind: Kind, object: &Value) -> Option<Next> {
+/// What becomes of an object of a kind that the operator does not look after: nothing, if it stays as it is. `fate` says
+/// what becomes of containers.
+pub(super) fn next(kind: Kind, object: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
     match kind {
-        Kind::Pod => pod(object),
-        Kind::WarmupPod => warmup_pod(object),
-        Kind::StatefulSet | Kind::Deployment => workload(object).map(Next::Is),
+        Kind::Pod => pod(object, fate),
+        Kind::WarmupPod => warmup_pod(object, fate),
+        Kind::StatefulSet | Kind::Deployment | Kind::LeaderWorkerSet => workload(object).map(Next::Is),
         _ => None,
     }
 }
@@ -31,7 +35,7 @@ fn workload(object: &Value) -> Option<Value> {
     })
 }
 
-fn pod(live: &Value) -> Option<Next> {
+fn pod(live: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
     if live["metadata"].get("deletionTimestamp").is_some() {
         return Some(Next::Gone);
     }
@@ -44,26 +48,25 @@ fn pod(live: &Value) -> Option<Next> {
         condition(&mut next, "PodScheduled", true);
         return Some(Next::Is(next));
     }
-    let specs = live["spec"]["containers"].as_array().unwrap();
     let is_new = live["status"].get("containerStatuses").is_none();
-    let statuses: Vec<Value> = specs
-        .iter()
-        .enumerate()
-        .map(|(index, spec)| container(spec, &live["status"]["containerStatuses"][index]))
-        .collect();
+    let before = live["status"]["containerStatuses"].as_array().map_or(&[][..], Vec::as_slice);
+    let one = |spec: &Value| {
+        let before = before.iter().find(|status| status["name"] == spec["name"]);
+        container(spec, before, fate)
+    };
+    let statuses: Vec<Value> = live["spec"]["containers"].as_array().into_iter().flatten().map(one).collect();
     let all_up = statuses.iter().all(|status| status["ready"] == true);
     next["status"]["containerStatuses"] = statuses.into();
     next["status"]["phase"] = "Running".into();
     condition(&mut next, "ContainersReady", all_up);
     let gates = live["spec"]["readinessGates"].as_array().into_iter().flatten();
-    let open = gates.into_iter().all(|gate| has(live, gate["conditionType"].as_str().unwrap()));
+    let open = gates.into_iter().all(|gate| has(live, gate["conditionType"].as_str().unwrap_or_default()));
     condition(&mut next, "Ready", all_up && open);
     (is_new || next != *live).then_some(Next::Is(next))
 }
 
-/// It ends at once on the node that it asks for. Images may be called broken, or to have no shell: then a container does not
-/// start, and ends, or waits for ever.
-fn warmup_pod(live: &Value) -> Option<Next> {
+/// It ends at once on the node that it asks for, if its containers do.
+fn warmup_pod(live: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
     if live["metadata"].get("deletionTimestamp").is_some() {
         return Some(Next::Gone);
     }
@@ -72,18 +75,16 @@ fn warmup_pod(live: &Value) -> Option<Next> {
     }
     let ended = |reason: &str, code: i32| json!({ "terminated": { "reason": reason, "exitCode": code } });
     let container = |spec: &Value| {
-        let image = spec["image"].as_str().unwrap();
-        let state = match image.split(':').next().unwrap() {
-            "broken" => ended("Error", 1),
-            "shell-less" => ended("StartError", 128),
-            "stuck" => json!({ "waiting": { "reason": "CreateContainerError" } }),
-            "absent" => json!({ "waiting": { "reason": "ImagePullBackOff" } }),
-            _ => ended("Completed", 0),
+        let image = spec["image"].as_str().unwrap_or_default();
+        let (state, id) = match fate(image) {
+            Fate::Works => (ended("Completed", 0), format!("sha256:{image}")),
+            Fate::Ends(reason, code) => (ended(reason, code), format!("sha256:{image}")),
+            Fate::Waits(reason) => (json!({ "waiting": { "reason": reason } }), String::new()),
         };
-        let id = if state.get("waiting").is_some() { String::new() } else { format!("sha256:{image}") };
         json!({ "name": spec["name"], "image": image, "imageID": id, "ready": false, "restartCount": 0, "state": state })
     };
-    let statuses: Vec<Value> = live["spec"]["containers"].as_array().unwrap().iter().map(container).collect();
+    let statuses: Vec<Value> =
+        live["spec"]["containers"].as_array().into_iter().flatten().map(container).collect();
     let any = |which: &dyn Fn(&Value) -> bool| statuses.iter().any(|one| which(&one["state"]));
     let phase = match () {
         () if any(&|state| state.get("waiting").is_some()) => "Pending",
@@ -96,19 +97,19 @@ fn warmup_pod(live: &Value) -> Option<Next> {
     Some(Next::Is(next))
 }
 
-/// A container whose image has changed is down first, and then up, unless it is called broken.
-fn container(spec: &Value, status: &Value) -> Value {
+/// A container whose image has changed is down first, and then up, if it starts.
+fn container(spec: &Value, status: Option<&Value>, fate: fn(&str) -> Fate) -> Value {
     let image = spec["image"].as_str().unwrap_or_default();
     let id = format!("sha256:{image}");
-    let works = !image.starts_with("broken");
-    if status.is_null() {
+    let works = fate(image) == Fate::Works;
+    let Some(status) = status else {
         return json!({ "name": spec["name"], "image": image, "imageID": id, "ready": works, "restartCount": 0 });
-    }
+    };
     let mut next = status.clone();
-    if status["image"] != image {
+    if !is_same_image(image, status["image"].as_str().unwrap_or_default()) {
         next["image"] = image.into();
         next["ready"] = false.into();
-        next["restartCount"] = (status["restartCount"].as_i64().unwrap() + 1).into();
+        next["restartCount"] = (status["restartCount"].as_i64().unwrap_or(0) + 1).into();
     } else if status["ready"] == false && works {
         next["ready"] = true.into();
         next["imageID"] = id.into();
@@ -126,7 +127,7 @@ fn condition(pod: &mut Value, kind: &str, is_true: bool) {
     if !pod["status"]["conditions"].is_array() {
         pod["status"]["conditions"] = json!([]);
     }
-    let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
+    let Value::Array(conditions) = &mut pod["status"]["conditions"] else { return };
     match conditions.iter_mut().find(|one| one["type"] == kind) {
         Some(one) => one["status"] = status.into(),
         None => conditions.push(json!({ "type": kind, "status": status })),

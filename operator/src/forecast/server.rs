@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::Kind;
-use moongate_operator::plan::Action;
 use serde_json::{Map, Value, json};
 
-use crate::kubelet;
+use super::kubelet::{self, Next};
+use crate::Kind;
+use crate::plan::Action;
 
 /// Schemas of the kinds that are ours, for their defaults.
 static SCHEMAS: LazyLock<BTreeMap<Kind, Value>> = LazyLock::new(|| {
@@ -16,49 +16,73 @@ static SCHEMAS: LazyLock<BTreeMap<Kind, Value>> = LazyLock::new(|| {
         let kind = Kind::named(&crd.spec.names.kind)?;
         let version = crd.spec.versions.into_iter().find(|version| version.name == "v1alpha2")?;
         let schema = version.schema?.open_api_v3_schema?;
-        Some((kind, serde_json::to_value(schema).unwrap()))
+        Some((kind, serde_json::to_value(schema).ok()?))
     });
     schemas.collect()
 });
 
 /// What watches tell.
 #[derive(Debug, Clone)]
-pub(crate) enum Change {
+pub enum Change {
+    /// An object is so now.
     Is(Kind, Value),
+    /// It is no more; this is what it was.
     Gone(Kind, Value),
 }
 
+/// What becomes of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It does what it is for.
+    Works,
+    /// It ends, with this reason and exit code.
+    Ends(&'static str, i32),
+    /// It does not start, for this reason.
+    Waits(&'static str),
+}
+
+/// The objects of one namespace.
 #[derive(Debug, Clone)]
-pub(crate) struct Server {
+pub struct Server {
     objects: BTreeMap<(Kind, String), Value>,
     /// Objects that Kubernetes itself has still to do something about.
-    pub(crate) restless: BTreeSet<(Kind, String)>,
+    pub restless: BTreeSet<(Kind, String)>,
     version: u64,
     uids: u64,
-    pub(crate) now: Timestamp,
+    /// The time.
+    pub now: Timestamp,
+    /// What becomes of containers of an image. If nothing else is said, all work.
+    pub fate: fn(image: &str) -> Fate,
 }
 
 impl Server {
-    pub(crate) fn new() -> Self {
-        let now = Timestamp::from_second(1_790_000_000).unwrap();
-        // Versions begin beyond those of recorded objects.
-        Self { objects: BTreeMap::new(), restless: BTreeSet::new(), version: 1_000_000, uids: 0, now }
+    /// One without objects.
+    #[must_use]
+    pub fn new(now: Timestamp) -> Self {
+        let objects = BTreeMap::new();
+        Self { objects, restless: BTreeSet::new(), version: 0, uids: 0, now, fate: |_| Fate::Works }
     }
 
-    pub(crate) fn all(&self, kind: Kind) -> impl Iterator<Item = &Value> {
+    /// All objects of a kind, by name.
+    pub fn all(&self, kind: Kind) -> impl Iterator<Item = &Value> {
         self.objects.iter().filter(move |((of, _), _)| *of == kind).map(|(_, object)| object)
     }
 
-    pub(crate) fn everything(&self) -> impl Iterator<Item = (Kind, &Value)> {
+    /// All objects.
+    pub fn everything(&self) -> impl Iterator<Item = (Kind, &Value)> {
         self.objects.iter().map(|((kind, _), object)| (*kind, object))
     }
 
-    pub(crate) fn get(&self, kind: Kind, name: &str) -> Option<&Value> {
+    /// An object by name.
+    #[must_use]
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Value> {
         self.objects.get(&(kind, name.to_owned()))
     }
 
     /// As it is, with its UID, version and generation: what another controller left behind.
-    pub(crate) fn restore(&mut self, kind: Kind, mut object: Value) {
+    pub fn restore(&mut self, kind: Kind, mut object: Value) {
+        let version = object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
+        self.version = self.version.max(version.unwrap_or(0));
         object["apiVersion"] = kind.api_version().into();
         object["kind"] = kind.name().into();
         self.insert(kind, object);
@@ -66,7 +90,7 @@ impl Server {
 
     fn insert(&mut self, kind: Kind, object: Value) {
         let key = (kind, text(&object["metadata"]["name"]));
-        match kubelet::next(kind, &object) {
+        match kubelet::next(kind, &object, self.fate) {
             Some(_) => self.restless.insert(key.clone()),
             None => self.restless.remove(&key),
         };
@@ -74,26 +98,33 @@ impl Server {
     }
 
     /// A new object, as someone's `kubectl create` makes it.
-    pub(crate) fn create(&mut self, kind: Kind, mut object: Value) -> Change {
+    pub fn create(&mut self, kind: Kind, mut object: Value) -> Change {
         self.version += 1;
         self.uids += 1;
-        let seconds = Timestamp::from_second(self.now.as_second()).unwrap().to_string();
-        let meta = object["metadata"].as_object_mut().unwrap();
-        meta.insert("namespace".into(), "default".into());
-        meta.insert("uid".into(), format!("uid-{}", self.uids).into());
-        meta.insert("generation".into(), 1.into());
-        meta.insert("resourceVersion".into(), self.version.to_string().into());
-        meta.insert("creationTimestamp".into(), seconds.into());
+        let made = self.seconds();
+        let metadata = &mut object["metadata"];
+        if metadata["namespace"].is_null() {
+            metadata["namespace"] = "default".into();
+        }
+        metadata["uid"] = format!("uid-{}", self.uids).into();
+        metadata["generation"] = 1.into();
+        metadata["resourceVersion"] = self.version.to_string().into();
+        metadata["creationTimestamp"] = made.into();
         defaulted(kind, &mut object);
         self.insert(kind, object.clone());
         Change::Is(kind, object)
     }
 
+    /// The time, without a fraction, as Kubernetes has it.
+    fn seconds(&self) -> String {
+        Timestamp::from_second(self.now.as_second()).unwrap_or(self.now).to_string()
+    }
+
     /// Puts an object in the place of the one of that name. Nothing happens if it is the same.
-    pub(crate) fn put(&mut self, kind: Kind, mut object: Value) -> Change {
+    pub fn put(&mut self, kind: Kind, mut object: Value) -> Change {
         defaulted(kind, &mut object);
         let key = (kind, text(&object["metadata"]["name"]));
-        let live = &self.objects[&key];
+        let live = self.objects.get(&key).unwrap_or(&Value::Null);
         if *live == object {
             return Change::Is(kind, object);
         }
@@ -107,7 +138,7 @@ impl Server {
     }
 
     /// Takes an object away, and what it owned with it. Pods live until their kubelet has ended them.
-    pub(crate) fn remove(&mut self, kind: Kind, name: &str) -> Vec<Change> {
+    pub fn remove(&mut self, kind: Kind, name: &str) -> Vec<Change> {
         let key = (kind, name.to_owned());
         self.restless.remove(&key);
         let Some(mut gone) = self.objects.remove(&key) else { return Vec::new() };
@@ -126,22 +157,33 @@ impl Server {
         let mut changes = vec![Change::Gone(kind, gone)];
         for (kind, name) in owned {
             changes.extend(match kind {
-                Kind::Pod | Kind::WarmupPod => vec![self.end_pod(kind, &name)],
+                Kind::Pod | Kind::WarmupPod => self.end_pod(kind, &name).into_iter().collect(),
                 _ => self.remove(kind, &name),
             });
         }
         changes
     }
 
-    fn end_pod(&mut self, kind: Kind, name: &str) -> Change {
-        let mut pod = self.objects[&(kind, name.to_owned())].clone();
-        let now = Timestamp::from_second(self.now.as_second()).unwrap();
-        pod["metadata"]["deletionTimestamp"] = now.to_string().into();
-        self.put(kind, pod)
+    fn end_pod(&mut self, kind: Kind, name: &str) -> Option<Change> {
+        let mut pod = self.get(kind, name)?.clone();
+        pod["metadata"]["deletionTimestamp"] = self.seconds().into();
+        Some(self.put(kind, pod))
+    }
+
+    /// What Kubernetes does next about one object.
+    pub fn advance(&mut self, kind: Kind, name: &str) -> Vec<Change> {
+        match self.get(kind, name).and_then(|live| kubelet::next(kind, live, self.fate)) {
+            Some(Next::Is(object)) => vec![self.put(kind, object)],
+            Some(Next::Gone) => self.remove(kind, name),
+            None => Vec::new(),
+        }
     }
 
     /// One write of the operator. The first change is the answer.
-    pub(crate) fn write(&mut self, action: &Action) -> Result<Vec<Change>, String> {
+    ///
+    /// # Errors
+    /// Why the write is refused.
+    pub fn write(&mut self, action: &Action) -> Result<Vec<Change>, String> {
         match action {
             Action::Apply(manifest) | Action::Create(manifest) => {
                 let Some(kind) = Kind::of(manifest) else { return Ok(Vec::new()) };
@@ -170,10 +212,9 @@ impl Server {
                 } else if *status {
                     merge_list(&mut live["status"]["conditions"], &body["status"]["conditions"], "type");
                 } else {
-                    let containers = body["spec"]["containers"].take();
-                    body.as_object_mut().unwrap().remove("spec");
+                    let spec = body.as_object_mut().and_then(|body| body.remove("spec")).unwrap_or_default();
                     merge(&mut live, &body);
-                    merge_list(&mut live["spec"]["containers"], &containers, "name");
+                    merge_list(&mut live["spec"]["containers"], &spec["containers"], "name");
                 }
                 Ok(vec![self.put(*kind, live)])
             }
@@ -182,7 +223,7 @@ impl Server {
                     return Ok(Vec::new());
                 }
                 Ok(match kind {
-                    Kind::Pod | Kind::WarmupPod => vec![self.end_pod(*kind, name)],
+                    Kind::Pod | Kind::WarmupPod => self.end_pod(*kind, name).into_iter().collect(),
                     _ => self.remove(*kind, name),
                 })
             }
@@ -200,7 +241,7 @@ impl Server {
 }
 
 fn text(value: &Value) -> String {
-    value.as_str().unwrap().to_owned()
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 /// What server-side apply by the only one who applies makes of it.
@@ -223,7 +264,7 @@ fn merge(live: &mut Value, patch: &Value) {
     if !live.is_object() {
         *live = Value::Object(Map::new());
     }
-    let members = live.as_object_mut().unwrap();
+    let Value::Object(members) = live else { return };
     for (name, value) in patch {
         match value {
             Value::Null => drop(members.remove(name)),
@@ -238,7 +279,7 @@ fn merge_list(live: &mut Value, patch: &Value, key: &str) {
     if !live.is_array() {
         *live = json!([]);
     }
-    let live = live.as_array_mut().unwrap();
+    let Value::Array(live) = live else { return };
     for item in patch {
         match live.iter_mut().find(|one| one[key] == item[key]) {
             Some(one) => merge(one, item),

@@ -1,0 +1,133 @@
+{{/* Roles of engines. All take a dict of root, role (its name) and engine (its values). */}}
+
+{{- define "moongate.engine.role" -}}
+{{- $engine := .engine }}
+{{- $role := .role }}
+{{- $autoscaling := $engine.autoscaling | default dict }}
+{{- $replicas := hasKey $engine "replicas" | ternary $engine.replicas 1 }}
+{{- if $autoscaling.enabled }}
+{{- /* What the autoscaler has set is in the adapter, and only that may be written to the group. */}}
+{{- $name := printf "%s-%s" (include "moongate.name" .root) $role }}
+{{- $adapter := lookup "workloads.x-k8s.io/v1alpha2" "RoleBasedGroupScalingAdapter" .root.Release.Namespace $name }}
+{{- $replicas = dig "spec" "replicas" $autoscaling.minReplicas ($adapter | default dict) }}
+{{- end }}
+name: {{ $role }}
+replicas: {{ $replicas }}
+{{- $master := .root.Values.store.enabled | ternary (list "mooncake-master") list }}
+{{- with hasKey $engine "dependencies" | ternary $engine.dependencies $master }}
+dependencies: {{ toJson . }}
+{{- end }}
+{{- if $autoscaling.enabled }}
+scalingAdapter: { enable: true }
+{{- end }}
+{{ include "moongate.rollout" . }}
+standalonePattern:
+  template:
+    metadata:
+      labels: {{- include "moongate.selector" (dict "root" .root "component" "engine") | nindent 8 }}
+      annotations: {{ include "moongate.engine.annotations" . }}
+    spec:
+      {{- $spec := eq $engine.engine "simulated" | ternary (include "moongate.pod.security" . | fromYaml) dict }}
+      {{- $_ := set $spec "automountServiceAccountToken" false }}
+      {{- $_ := set $spec "containers" (list (include "moongate.engine.container" . | fromYaml)) }}
+      {{- $shared := dict "name" "shared-memory" "emptyDir" (dict "medium" "Memory" "sizeLimit" ($engine.sharedMemory | default "16Gi")) }}
+      {{- $volumes := list $shared }}
+      {{- if include "moongate.engine.reads" . }}
+      {{- $configMap := dict "name" (printf "%s-mooncake" (include "moongate.name" .root)) }}
+      {{- $volumes = append $volumes (dict "name" "mooncake" "configMap" $configMap) }}
+      {{- end }}
+      {{- $_ := set $spec "volumes" $volumes }}
+      {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "given" $engine.pod) | nindent 6 }}
+{{- end }}
+
+{{/* Whether it reads about the store in a file: vLLM's MooncakeStoreConnector does. */}}
+{{- define "moongate.engine.reads" -}}
+{{- if and .root.Values.store.enabled (eq (.engine.connector | default "") "store") }}true{{ end }}
+{{- end }}
+
+{{/* What the gateway reads. */}}
+{{- define "moongate.engine.annotations" -}}
+{{- $mode := .engine.mode | default "plain" }}
+{{- $ours := dict "moongate.io/role" $mode "moongate.io/port" "8000" }}
+{{- if and (eq $mode "prefill") (or (ne .engine.engine "vllm") (eq (.engine.connector | default "") "mooncake")) }}
+{{- $_ := set $ours "moongate.io/bootstrap-port" "8998" }}
+{{- end }}
+{{- if ne .engine.engine "simulated" }}
+{{- $_ := set $ours "moongate.io/engine" .engine.engine }}
+{{- end }}
+{{- if and (eq .engine.engine "vllm") (ne $mode "plain") }}
+{{- $_ := set $ours "moongate.io/kv-connector" .engine.connector }}
+{{- end }}
+{{- include "moongate.annotations" (dict "root" .root "port" 8000 "ours" $ours "given" .engine.podAnnotations) }}
+{{- end }}
+
+{{- define "moongate.engine.container" -}}
+{{- $engine := .engine }}
+{{- $images := dict "sglang" "lmsysorg/sglang:v0.5.23" "vllm" "vllm/vllm-openai:v0.32.0" "simulated" (include "moongate.image" .root) -}}
+name: engine
+image: {{ $engine.image | default (get $images $engine.engine) }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+{{- if $engine.command }}
+command: {{- toYaml $engine.command | nindent 2 }}
+{{- else if eq $engine.engine "sglang" }}
+command: [python3, -m, sglang.launch_server]
+{{- else if eq $engine.engine "vllm" }}
+command: [vllm, serve]
+{{- end }}
+args:
+  {{- if not $engine.command }}{{ include (printf "moongate.%s.args" $engine.engine) . | trim | nindent 2 }}{{ end }}
+  {{- range $engine.args }}
+  - {{ quote . }}
+  {{- end }}
+env: {{- include "moongate.env" (dict "ours" (include "moongate.engine.env" . | fromYamlArray) "given" $engine.env) | nindent 2 }}
+ports:
+  - { name: http, containerPort: 8000 }
+  - { name: bootstrap, containerPort: 8998 }
+  - { name: kv-events, containerPort: 5557 }
+  - { name: kv-replay, containerPort: 5657 }
+# An hour for loading a model.
+startupProbe:
+  httpGet: { path: /health, port: http }
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 720
+readinessProbe:
+  httpGet: { path: /health, port: http }
+  timeoutSeconds: 5
+livenessProbe:
+  httpGet: { path: /health, port: http }
+  periodSeconds: 30
+  timeoutSeconds: 20
+  failureThreshold: 5
+resources: {{- toYaml ($engine.resources | default dict) | nindent 2 }}
+volumeMounts:
+  - { name: shared-memory, mountPath: /dev/shm }
+  {{- if include "moongate.engine.reads" . }}
+  - { name: mooncake, mountPath: /etc/mooncake, readOnly: true }
+  {{- end }}
+  {{- with $engine.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- if eq $engine.engine "simulated" }}
+{{ include "moongate.container.security" . }}
+{{- end }}
+{{- end }}
+
+{{/* Variables by which engines find the store. */}}
+{{- define "moongate.engine.env" -}}
+{{- $values := .root.Values }}
+{{- if and $values.store.enabled (ne .engine.engine "simulated") }}
+- { name: MOONCAKE_MASTER, value: "{{ include "moongate.master" .root }}:50051" }
+- { name: MOONCAKE_TE_META_DATA_SERVER, value: {{ quote $values.store.metadata }} }
+- { name: MOONCAKE_LOCAL_HOSTNAME, value: $(POD_IP) }
+- { name: MOONCAKE_GLOBAL_SEGMENT_SIZE, value: "0" }
+- { name: MOONCAKE_PROTOCOL, value: tcp }
+# Without it, a master's machine that hangs keeps a client waiting for 30 s.
+- { name: MC_RPC_TIMEOUT_MS, value: "1000" }
+{{- end }}
+{{- if eq .engine.engine "vllm" }}
+- { name: VLLM_MOONCAKE_BOOTSTRAP_PORT, value: "8998" }
+- { name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP) }
+{{- if include "moongate.engine.reads" . }}
+- { name: MOONCAKE_CONFIG_PATH, value: /etc/mooncake/mooncake.json }
+{{- end }}
+{{- end }}
+{{- end }}

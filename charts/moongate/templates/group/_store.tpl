@@ -1,0 +1,169 @@
+{{/* Roles of the KV store. */}}
+
+{{- define "moongate.rollout" -}}
+rolloutStrategy:
+  type: RollingUpdate
+  rollingUpdate:
+    type: InPlaceIfPossible
+    maxUnavailable: 1
+    inPlaceUpdateStrategy: { gracePeriodSeconds: 5 }
+{{- end }}
+
+{{- define "moongate.master.role" -}}
+{{- $master := .Values.store.master }}
+{{- $name := include "moongate.master" . }}
+{{- $several := gt (int $master.replicas) 1 }}
+{{- $config := dict
+  "rpc_address" "$(POD_IP)"
+  "rpc_port" 50051
+  "metrics_port" 9003
+  "data_dir" "/var/lib/moongate"
+  "enable_kv_events" true
+  "kv_events_bind_endpoint" "tcp://0.0.0.0:5557"
+  "kv_events_backend_id" (include "moongate.name" .)
+  "cluster_id" (include "moongate.name" .)
+  "log_format" .Values.log.format
+  "log_filter" .Values.log.filter }}
+{{- if $several }}
+{{- $lease := dict "enable_ha" true "ha_backend_type" "k8s" "ha_backend_connstring" (printf "%s/%s" .Release.Namespace $name) }}
+{{- $config = merge $config $lease (dict "ha_address" "$(POD_IP):50051") }}
+{{- end }}
+{{- if .Values.store.nodes.tier.size }}
+{{- $config = merge $config (dict "enable_offload" true "offload_on_evict" true "promotion_on_hit" true) }}
+{{- end }}
+name: mooncake-master
+replicas: {{ $master.replicas }}
+{{ include "moongate.rollout" . }}
+standalonePattern:
+  template:
+    metadata:
+      labels: {{- include "moongate.selector" (dict "root" . "component" "master") | nindent 8 }}
+      annotations: {{ include "moongate.annotations" (dict "root" . "port" 9003 "given" $master.podAnnotations) }}
+    spec:
+      {{- $spec := include "moongate.pod.security" . | fromYaml }}
+      {{- $_ := set $spec "automountServiceAccountToken" $several }}
+      {{- if $several }}{{ $_ := set $spec "serviceAccountName" $name }}{{ end }}
+      {{- $container := include "moongate.master.container" (dict "root" . "config" (merge (dict) $master.config $config)) | fromYaml }}
+      {{- $_ := set $spec "containers" (list $container) }}
+      {{- $_ := set $spec "volumes" (list (merge (dict "name" "data") ($master.volume | default (dict "emptyDir" dict)))) }}
+      {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $master.pod) | nindent 6 }}
+{{- end }}
+
+{{- define "moongate.master.container" -}}
+name: master
+image: {{ include "moongate.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+args:
+  - master
+  {{- range $flag, $value := .config }}
+  - {{ printf "--%s=%s" $flag (kindIs "float64" $value | ternary (toJson $value) (toString $value)) | quote }}
+  {{- end }}
+env: {{- include "moongate.whereabouts" . | nindent 2 }}
+ports:
+  - { name: rpc, containerPort: 50051 }
+  - { name: admin, containerPort: 9003 }
+  - { name: events, containerPort: 5557 }
+livenessProbe:
+  httpGet: { path: /health, port: admin }
+  periodSeconds: 5
+readinessProbe:
+  httpGet: { path: /role, port: admin }
+  periodSeconds: 2
+resources: {{- toYaml .root.Values.store.master.resources | nindent 2 }}
+volumeMounts:
+  - { name: data, mountPath: /var/lib/moongate }
+{{ include "moongate.container.security" . }}
+{{- end }}
+
+{{- define "moongate.node.role" -}}
+{{- $nodes := .Values.store.nodes }}
+name: mooncake-store
+replicas: {{ $nodes.replicas }}
+dependencies: [mooncake-master]
+{{ include "moongate.rollout" . }}
+standalonePattern:
+  template:
+    metadata:
+      labels: {{- include "moongate.selector" (dict "root" . "component" "store") | nindent 8 }}
+      {{- $container := dict "kubectl.kubernetes.io/default-container" "store" }}
+      annotations: {{ include "moongate.annotations" (dict "root" . "port" 8080 "ours" $container "given" $nodes.podAnnotations) }}
+    spec:
+      {{- $spec := include "moongate.pod.security" . | fromYaml }}
+      {{- $_ := set $spec "automountServiceAccountToken" false }}
+      {{- $containers := list (include "moongate.node.container" . | fromYaml) }}
+      {{- $volumes := list }}
+      {{- if eq $nodes.memory "holder" }}
+      {{- $containers = prepend $containers (include "moongate.holder.container" . | fromYaml) }}
+      {{- $volumes = append $volumes (dict "name" "holder" "emptyDir" dict) }}
+      {{- else if eq $nodes.memory "folder" }}
+      {{- $volumes = append $volumes (merge (dict "name" "memory") ($nodes.volume | default (dict "emptyDir" (dict "medium" "Memory")))) }}
+      {{- end }}
+      {{- if $nodes.tier.size }}
+      {{- $volumes = append $volumes (merge (dict "name" "tier") ($nodes.tier.volume | default (dict "emptyDir" dict))) }}
+      {{- end }}
+      {{- $_ := set $spec "containers" $containers }}
+      {{- $_ := set $spec "volumes" $volumes }}
+      {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $nodes.pod) | nindent 6 }}
+{{- end }}
+
+{{/* Starts before the store: kubelets start containers in their order. */}}
+{{- define "moongate.holder.container" -}}
+name: holder
+image: {{ .Values.store.nodes.holder.repository | default .Values.image.repository }}:{{ .Values.store.nodes.holder.tag }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args: [store-holder, --socket=/run/moongate/holder]
+resources:
+  requests: { cpu: 10m, memory: 16Mi }
+  limits: { memory: 64Mi }
+volumeMounts:
+  - { name: holder, mountPath: /run/moongate }
+{{ include "moongate.container.security" . }}
+{{- end }}
+
+{{- define "moongate.node.container" -}}
+{{- $nodes := .Values.store.nodes }}
+{{- $where := dict "holder" "holder:/run/moongate/holder" "folder" "folder:/var/lib/moongate/memory" "process" "process" -}}
+name: store
+image: {{ include "moongate.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  - store
+  - --port=8080
+  - --data-port=13100
+  - --memory={{ get $where $nodes.memory }}
+  - --allow-peers={{ join "," $nodes.allowPeers }}
+  - --log-format={{ .Values.log.format }}
+  - --log-filter={{ .Values.log.filter }}
+  {{- with $nodes.tier.size }}
+  - --tier-size={{ . }}
+  {{- end }}
+{{- $env := list
+  (dict "name" "MOONCAKE_LOCAL_HOSTNAME" "value" "$(POD_IP)")
+  (dict "name" "MOONCAKE_MASTER" "value" (printf "%s:50051" (include "moongate.master" .)))
+  (dict "name" "MOONCAKE_TE_META_DATA_SERVER" "value" .Values.store.metadata)
+  (dict "name" "MOONCAKE_GLOBAL_SEGMENT_SIZE" "value" $nodes.segment) }}
+{{- if $nodes.tier.size }}
+{{- $env = append $env (dict "name" "MOONCAKE_OFFLOAD_ENABLED" "value" "true") }}
+{{- $env = append $env (dict "name" "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH" "value" "/var/lib/moongate/tier") }}
+{{- end }}
+env: {{- include "moongate.env" (dict "ours" $env "given" $nodes.env) | nindent 2 }}
+ports:
+  - { name: http, containerPort: 8080 }
+  - { name: data, containerPort: 13100 }
+livenessProbe:
+  tcpSocket: { port: http }
+readinessProbe:
+  httpGet: { path: /health, port: http }
+  periodSeconds: 2
+resources: {{- toYaml $nodes.resources | nindent 2 }}
+volumeMounts:
+  {{- if eq $nodes.memory "holder" }}
+  - { name: holder, mountPath: /run/moongate }
+  {{- else if eq $nodes.memory "folder" }}
+  - { name: memory, mountPath: /var/lib/moongate/memory }
+  {{- end }}
+  {{- if $nodes.tier.size }}
+  - { name: tier, mountPath: /var/lib/moongate/tier }
+  {{- end }}
+{{ include "moongate.container.security" . }}
+{{- end }}

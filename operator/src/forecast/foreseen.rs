@@ -1,0 +1,187 @@
+//! What a step of a plan means to a person.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Server, role};
+use crate::Kind;
+use crate::plan::{Action, IN_PLACE_GRACE, Step};
+
+/// What is done to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum What {
+    /// The containers whose images change restart; the pod stays where it is.
+    RestartInPlace,
+    /// The pod serves nobody any more, and restarts after its grace period.
+    Drain,
+    /// Labels or annotations change; nothing restarts.
+    Relabel,
+    /// A new object.
+    Create,
+    /// The end of one.
+    Delete,
+    /// A workload gets another template: its own controller makes its pods anew.
+    ReplacePods,
+    /// Anything else that changes.
+    Change,
+}
+
+impl What {
+    /// In a few words.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::RestartInPlace => "restart in place",
+            Self::Drain => "drain",
+            Self::Relabel => "relabel",
+            Self::Create => "create",
+            Self::Delete => "delete",
+            Self::ReplacePods => "replace pods",
+            Self::Change => "change",
+        }
+    }
+}
+
+/// The image of one container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ImageChange {
+    /// The container.
+    pub container: String,
+    /// What it runs now.
+    pub from: String,
+    /// What it will run.
+    pub to: String,
+}
+
+/// One thing that will be done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Foreseen {
+    /// Seconds that were waited until then: grace periods, `minReadySeconds`, back-off. Restarts take none here.
+    pub waited_seconds: i64,
+    /// What.
+    pub what: What,
+    /// Kind of the object.
+    pub kind: &'static str,
+    /// Its name. One that is drawn will be another.
+    pub name: String,
+    /// Its role; empty if it is of none.
+    pub role: String,
+    /// Images that change.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ImageChange>,
+    /// Why.
+    pub reason: String,
+}
+
+/// What the step means, before it is done. Nothing, if only the operator's own bookkeeping changes.
+pub(super) fn of(step: &Step, server: &Server, waited_seconds: i64) -> Vec<Foreseen> {
+    let about = |what, kind: Kind, name: &str, role: &str, reason: String| Foreseen {
+        waited_seconds,
+        what,
+        kind: kind.name(),
+        name: name.to_owned(),
+        role: role.to_owned(),
+        images: Vec::new(),
+        reason,
+    };
+    match &step.action {
+        Action::Patch { kind: Kind::Pod, name, status: false, body } => {
+            let live = server.get(Kind::Pod, name).unwrap_or(&Value::Null);
+            let (what, images, reason) = of_pod(live, body);
+            vec![Foreseen { images, ..about(what, Kind::Pod, name, role(live), reason) }]
+        }
+        Action::Apply(manifest) | Action::Create(manifest) => {
+            let Some(kind) = Kind::of(manifest).filter(|kind| is_told(*kind)) else { return Vec::new() };
+            let wanted = Value::Object(manifest.0.clone());
+            let live = server.get(kind, manifest.name());
+            let what = match live {
+                None => What::Create,
+                Some(live) if makes_pods(kind) && !manifest_template_is_in(&wanted, live) => {
+                    What::ReplacePods
+                }
+                Some(_) => What::Change,
+            };
+            vec![about(what, kind, manifest.name(), role(&wanted), step.reason.clone())]
+        }
+        Action::Replace { kind: Kind::Group, name, .. } => {
+            vec![about(What::Change, Kind::Group, name, "", step.reason.clone())]
+        }
+        Action::Delete { kind, name, uid } if *kind != Kind::Revision => {
+            let own = matches!(kind, Kind::Pod).then(|| server.get(Kind::Pod, name)).flatten();
+            let pods = own.into_iter().chain(pods_of(server, uid));
+            let pods = pods.filter_map(|pod| Some((pod["metadata"]["name"].as_str()?, role(pod))));
+            let mut all: Vec<Foreseen> = pods
+                .map(|(name, role)| about(What::Delete, Kind::Pod, name, role, step.reason.clone()))
+                .collect();
+            if is_told(*kind) && *kind != Kind::Pod {
+                let live = server.get(*kind, name).unwrap_or(&Value::Null);
+                all.push(about(What::Delete, *kind, name, role(live), step.reason.clone()));
+            }
+            all
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Sets, instances and revisions are the operator's own means; their pods tell.
+fn is_told(kind: Kind) -> bool {
+    !matches!(kind, Kind::Set | Kind::Instance | Kind::Revision)
+}
+
+/// Workloads whose pods others make.
+fn makes_pods(kind: Kind) -> bool {
+    matches!(kind, Kind::StatefulSet | Kind::Deployment | Kind::LeaderWorkerSet)
+}
+
+fn manifest_template_is_in(wanted: &Value, live: &Value) -> bool {
+    let template = |object: &Value| {
+        let spec = &object["spec"];
+        let template = spec.get("template").or_else(|| spec.get("leaderWorkerTemplate"));
+        template.and_then(Value::as_object).cloned().unwrap_or_default()
+    };
+    moongate_render::Manifest(template(wanted)).is_in(&Value::Object(template(live)))
+}
+
+/// Restart, drain or new labels: what a patch of a pod comes to.
+fn of_pod(live: &Value, body: &Value) -> (What, Vec<ImageChange>, String) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let containers = |object: &Value| object["spec"]["containers"].as_array().cloned().unwrap_or_default();
+    let mut images = Vec::new();
+    for wanted in containers(body) {
+        let own = containers(live).into_iter().find(|one| one["name"] == wanted["name"]).unwrap_or_default();
+        if own["image"] != wanted["image"] {
+            images.push(ImageChange {
+                container: text(&wanted["name"]),
+                from: text(&own["image"]),
+                to: text(&wanted["image"]),
+            });
+        }
+    }
+    if !images.is_empty() {
+        return (What::RestartInPlace, images, "only images differ".to_owned());
+    }
+    let grace = body["metadata"]["annotations"][IN_PLACE_GRACE].as_str();
+    let grace: Option<Value> = grace.and_then(|text| serde_json::from_str(text).ok());
+    match grace.and_then(|grace| grace["graceSeconds"].as_u64()) {
+        Some(seconds) => (What::Drain, images, format!("its grace period is {seconds} s")),
+        None => (What::Relabel, images, "no container differs".to_owned()),
+    }
+}
+
+/// Pods that belong to the owner of that UID, however far down.
+fn pods_of<'a>(server: &'a Server, owner: &str) -> Vec<&'a Value> {
+    let is_owned = |object: &Value, owner: &str| {
+        let owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+        owners.into_iter().any(|one| one["uid"] == owner)
+    };
+    let mut pods = Vec::new();
+    for (kind, object) in server.everything().filter(|(_, object)| is_owned(object, owner)) {
+        match kind {
+            Kind::Pod => pods.push(object),
+            _ => pods.extend(pods_of(server, object["metadata"]["uid"].as_str().unwrap_or_default())),
+        }
+    }
+    pods
+}

@@ -1,0 +1,390 @@
+//! What a group is like: its roles, their pods, and what it waits for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::jiff::Timestamp;
+use rbg_api::keys;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::cluster::{Cluster, Family};
+use super::edit::text;
+use super::images::{images, name_of};
+use super::text::{age, indented, table};
+use super::wait::Progress;
+use super::{History, KubectlError};
+use crate::Kind;
+
+/// Events that are told.
+const EVENTS: usize = 10;
+
+/// A group.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupReport {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Whether all roles are as its spec says.
+    pub ready: bool,
+    /// What it waits for.
+    pub waits_for: Vec<String>,
+    /// Number of the revision that it is at.
+    pub revision: Option<i64>,
+    /// The set that it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group_set: Option<String>,
+    /// Seconds since it was made.
+    pub age_seconds: i64,
+    /// Its roles.
+    pub roles: Vec<RoleReport>,
+    /// The latest events about it and its parts, the oldest first.
+    pub events: Vec<Told>,
+}
+
+/// A role.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoleReport {
+    /// Its name.
+    pub name: String,
+    /// Kind of its workload.
+    pub workload: String,
+    /// Instances that it shall have.
+    pub replicas: i64,
+    /// Ready ones.
+    pub ready: i64,
+    /// Of the present spec.
+    pub updated: i64,
+    /// Its images.
+    pub images: Vec<String>,
+    /// What keeps it from being ready, or from being updated.
+    pub waits_for: Vec<String>,
+    /// Its instances.
+    pub instances: Vec<InstanceReport>,
+}
+
+/// An instance.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstanceReport {
+    /// Its name.
+    pub name: String,
+    /// Its pods.
+    pub pods: Vec<PodReport>,
+}
+
+/// A pod.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodReport {
+    /// Its name.
+    pub name: String,
+    /// Its state: `Running`, or why it does not run.
+    pub state: String,
+    /// Whether it serves.
+    pub ready: bool,
+    /// Restarts of its containers.
+    pub restarts: i64,
+    /// Its node.
+    pub node: String,
+    /// Hash of its revision.
+    pub revision: String,
+    /// Images of its containers.
+    pub images: Vec<String>,
+    /// Seconds since it was made.
+    pub age_seconds: i64,
+}
+
+/// An event.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Told {
+    /// Seconds since then.
+    pub age_seconds: i64,
+    /// `Normal` or `Warning`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Reason in one word.
+    pub reason: String,
+    /// `Kind/name` of what it is about.
+    pub object: String,
+    /// What happened.
+    pub message: String,
+}
+
+impl GroupReport {
+    /// Of a group.
+    ///
+    /// # Errors
+    /// [`KubectlError`].
+    pub async fn read(cluster: &Cluster, name: &str) -> Result<Self, KubectlError> {
+        let group = cluster.group(name).await?;
+        let family = cluster.family(name).await?;
+        // Who may see groups need not be allowed to see events.
+        let events = cluster.events(&uids(&family)).await.unwrap_or_default();
+        Self::of(&group, &family, &events, Timestamp::now())
+    }
+
+    /// Of all groups of the namespace, or of all namespaces; without events.
+    ///
+    /// # Errors
+    /// [`KubectlError`].
+    pub async fn all(cluster: &Cluster, everywhere: bool) -> Result<Vec<Self>, KubectlError> {
+        let mut by_namespace: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        for group in cluster.groups(everywhere).await? {
+            by_namespace.entry(text(&group["metadata"]["namespace"])).or_default().push(group);
+        }
+        let mut reports = Vec::new();
+        for (namespace, groups) in by_namespace {
+            let everything = cluster.in_namespace(&namespace).everything().await?;
+            for group in groups {
+                let family = everything.family(&text(&group["metadata"]["name"]));
+                reports.push(Self::of(&group, &family, &[], Timestamp::now())?);
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Of a group of v1alpha2, all that belongs to it, and events about that.
+    pub fn of(
+        group: &Value,
+        family: &Family,
+        events: &[Value],
+        now: Timestamp,
+    ) -> Result<Self, KubectlError> {
+        let history = History::of(group, family)?;
+        let roles = group["spec"]["roles"].as_array().into_iter().flatten();
+        let roles: Vec<RoleReport> = roles.map(|spec| role(group, spec, family, now)).collect();
+        let waits_for = match Progress::of(group) {
+            Progress::Done => Vec::new(),
+            Progress::Stuck(why) => vec![why],
+            Progress::Going(lines) => lines,
+        };
+        let labels = &group["metadata"]["labels"];
+        let latest = events.iter().skip(events.len().saturating_sub(EVENTS));
+        Ok(Self {
+            namespace: text(&group["metadata"]["namespace"]),
+            name: text(&group["metadata"]["name"]),
+            ready: waits_for.is_empty(),
+            waits_for,
+            revision: history.revisions.iter().find(|one| one.is_current).map(|one| one.number),
+            group_set: labels[keys::GROUPSET_NAME].as_str().map(str::to_owned),
+            age_seconds: seconds_since(&group["metadata"]["creationTimestamp"], now),
+            roles,
+            events: latest.map(|event| told(event, now)).collect(),
+        })
+    }
+
+    /// One line of a list of groups, under [`Self::HEAD`].
+    #[must_use]
+    pub fn row(&self) -> Vec<String> {
+        let sum = |number: &dyn Fn(&RoleReport) -> i64| self.roles.iter().map(number).sum::<i64>();
+        let (all, ready) = (sum(&|role| role.replicas), sum(&|role| role.ready));
+        vec![
+            self.namespace.clone(),
+            self.name.clone(),
+            self.roles.len().to_string(),
+            format!("{ready}/{all}"),
+            sum(&|role| role.updated.min(role.replicas)).to_string(),
+            self.revision.map(|number| number.to_string()).unwrap_or_default(),
+            age(self.age_seconds),
+            if self.ready { "ready".to_owned() } else { self.waits_for.join("; ") },
+        ]
+    }
+
+    /// What the columns of [`Self::row`] are.
+    pub const HEAD: [&str; 8] =
+        ["NAMESPACE", "NAME", "ROLES", "READY", "UPDATED", "REVISION", "AGE", "WAITS FOR"];
+
+    /// For people, in full.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let revision = self.revision.map(|number| format!(", revision {number}")).unwrap_or_default();
+        let of_set = self.group_set.as_ref().map(|set| format!(", of the set {set}")).unwrap_or_default();
+        let state = if self.ready { "ready" } else { "not ready" };
+        let mut text = format!(
+            "{} in {}: {state}{revision}{of_set}, {} old\n",
+            self.name,
+            self.namespace,
+            age(self.age_seconds)
+        );
+        for line in &self.waits_for {
+            text.push_str(&format!("  {line}\n"));
+        }
+        let rows = self.roles.iter().map(|role| {
+            let images = role.images.join(", ");
+            let ready = format!("{}/{}", role.ready, role.replicas);
+            let waits = role.waits_for.join("; ");
+            vec![role.name.clone(), ready, role.updated.to_string(), role.workload.clone(), images, waits]
+        });
+        let rows: Vec<Vec<String>> = rows.collect();
+        let head = ["ROLE", "READY", "UPDATED", "WORKLOAD", "IMAGES", "WAITS FOR"];
+        text.push_str(&format!("\nRoles\n{}", indented(&table(&head, &rows))));
+        let rows: Vec<Vec<String>> = self.roles.iter().flat_map(pod_rows).collect();
+        if !rows.is_empty() {
+            let head = ["ROLE", "INSTANCE", "POD", "READY", "STATE", "RESTARTS", "REVISION", "NODE", "AGE"];
+            text.push_str(&format!("\nPods\n{}", indented(&table(&head, &rows))));
+        }
+        let rows = self.events.iter().map(|event| {
+            let about = [&event.kind, &event.reason, &event.object, &event.message].map(String::clone);
+            std::iter::once(age(event.age_seconds)).chain(about).collect()
+        });
+        let rows: Vec<Vec<String>> = rows.collect();
+        if !rows.is_empty() {
+            let head = ["AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"];
+            text.push_str(&format!("\nEvents\n{}", indented(&table(&head, &rows))));
+        }
+        text
+    }
+}
+
+fn pod_rows(role: &RoleReport) -> impl Iterator<Item = Vec<String>> {
+    role.instances.iter().flat_map(move |instance| {
+        instance.pods.iter().map(move |pod| {
+            vec![
+                role.name.clone(),
+                instance.name.clone(),
+                pod.name.clone(),
+                if pod.ready { "yes" } else { "no" }.to_owned(),
+                pod.state.clone(),
+                pod.restarts.to_string(),
+                pod.revision.clone(),
+                pod.node.clone(),
+                age(pod.age_seconds),
+            ]
+        })
+    })
+}
+
+fn seconds_since(time: &Value, now: Timestamp) -> i64 {
+    let time: Option<Timestamp> = time.as_str().and_then(|time| time.parse().ok());
+    time.map_or(0, |time| now.duration_since(time).as_secs())
+}
+
+fn label<'a>(object: &'a Value, key: &str) -> &'a str {
+    object["metadata"]["labels"][key].as_str().unwrap_or_default()
+}
+
+fn role(group: &Value, spec: &Value, family: &Family, now: Timestamp) -> RoleReport {
+    let name = name_of(spec);
+    let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
+    let status = statuses.into_iter().find(|status| status["name"] == name.as_str());
+    let number = |member: &str| status.and_then(|status| status[member].as_i64()).unwrap_or(0);
+    let kinds = [Kind::Set, Kind::StatefulSet, Kind::Deployment, Kind::LeaderWorkerSet];
+    let mut workloads = kinds.into_iter().flat_map(|kind| family.server.all(kind));
+    let workload = workloads.find(|live| label(live, keys::ROLE_NAME) == name);
+    let mut instances: BTreeMap<String, Vec<PodReport>> = BTreeMap::new();
+    let pods = [Kind::Pod, Kind::ForeignPod].into_iter().flat_map(|kind| family.server.all(kind));
+    for pod in pods.filter(|pod| label(pod, keys::ROLE_NAME) == name) {
+        let own =
+            [label(pod, keys::ROLE_INSTANCE_NAME), pod["metadata"]["name"].as_str().unwrap_or_default()];
+        let instance = own.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
+        instances.entry(instance.to_owned()).or_default().push(pod_report(pod, now));
+    }
+    let mut report = RoleReport {
+        replicas: spec["replicas"].as_i64().unwrap_or(1),
+        ready: number("readyReplicas"),
+        updated: number("updatedReplicas"),
+        workload: workload.map(|live| text(&live["kind"])).unwrap_or_default(),
+        images: images(spec, &group["spec"]["roleTemplates"]),
+        waits_for: Vec::new(),
+        instances: instances.into_iter().map(|(name, pods)| InstanceReport { name, pods }).collect(),
+        name,
+    };
+    report.waits_for = waits_for(group, spec, &report);
+    report
+}
+
+/// What a role waits for: other roles, its pods, somebody's leave to go on.
+fn waits_for(group: &Value, spec: &Value, role: &RoleReport) -> Vec<String> {
+    let mut waits = Vec::new();
+    let is_ready = |name: &str| {
+        let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
+        let roles = group["spec"]["roles"].as_array().into_iter().flatten();
+        let wanted = roles.into_iter().find(|role| role["name"] == name).map(|role| &role["replicas"]);
+        statuses.into_iter().any(|one| one["name"] == name && Some(&one["readyReplicas"]) == wanted)
+    };
+    if role.ready < role.replicas || role.updated < role.replicas {
+        let others = spec["dependencies"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        waits.extend(others.filter(|name| !is_ready(name)).map(|name| format!("role {name}")));
+    }
+    let pods = role.instances.iter().flat_map(|instance| &instance.pods);
+    waits.extend(pods.filter(|pod| !pod.ready).map(|pod| format!("pod {}: {}", pod.name, pod.state)));
+    let rolling = &spec["rolloutStrategy"]["rollingUpdate"];
+    if role.updated < role.replicas && role.ready > 0 {
+        if rolling["paused"] == true {
+            waits.push("its update is paused".to_owned());
+        } else if rolling["partition"].as_i64().unwrap_or(0) > 0 || rolling["partition"].is_string() {
+            waits.push(format!("its partition, {}", rolling["partition"]));
+        }
+    }
+    waits
+}
+
+fn pod_report(pod: &Value, now: Timestamp) -> PodReport {
+    let statuses = || pod["status"]["containerStatuses"].as_array().into_iter().flatten();
+    let containers = pod["spec"]["containers"].as_array().into_iter().flatten();
+    PodReport {
+        name: text(&pod["metadata"]["name"]),
+        state: state(pod),
+        ready: crate::forecast::has(pod, "Ready"),
+        restarts: statuses().filter_map(|status| status["restartCount"].as_i64()).sum(),
+        node: text(&pod["spec"]["nodeName"]),
+        revision: label(pod, keys::CONTROLLER_REVISION_HASH).to_owned(),
+        images: containers.map(|container| text(&container["image"])).collect(),
+        age_seconds: seconds_since(&pod["metadata"]["creationTimestamp"], now),
+    }
+}
+
+/// Why a pod does not serve, in as few words as kubectl; its phase, if it does.
+fn state(pod: &Value) -> String {
+    if pod["metadata"].get("deletionTimestamp").is_some() {
+        return "Terminating".to_owned();
+    }
+    let statuses = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
+    let reasons = statuses.filter_map(|status| {
+        let state = &status["state"];
+        state["waiting"]["reason"].as_str().or_else(|| state["terminated"]["reason"].as_str())
+    });
+    if let Some(reason) = reasons.into_iter().next() {
+        return reason.to_owned();
+    }
+    let conditions = || pod["status"]["conditions"].as_array().into_iter().flatten();
+    let unscheduled = conditions().find(|one| one["type"] == "PodScheduled" && one["status"] == "False");
+    if let Some(unscheduled) = unscheduled {
+        return text(&unscheduled["reason"]);
+    }
+    let gates = pod["spec"]["readinessGates"].as_array().into_iter().flatten();
+    let mut closed = gates.filter_map(|gate| gate["conditionType"].as_str());
+    let closed =
+        closed.find(|gate| crate::forecast::has(pod, "ContainersReady") && !crate::forecast::has(pod, gate));
+    closed.map_or_else(|| text(&pod["status"]["phase"]), |gate| format!("gate {gate} is closed"))
+}
+
+/// When an event was last seen, RFC 3339.
+pub(super) fn event_time(event: &Value) -> &str {
+    let times = ["/series/lastObservedTime", "/lastTimestamp", "/eventTime", "/metadata/creationTimestamp"];
+    times.into_iter().find_map(|time| event.pointer(time)?.as_str()).unwrap_or_default()
+}
+
+fn told(event: &Value, now: Timestamp) -> Told {
+    let about = &event["involvedObject"];
+    Told {
+        age_seconds: seconds_since(&event_time(event).into(), now),
+        kind: text(&event["type"]),
+        reason: text(&event["reason"]),
+        object: format!("{}/{}", text(&about["kind"]), text(&about["name"])),
+        message: text(&event["message"]),
+    }
+}
+
+/// UIDs of a group and its parts.
+fn uids(family: &Family) -> BTreeSet<String> {
+    family
+        .server
+        .everything()
+        .filter_map(|(_, object)| Some(object["metadata"]["uid"].as_str()?.to_owned()))
+        .collect()
+}

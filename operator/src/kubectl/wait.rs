@@ -1,0 +1,143 @@
+//! Waiting until a change has reached all pods.
+
+use std::time::Duration;
+
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::KubectlError;
+use super::cluster::Cluster;
+use super::edit::text;
+use crate::status;
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// How far a group is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// All is as the spec says.
+    Done,
+    /// What is still to come, a line for each role.
+    Going(Vec<String>),
+    /// Nothing moves until somebody does something about it.
+    Stuck(String),
+}
+
+impl Progress {
+    /// That of a group of v1alpha2.
+    #[must_use]
+    pub fn of(group: &Value) -> Self {
+        let typed: Option<RoleBasedGroup> = serde_json::from_value(group.clone()).ok();
+        let conditions = || group["status"]["conditions"].as_array().into_iter().flatten();
+        let is_observed = group["status"]["observedGeneration"] == group["metadata"]["generation"];
+        let refused = conditions().find(|one| one["reason"] == "InvalidSpec" && one["type"] == "Ready");
+        if let Some(refused) = refused.filter(|_| is_observed) {
+            return Self::Stuck(text(&refused["message"]));
+        }
+        if !is_observed {
+            return Self::Going(vec!["the operator has not seen the change yet".to_owned()]);
+        }
+        let roles: Vec<(bool, String)> = going(group);
+        if roles.is_empty() && typed.as_ref().is_some_and(status::is_group_settled) {
+            return Self::Done;
+        }
+        if !roles.is_empty() && roles.iter().all(|(is_paused, _)| *is_paused) {
+            let lines: Vec<String> = roles.into_iter().map(|(_, line)| line).collect();
+            return Self::Stuck(format!("{}; `rollout resume` lets it go on", lines.join("; ")));
+        }
+        Self::Going(roles.into_iter().map(|(_, line)| line).collect())
+    }
+}
+
+/// Roles that are not as they shall be: whether only a pause is to blame, and a line for people.
+fn going(group: &Value) -> Vec<(bool, String)> {
+    let mut going = Vec::new();
+    for role in group["spec"]["roles"].as_array().into_iter().flatten() {
+        let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
+        let status = statuses.into_iter().find(|status| status["name"] == role["name"]);
+        let number = |member: &str| status.and_then(|status| status[member].as_i64()).unwrap_or(0);
+        let wanted = role["replicas"].as_i64().unwrap_or(1);
+        let rolling = &role["rolloutStrategy"]["rollingUpdate"];
+        let held_back = match &rolling["partition"] {
+            Value::Number(partition) => partition.as_i64().unwrap_or(0).min(wanted),
+            Value::String(_) => wanted,
+            _ => 0,
+        };
+        let is_old = number("updatedReplicas") < wanted - held_back;
+        if number("readyReplicas") >= wanted && number("replicas") == wanted && !is_old {
+            continue;
+        }
+        let is_paused = rolling["paused"] == true && is_old;
+        let line = format!(
+            "{}: {} of {wanted} updated, {} ready{}",
+            text(&role["name"]),
+            number("updatedReplicas"),
+            number("readyReplicas"),
+            if is_paused { ", paused" } else { "" }
+        );
+        going.push((is_paused, line));
+    }
+    going
+}
+
+/// Waits until the group is as its spec says, telling each change of how far it is.
+///
+/// # Errors
+/// [`KubectlError::TimedOut`], also if nothing moves; or why the cluster cannot be read.
+pub async fn wait(
+    cluster: &Cluster,
+    group: &str,
+    limit: Duration,
+    mut tell: impl FnMut(&[String]),
+) -> Result<(), KubectlError> {
+    let begun = Instant::now();
+    let mut told = Vec::new();
+    loop {
+        match Progress::of(&cluster.group(group).await?) {
+            Progress::Done => return Ok(()),
+            Progress::Stuck(why) => return Err(KubectlError::TimedOut(why)),
+            Progress::Going(lines) => {
+                if lines != told {
+                    tell(&lines);
+                    told = lines;
+                }
+            }
+        }
+        if begun.elapsed() >= limit {
+            return Err(KubectlError::TimedOut(told.join("; ")));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn group(updated: i32, paused: bool) -> Value {
+        let moving = if updated < 3 { "True" } else { "False" };
+        json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
+            "metadata": { "name": "g", "generation": 2 },
+            "spec": { "roles": [{ "name": "a", "replicas": 3,
+                "rolloutStrategy": { "type": "RollingUpdate", "rollingUpdate": { "paused": paused } } }] },
+            "status": { "observedGeneration": 2,
+                "roleStatuses": [{ "name": "a", "replicas": 3, "readyReplicas": 3, "updatedReplicas": updated }],
+                "conditions": [{ "type": "Ready", "status": "True" },
+                    { "type": "RollingUpdateInProgress", "status": moving }] } })
+    }
+
+    #[test]
+    fn a_group_is_done_when_all_roles_are() {
+        assert_eq!(Progress::of(&group(3, false)), Progress::Done);
+        let going = Progress::of(&group(1, false));
+        assert_eq!(going, Progress::Going(vec!["a: 1 of 3 updated, 3 ready".to_owned()]));
+        let Progress::Stuck(why) = Progress::of(&group(1, true)) else { unreachable!("{going:?}") };
+        assert!(why.contains("paused"), "{why}");
+        let mut unseen = group(3, false);
+        unseen["metadata"]["generation"] = 3.into();
+        assert!(matches!(Progress::of(&unseen), Progress::Going(_)));
+    }
+}

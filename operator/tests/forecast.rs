@@ -1,0 +1,161 @@
+//! What a change would do is told before it is made.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use k8s_openapi::jiff::Timestamp;
+use moongate_operator::forecast::{Forecast, Server, What, forecast};
+use moongate_operator::kubectl::{ImageWish, KubectlError, paused, restarted, with_images};
+use moongate_operator::{GangScheduler, Kind};
+use rbg_api::conversion::{Version, convert};
+use serde_json::{Value, json};
+
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/examples");
+const V1ALPHA1: &str = "deprecated/v1alpha1/mooncake/pd-disaggregated-with-mooncake.yaml";
+const V1ALPHA2: &str =
+    "inference/ecosystem/mooncake/mooncake-store/pd-disagg-kvcache-reuse-with-mooncake.yaml";
+
+/// The group of an example, as it is written there.
+fn example(file: &str) -> Value {
+    let text = std::fs::read_to_string(format!("{EXAMPLES}/{file}")).unwrap();
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    documents.into_iter().find(|object| object["kind"] == "RoleBasedGroup").unwrap()
+}
+
+fn role(name: &str, replicas: i32) -> Value {
+    json!({ "name": name, "replicas": replicas, "standalonePattern": { "template": { "spec": { "containers": [
+        { "name": "engine", "image": "engine:1" }, { "name": "side", "image": "side:1" }] } } } })
+}
+
+fn group(roles: &Value) -> Value {
+    json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
+        "metadata": { "name": "g" }, "spec": { "roles": roles } })
+}
+
+/// A cluster in which the group is up, and what was foreseen of its making.
+fn up(group: &Value) -> (Server, Forecast) {
+    let mut server = Server::new(Timestamp::from_second(1_790_000_000).unwrap());
+    server.create(Kind::Group, convert(group, Version::V1alpha2).unwrap());
+    let made = forecast(&mut server, GangScheduler::default(), &[]);
+    assert!(made.problems.is_empty(), "{:?}", made.problems);
+    (server, made)
+}
+
+/// What comes of a change of the only group.
+fn foreseen(server: &mut Server, change: impl FnOnce(&mut Value) -> Result<(), KubectlError>) -> Forecast {
+    let mut group = server.all(Kind::Group).next().unwrap().clone();
+    change(&mut group).unwrap();
+    server.put(Kind::Group, group);
+    forecast(server, GangScheduler::default(), &[])
+}
+
+/// Steps about pods: what, and which.
+fn pods(forecast: &Forecast) -> Vec<(What, &str)> {
+    let pods = forecast.steps.iter().filter(|step| step.kind == "Pod");
+    pods.map(|step| (step.what, step.name.as_str())).collect()
+}
+
+fn wish(text: &str) -> ImageWish {
+    text.parse().unwrap()
+}
+
+#[test]
+fn an_image_of_either_version_restarts_the_three_stores_in_place() {
+    for (file, container) in [(V1ALPHA1, "store"), (V1ALPHA2, "sglang")] {
+        let mut written = example(file);
+        let (mut server, made) = up(&written);
+        assert!(pods(&made).iter().all(|(what, _)| *what == What::Create), "{file}");
+        with_images(&mut written, &[wish("mooncake-store=lmsysorg/sglang:v0.5.6")]).unwrap();
+        let mut wanted = convert(&written, Version::V1alpha2).unwrap();
+        let update = foreseen(&mut server, |group| {
+            group["spec"] = wanted["spec"].take();
+            Ok(())
+        });
+        let restarts: Vec<_> = update.steps.iter().filter(|step| step.what == What::RestartInPlace).collect();
+        assert_eq!(restarts.len(), 3, "{file}: {:?}", update.steps);
+        for step in restarts {
+            assert_eq!(step.role, "mooncake-store", "{file}");
+            let image = &step.images[0];
+            assert_eq!((image.container.as_str(), image.to.as_str()), (container, "lmsysorg/sglang:v0.5.6"));
+        }
+        let others =
+            pods(&update).into_iter().filter(|(what, _)| !matches!(what, What::RestartInPlace | What::Drain));
+        assert_eq!(others.count(), 0, "{file}");
+        let stores = update.roles.iter().find(|role| role.name == "mooncake-store").unwrap();
+        assert_eq!((stores.pods, stores.restarted, stores.out_of_service), (3, 3, 1), "{file}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_in_place_is_done_from_the_highest_instance() {
+    let (mut server, _) = up(&group(&json!([role("a", 2), role("b", 1)])));
+    let update = foreseen(&mut server, |group| {
+        group["spec"]["roles"][0]["standalonePattern"]["template"]["spec"]["containers"][0]["args"] =
+            json!(["-v"]);
+        Ok(())
+    });
+    let expected =
+        [(What::Delete, "g-a-1"), (What::Create, "g-a-1"), (What::Delete, "g-a-0"), (What::Create, "g-a-0")];
+    assert_eq!(pods(&update), expected);
+    assert!(update.steps.iter().any(|step| step.reason.contains("more than its images")));
+}
+
+#[test]
+fn a_restart_makes_pods_anew_and_a_pause_holds_updates_back() {
+    let (mut server, _) = up(&group(&json!([role("a", 1), role("b", 1)])));
+    let names = ["b".to_owned()];
+    let restart = foreseen(&mut server, |group| restarted(group, &names, "2026-01-01T00:00:00Z"));
+    assert_eq!(pods(&restart), [(What::Delete, "g-b-0"), (What::Create, "g-b-0")]);
+    assert!(foreseen(&mut server, |group| paused(group, &[], true)).steps.is_empty());
+    let image = [wish("a/engine=engine:2")];
+    assert_eq!(pods(&foreseen(&mut server, |group| with_images(group, &image))), []);
+    let resumed = foreseen(&mut server, |group| paused(group, &["a".to_owned()], false));
+    assert_eq!(pods(&resumed), [(What::RestartInPlace, "g-a-0")]);
+}
+
+#[test]
+fn waiting_is_told_and_takes_no_time() {
+    let mut slow = role("a", 2);
+    slow["rolloutStrategy"] = json!({ "type": "RollingUpdate", "rollingUpdate": {
+        "inPlaceUpdateStrategy": { "gracePeriodSeconds": 30 } } });
+    let (mut server, _) = up(&group(&json!([slow])));
+    let update = foreseen(&mut server, |group| with_images(group, &[wish("engine:2")]));
+    let expected = [
+        (What::Drain, "g-a-1"),
+        (What::RestartInPlace, "g-a-1"),
+        (What::Drain, "g-a-0"),
+        (What::RestartInPlace, "g-a-0"),
+    ];
+    assert_eq!(pods(&update), expected);
+    let waited: Vec<i64> =
+        update.steps.iter().filter(|step| step.kind == "Pod").map(|step| step.waited_seconds).collect();
+    assert_eq!(waited, [0, 30, 30, 60]);
+}
+
+#[test]
+fn whoever_is_unclear_is_told_what_there_is() {
+    let refused = |wish_text: &str| {
+        let mut group = group(&json!([role("a", 1)]));
+        with_images(&mut group, &[wish(wish_text)]).unwrap_err().to_string()
+    };
+    assert_eq!(refused("z=engine:2"), "the group has no role `z`; there are: a");
+    assert_eq!(refused("a/z=engine:2"), "role `a` has no container `z`; there are: engine, side");
+    assert!(refused("a=other:2").starts_with("role `a` has several containers: say a/CONTAINER=other:2"));
+    assert!(refused("other:2").starts_with("no container runs another tag of other:2"));
+    let mut group = group(&json!([role("a", 1)]));
+    with_images(&mut group, &[wish("a=engine:2")]).unwrap();
+    let containers = &group["spec"]["roles"][0]["standalonePattern"]["template"]["spec"]["containers"];
+    assert_eq!((&containers[0]["image"], &containers[1]["image"]), (&json!("engine:2"), &json!("side:1")));
+}
+
+#[test]
+fn a_template_that_roles_share_stays_as_it_is() {
+    let shared = |name: &str| {
+        json!({ "name": name, "replicas": 1, "standalonePattern": {
+            "templateRef": { "name": "t", "patch": {} } } })
+    };
+    let mut written = group(&json!([shared("a"), shared("b")]));
+    let template = json!({ "spec": { "containers": [{ "name": "engine", "image": "engine:1" }] } });
+    written["spec"]["roleTemplates"] = json!([{ "name": "t", "template": template }]);
+    let (mut server, _) = up(&written);
+    let update = foreseen(&mut server, |group| with_images(group, &[wish("a=engine:2")]));
+    assert_eq!(pods(&update), [(What::RestartInPlace, "g-a-0")]);
+}

@@ -1,0 +1,137 @@
+//! `moongate kubectl`, which is `kubectl moongate` when the binary is called `kubectl-moongate`: look at groups, ask what a
+//! change would do, make it, take it back.
+
+mod change;
+mod rollout;
+mod status;
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use moongate_operator::kubectl::{Cluster, Format, Where};
+use moongate_telemetry::LogOptions;
+use serde_json::Value;
+
+/// What the binary is called as a plugin of kubectl.
+const PLUGIN: &str = "kubectl-moongate";
+
+/// Flags of `moongate kubectl`.
+#[derive(Debug, Args)]
+pub(crate) struct KubectlCommand {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    place: PlaceFlags,
+    #[command(flatten)]
+    pub(crate) logs: LogOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Tell how groups are, and what they wait for.
+    Status(status::StatusCommand),
+    /// Tell which pods a change would restart, in which order, and why. Changes nothing.
+    Plan(change::PlanCommand),
+    /// Give containers new images.
+    Upgrade(change::UpgradeCommand),
+    /// Revisions and updates of a group.
+    Rollout {
+        #[command(subcommand)]
+        command: rollout::RolloutCommand,
+    },
+}
+
+/// Which cluster, and where in it. As kubectl has them.
+#[derive(Debug, Args)]
+struct PlaceFlags {
+    /// Client configuration. Without it KUBECONFIG, ~/.kube/config, or the pod's service account
+    #[arg(long, global = true, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Context of the client configuration. Without it the current one
+    #[arg(long, global = true, value_name = "NAME")]
+    context: Option<String>,
+
+    /// Namespace of the groups. Without it that of the context
+    #[arg(long, short, global = true, value_name = "NAME")]
+    namespace: Option<String>,
+
+    /// How to print
+    #[arg(long, short, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
+    output: Output,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Output {
+    Text,
+    Json,
+    Yaml,
+}
+
+/// What the tools of this command share.
+struct Session {
+    cluster: Cluster,
+    format: Format,
+}
+
+/// The arguments as `moongate kubectl` has them, if the binary is called as a plugin.
+pub(crate) fn arguments(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let called = args.first().and_then(|name| Path::new(name).file_stem());
+    // kubectl calls what it finds in PATH, where `-` may stand as `_`.
+    if called.is_some_and(|name| name.to_string_lossy().replace('_', "-") == PLUGIN) {
+        args.splice(..1, ["moongate".into(), "kubectl".into()]);
+    }
+    args
+}
+
+/// Does what is asked. The exit code is 1 where that fails.
+pub(crate) async fn run(command: KubectlCommand) -> anyhow::Result<ExitCode> {
+    let place = command.place;
+    let format = match place.output {
+        Output::Text => Format::Text,
+        Output::Json => Format::Json,
+        Output::Yaml => Format::Yaml,
+    };
+    let place = Where { kubeconfig: place.kubeconfig, context: place.context, namespace: place.namespace };
+    let session = Session { cluster: Cluster::connect(place).await?, format };
+    match command.command {
+        Command::Status(command) => command.run(&session).await?,
+        Command::Plan(command) => command.run(&session).await?,
+        Command::Upgrade(command) => command.run(&session).await?,
+        Command::Rollout { command } => command.run(&session).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// To standard output.
+fn print(text: &str) -> anyhow::Result<()> {
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+/// To standard error: what is not the answer.
+fn note(text: &str) -> anyhow::Result<()> {
+    Ok(writeln!(std::io::stderr(), "{text}")?)
+}
+
+/// The set that a group belongs to. Who changes the group has the change taken back.
+fn set_of(group: &Value) -> Option<String> {
+    let label = &group["metadata"]["labels"][moongate_operator::kubectl::GROUPSET_NAME];
+    label.as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_binary_is_a_plugin_when_it_is_called_as_one() {
+        let as_called = |words: &[&str]| arguments(words.iter().map(OsString::from));
+        assert_eq!(as_called(&["/bin/kubectl-moongate", "status"]), ["moongate", "kubectl", "status"]);
+        assert_eq!(as_called(&["kubectl_moongate"])[1..], ["kubectl"]);
+        assert_eq!(as_called(&["moongate", "status"])[1..], ["status"]);
+    }
+}

@@ -1,0 +1,35 @@
+//! `moongate kubectl status`
+
+use clap::Args;
+use moongate_operator::kubectl::{GroupReport, table};
+
+use super::{Session, print};
+
+/// Flags of `moongate kubectl status`.
+#[derive(Debug, Args)]
+pub(super) struct StatusCommand {
+    /// The group. Without: all groups, a line each
+    #[arg(value_name = "GROUP")]
+    group: Option<String>,
+
+    /// Groups of all namespaces
+    #[arg(long, short = 'A', conflicts_with = "group")]
+    all_namespaces: bool,
+}
+
+impl StatusCommand {
+    pub(super) async fn run(self, session: &Session) -> anyhow::Result<()> {
+        if let Some(name) = &self.group {
+            let report = GroupReport::read(&session.cluster, name).await?;
+            return print(&session.format.print(&report, || report.text())?);
+        }
+        let reports = GroupReport::all(&session.cluster, self.all_namespaces).await?;
+        let rows: Vec<Vec<String>> = reports.iter().map(GroupReport::row).collect();
+        let text = || match rows.is_empty() {
+            true if self.all_namespaces => "there is no RoleBasedGroup\n".to_owned(),
+            true => format!("there is no RoleBasedGroup in namespace {}\n", session.cluster.namespace),
+            false => table(&GroupReport::HEAD, &rows),
+        };
+        print(&session.format.print(&reports, text)?)
+    }
+}

@@ -1,0 +1,188 @@
+//! The Helm chart: its templates with every example, what it says beside what the programs say, its alerts and dashboards; and all
+//! examples on a real control plane.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod install;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/moongate");
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts");
+
+/// Pages with tables of metrics.
+const METRICS: [&str; 4] = ["docs/metrics.md", "docs/master.md", "docs/store.md", "operator/README.md"];
+/// What metrics' names begin with: ours, and those that the master has of Mooncake's.
+const PREFIXES: [&str; 6] = ["moongate_", "moongate:", "master_", "mem_cache_", "file_cache_", "total_get_"];
+/// What Prometheus adds to the names of counters and histograms.
+const SUFFIXES: [&str; 4] = ["_total", "_bucket", "_sum", "_count"];
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Runs one of `scripts/`, which must succeed, and answers what it prints.
+fn script(name: &str, arguments: &[&str]) -> String {
+    let output = Command::new(format!("{SCRIPTS}/{name}")).args(arguments).stdin(Stdio::null()).output();
+    let output = output.unwrap_or_else(|error| panic!("scripts/{name}: {error}"));
+    let told = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "scripts/{name} {}: {told}{said}", arguments.join(" "));
+    said
+}
+
+/// Files of a folder of the chart with this end, sorted.
+fn files(folder: &str, end: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(Path::new(CHART).join(folder)).unwrap();
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.to_str().unwrap().ends_with(end))
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "{folder}/*{end}");
+    paths
+}
+
+fn examples() -> Vec<PathBuf> {
+    files("examples", ".yaml")
+}
+
+/// Flags of a command, from its help.
+fn flags(command: &str) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_moongate")).args([command, "--help"]).output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    let named =
+        help.lines().filter_map(|line| line.strip_prefix("      --").or_else(|| line.strip_prefix("  --")));
+    named.map(|line| line.split([' ', '=']).next().unwrap().to_owned()).collect()
+}
+
+/// All words of a text that can be names of metrics.
+fn metrics(text: &str) -> BTreeSet<String> {
+    let is_in_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let words = text.split(|c: char| !is_in_name(c));
+    let is_name = |word: &&str| PREFIXES.iter().any(|prefix| word.starts_with(prefix));
+    words.filter(is_name).map(|word| word.trim_end_matches(':').to_owned()).collect()
+}
+
+#[test]
+fn templates_are_good_with_every_example() {
+    let mut previous = String::new();
+    for example in examples() {
+        let values = format!("--values={}", example.display());
+        script("helm", &["lint", "--strict", CHART, &values]);
+        let rendered = rendered(&example);
+        assert_ne!(rendered, previous, "{} says the same as the one before", example.display());
+        previous = rendered;
+    }
+    script("chart-readme", &["--check"]);
+}
+
+#[test]
+fn settings_of_the_schema_are_those_of_the_programs() {
+    let schema: Value = serde_json::from_str(&read("charts/moongate/values.schema.json")).unwrap();
+    // Where files are says the chart, and secrets are given by variables.
+    let elsewhere = [
+        "config",
+        "kubeconfig",
+        "engine-api-key",
+        "registration-token",
+        "config_path",
+        "flagfile",
+        "fromenv",
+        "tryfromenv",
+        "undefok",
+        "help",
+        "version",
+    ];
+    for (command, definition) in [("gateway", "gatewayConfig"), ("master", "masterConfig")] {
+        let names = schema["$defs"][definition]["propertyNames"]["enum"].as_array().unwrap();
+        let listed: BTreeSet<String> = names.iter().map(|name| name.as_str().unwrap().to_owned()).collect();
+        let mut real = flags(command);
+        real.retain(|flag| !elsewhere.contains(&flag.as_str()));
+        assert_eq!(
+            listed, real,
+            "{definition} in values.schema.json on the left, `moongate {command} --help` on the right"
+        );
+    }
+}
+
+/// What helm makes of the chart with an example.
+fn rendered(example: &Path) -> String {
+    script("helm", &["template", "release", CHART, &format!("--values={}", example.display())])
+}
+
+#[test]
+fn flags_in_templates_are_those_of_the_programs() {
+    let rendered: String = examples().iter().map(|example| rendered(example)).collect();
+    let mut checked = BTreeSet::new();
+    let mut lines = rendered.lines().map(str::trim).peekable();
+    while let Some(line) = lines.next() {
+        let Some(command) =
+            line.strip_prefix("- ").filter(|it| ["operator", "store", "store-holder"].contains(it))
+        else {
+            continue;
+        };
+        let known = flags(command);
+        while let Some(argument) = lines.next_if(|line| line.starts_with("- --")) {
+            let flag = argument.trim_start_matches("- --").split('=').next().unwrap();
+            assert!(known.contains(flag), "moongate {command} has no --{flag}");
+            checked.insert(format!("{command} --{flag}"));
+        }
+    }
+    assert!(checked.len() > 12, "{checked:?}");
+}
+
+#[test]
+fn the_gateway_understands_its_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    for example in examples() {
+        let rendered = rendered(&example);
+        let after = rendered.split_once("gateway.toml: |\n").unwrap().1;
+        let lines: Vec<&str> = after.lines().map_while(|line| line.strip_prefix("    ")).collect();
+        assert!(lines.len() > 5, "{lines:?}");
+        let file = folder.path().join("gateway.toml");
+        fs::write(&file, lines.join("\n")).unwrap();
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_moongate"));
+        let output =
+            doctor.arg("doctor").arg("--config").arg(&file).env("KUBECONFIG", "none").output().unwrap();
+        // 1: there is no cluster. 2 would be a mistake in the file.
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{}: {told}", example.display());
+    }
+}
+
+#[test]
+fn alerts_fire_when_they_should() {
+    for file in files("alerts", ".yaml") {
+        let file = file.to_str().unwrap();
+        let kind: &[&str] =
+            if file.ends_with(".test.yaml") { &["test", "rules"] } else { &["check", "rules"] };
+        script("promtool", &[kind, &[file]].concat());
+    }
+}
+
+#[test]
+fn queries_are_about_metrics_that_exist() {
+    let pages: String = METRICS.iter().map(read).collect();
+    let cells = pages.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let described: BTreeSet<&str> = cells.collect();
+    let rules =
+        files("alerts", ".yaml").into_iter().filter(|file| !file.to_str().unwrap().ends_with(".test.yaml"));
+    let rules: String = rules.map(read).collect();
+    let recorded: BTreeSet<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- record: ")).collect();
+    let dashboards: String = files("dashboards", ".json").into_iter().map(read).collect();
+    let asked = metrics(&format!("{rules}{dashboards}"));
+    assert!(asked.len() > 50, "{asked:?}");
+    for name in &asked {
+        let base = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+        let is_known =
+            [name.as_str(), base].iter().any(|name| described.contains(name) || recorded.contains(name));
+        assert!(is_known, "{name} is in no table of {METRICS:?}, and no rule records it");
+    }
+}
