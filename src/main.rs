@@ -82,10 +82,7 @@ fn main() -> ExitCode {
             let logs = command.logs.clone();
             run(&logs, |supervisor| operator::run(command, supervisor))
         }
-        Command::Kubectl(command) => {
-            let logs = command.logs.clone();
-            run(&logs, |_| kubectl::run(*command))
-        }
+        Command::Kubectl(command) => run(&kubectl::logs(), |_| kubectl::run(*command)),
         Command::Master(command) => match command.options() {
             Ok(options) => {
                 let logs = options.logs.clone();

@@ -90,7 +90,7 @@ async fn any_manner_of_one_node_leaves_the_other_replica() {
 #[tokio::test]
 async fn slices_are_read_from_all_replicas() {
     let world = World::new(2).await;
-    let client = world.client(impatient());
+    let client = world.client(Options { slice_bytes: 1 << 20, ..Options::default() });
     let bytes = content(8 << 20);
     client.put("k", &bytes, &copies(2)).await.unwrap();
     let before: Vec<_> = world.nodes.iter().map(Node::requests).collect();

@@ -14,6 +14,24 @@ async fn ask(node: &Node, method: Method, path: &str, body: &str) -> (u16, Strin
 }
 
 #[tokio::test]
+async fn a_node_that_is_to_be_replaced_says_what_is_lost_and_works_on_when_it_is_not() {
+    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
+    let node = Node::start(&store).await;
+    until("it has settled", async || node.get("/settled").await.0 == 200).await;
+    let (status, text) = ask(&node, Method::POST, "/drain", "").await;
+    assert!(status == 200 && text.contains("memory of the process is lost"), "{status} {text}");
+    let (status, text) = node.get("/settled").await;
+    assert!(status == 202 && text.contains(r#""drained":true"#), "{status} {text}");
+    assert_eq!(ask(&node, Method::DELETE, "/drain", "").await.0, 200);
+    assert_eq!(node.get("/settled").await.0, 200);
+    node.stop().await;
+
+    let node = Node::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
+    assert_eq!(ask(&node, Method::POST, "/drain", "").await.0, 403);
+    node.stop().await;
+}
+
+#[tokio::test]
 async fn objects_by_rest() {
     let supervisor = Supervisor::new();
     let store = Store::start(Whose::Theirs, Found::ByHandshake).await;

@@ -12,6 +12,7 @@ mod error;
 pub mod flags;
 mod health;
 mod heartbeat;
+mod hooks;
 mod membership;
 mod memory;
 mod node;

@@ -32,7 +32,7 @@ use crate::pool::{Lent, Pool};
 use crate::presence::{Presence, present};
 use crate::scrub::{self, ScrubCounts};
 use crate::tasks::{TaskCounts, Worker};
-use crate::{health, rdma, rest};
+use crate::{health, hooks, rdma, rest};
 
 /// Pause between two attempts at something that must be there at start.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
@@ -102,6 +102,7 @@ pub async fn start(
         host: host.name.as_str().into(),
         pool: Arc::clone(&pool),
         sockets_last: matches!(flags.memory, Keeping::Holder(_)),
+        drained: Arc::default(),
         protocol: if fabric.is_some() { rdma::PROTOCOL } else { PROTOCOL },
     };
     let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
@@ -251,7 +252,8 @@ impl Shared {
             serve(port, health::router().with_state(self.clone()))?;
         }
         let rest = rest::router(flags.allow_peers.clone());
-        serve(flags.port, rest.merge(health::router()).with_state(self.clone()))
+        let hooks = hooks::router(flags.allow_peers.clone());
+        serve(flags.port, rest.merge(hooks).merge(health::router()).with_state(self.clone()))
     }
 
     /// Lends a further segment, which ends with the process.

@@ -43,7 +43,7 @@ pub(crate) fn router(peers: Peers) -> Router<Shared> {
         .layer(middleware::from_fn_with_state(Arc::new(peers), only_peers))
 }
 
-async fn only_peers(State(peers): State<Arc<Peers>>, request: Request, next: Next) -> Response {
+pub(crate) async fn only_peers(State(peers): State<Arc<Peers>>, request: Request, next: Next) -> Response {
     let from = request.extensions().get::<PeerAddr>();
     if from.is_some_and(|from| peers.allow(from.0.ip())) {
         return next.run(request).await;

@@ -8,6 +8,7 @@
 
 mod articles;
 mod group_set;
+mod hooks;
 mod kubelet;
 mod others;
 mod people;
@@ -15,7 +16,9 @@ mod profiles;
 mod requests;
 mod scaling;
 mod stage;
+mod stateful;
 mod told;
+mod topology;
 mod warmup;
 
 use std::time::{Duration, Instant};
