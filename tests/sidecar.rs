@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::Parser as _;
@@ -143,42 +143,37 @@ async fn an_engine_that_comes_up_is_registered_with_every_gateway_as_what_it_is(
 /// Requests without a pause; every one must be answered in full.
 struct Load {
     stop: Arc<AtomicBool>,
-    clients: Vec<tokio::task::JoinHandle<usize>>,
+    answered: Arc<AtomicUsize>,
+    clients: Supervisor,
 }
 
 impl Load {
     fn start(gateway: &Gateway) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let url = gateway.url("/v1/completions");
-        let clients = (0..6)
-            .map(|number| {
-                let (stop, url) = (Arc::clone(&stop), url.clone());
-                tokio::spawn(async move {
-                    let (http, mut answered) = (client(), 0);
-                    while !stop.load(Ordering::Relaxed) {
-                        let prompt = format!("request {answered} of client {number}");
-                        let body =
-                            json!({"model": "sim", "prompt": prompt, "stream": true, "max_tokens": 40});
-                        let response = http.post(&url).json(&body).send().await.unwrap();
-                        let status = response.status();
-                        let text = response.text().await.unwrap();
-                        assert!(status == 200 && text.ends_with("data: [DONE]\n\n"), "{status}: {text}");
-                        answered += 1;
-                    }
-                    answered
-                })
-            })
-            .collect();
-        Self { stop, clients }
+        let load = Self { stop: Arc::default(), answered: Arc::default(), clients: Supervisor::new() };
+        for number in 0..6 {
+            let (stop, answered) = (Arc::clone(&load.stop), Arc::clone(&load.answered));
+            let (http, url) = (client(), gateway.url("/v1/completions"));
+            load.clients.spawn("client", async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let count = answered.fetch_add(1, Ordering::Relaxed);
+                    let prompt = format!("request {count} of client {number}");
+                    let body = json!({"model": "sim", "prompt": prompt, "stream": true, "max_tokens": 40});
+                    let response = http.post(&url).json(&body).send().await.unwrap();
+                    let status = response.status();
+                    let text = response.text().await.unwrap();
+                    assert!(status == 200 && text.ends_with("data: [DONE]\n\n"), "{status}: {text}");
+                }
+            });
+        }
+        load
     }
 
+    /// How many were answered.
     async fn end(self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
-        let mut answered = 0;
-        for client in self.clients {
-            answered += client.await.unwrap();
-        }
-        answered
+        self.clients.shutdown(PATIENCE).await.unwrap();
+        assert_eq!(self.clients.panics(), 0, "a request failed");
+        self.answered.load(Ordering::Relaxed)
     }
 }
 
