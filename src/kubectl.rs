@@ -18,6 +18,11 @@ use serde_json::Value;
 /// What the binary is called as a plugin of kubectl.
 const PLUGIN: &str = "kubectl-moongate";
 
+/// What fails is told once, by the command: the client's own line says less.
+pub(crate) fn logs() -> LogOptions {
+    LogOptions { filter: "warn,kube_client=off".to_owned(), ..LogOptions::default() }
+}
+
 /// Flags of `moongate kubectl`.
 #[derive(Debug, Args)]
 pub(crate) struct KubectlCommand {
@@ -25,8 +30,6 @@ pub(crate) struct KubectlCommand {
     command: Command,
     #[command(flatten)]
     place: PlaceFlags,
-    #[command(flatten)]
-    pub(crate) logs: LogOptions,
 }
 
 #[derive(Debug, Subcommand)]
@@ -60,6 +63,8 @@ struct PlaceFlags {
     namespace: Option<String>,
 
     /// How to print
+    ///
+    /// Programs get as JSON or YAML all that people get as text
     #[arg(long, short, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
     output: Output,
 }

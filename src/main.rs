@@ -1,4 +1,4 @@
-//! The one binary: `moongate gateway | operator | kubectl | master | store | store-holder | kv | up | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | operator | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
 
 mod doctor;
 mod explain;
@@ -7,6 +7,7 @@ mod kubectl;
 mod kv;
 mod master;
 mod operator;
+mod sidecar;
 mod store;
 mod store_holder;
 mod up;
@@ -48,6 +49,8 @@ enum Command {
     Kv(Box<kv::KvCommand>),
     /// Keep a store's memory while the store itself is restarted or replaced.
     StoreHolder(store_holder::HolderCommand),
+    /// Stand beside an engine: register it with gateways, drain it, load its LoRA adapters.
+    Sidecar(Box<sidecar::SidecarCommand>),
     /// Start simulated engines and a gateway on this machine, to try things out.
     Up(up::UpCommand),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
@@ -79,10 +82,7 @@ fn main() -> ExitCode {
             let logs = command.logs.clone();
             run(&logs, |supervisor| operator::run(command, supervisor))
         }
-        Command::Kubectl(command) => {
-            let logs = command.logs.clone();
-            run(&logs, |_| kubectl::run(*command))
-        }
+        Command::Kubectl(command) => run(&kubectl::logs(), |_| kubectl::run(*command)),
         Command::Master(command) => match command.options() {
             Ok(options) => {
                 let logs = options.logs.clone();
@@ -108,6 +108,10 @@ fn main() -> ExitCode {
         Command::Up(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| up::run(command, supervisor))
+        }
+        Command::Sidecar(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |supervisor| sidecar::run(*command, supervisor))
         }
         Command::Doctor(command) => {
             let logs = command.logs.clone();

@@ -1,6 +1,7 @@
 //! `moongate operator`
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -52,6 +53,9 @@ pub(crate) struct OperatorCommand {
     scheduler_name: Scheduler,
 
     #[command(flatten)]
+    ports: PortFlags,
+
+    #[command(flatten)]
     webhooks: WebhookFlags,
 
     #[command(flatten)]
@@ -70,6 +74,30 @@ impl From<Scheduler> for GangScheduler {
             Scheduler::SchedulerPlugins => Self::SchedulerPlugins,
             Scheduler::Volcano => Self::Volcano,
         }
+    }
+}
+
+#[derive(Debug, Args)]
+struct PortFlags {
+    /// Choose ports for pods that ask for some
+    #[arg(long, env = "MOONGATE_ENABLE_PORT_ALLOCATOR")]
+    enable_port_allocator: bool,
+
+    /// The first port that may be chosen
+    #[arg(long, value_name = "PORT", env = "MOONGATE_START_PORT", default_value_t = 30000)]
+    start_port: u16,
+
+    /// How many ports may be chosen
+    #[arg(long, value_name = "NUMBER", env = "MOONGATE_PORT_RANGE", default_value_t = 5000)]
+    port_range: u16,
+}
+
+impl PortFlags {
+    fn range(&self) -> anyhow::Result<Option<Range<u16>>> {
+        let Some(end) = self.start_port.checked_add(self.port_range) else {
+            anyhow::bail!("--start-port and --port-range go beyond port 65535; lower one of them");
+        };
+        Ok(self.enable_port_allocator.then_some(self.start_port..end))
     }
 }
 
@@ -115,6 +143,7 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
         namespace: command.namespace,
         workers: command.max_concurrent_reconciles,
         gang: command.scheduler_name.into(),
+        ports: command.ports.range()?,
         lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
         ..Options::default()
     };

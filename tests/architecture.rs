@@ -93,6 +93,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "mooncake-wire",
         ],
     ),
+    ("sidecar", "moongate-sidecar", &["moongate-discovery", "rbg-api", "moongate-runtime"]),
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
     ("crates/telemetry", "moongate-telemetry", &[]),

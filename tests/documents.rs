@@ -13,12 +13,13 @@ use moongate_gateway::Code;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "moongate gateway",
     "moongate operator",
     "moongate kubectl",
     "moongate store",
     "moongate store-holder",
+    "moongate sidecar",
     "moongate up",
     "moongate kv",
     "moongate loadtest",

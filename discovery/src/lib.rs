@@ -14,6 +14,7 @@ mod file_watch;
 mod hub;
 mod kubernetes;
 mod listing;
+mod load;
 mod options;
 mod probe;
 mod rbg;
@@ -29,6 +30,7 @@ pub use cache::{DeclaredKv, KvEventSource, KvHashing, KvStore, PrefetchPolicy, S
 pub use error::{DiscoveryError, FileError, InstanceError};
 pub use kubernetes::KubernetesOptions;
 pub use kubernetes::pod::annotation;
+pub use load::{EngineLoad, LoadTrouble, ask_load};
 pub use options::{DiscoveryOptions, ProbeOptions};
 pub use probe::report::{Check, CheckOutcome, ProbeReport, Verdict};
 pub use rbg::RbgOptions;

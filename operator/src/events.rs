@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::observed::Live;
 use crate::plan::{Action, Step};
-use crate::{Kind, Metrics};
+use crate::{Kind, Metrics, status};
 
 /// Events that wait to be written. Beyond that they are dropped: they are told to people, and nothing depends on them.
 const MAX_WAITING: usize = 256;
@@ -31,7 +31,7 @@ const MAX_TOLD: usize = 4096;
 const MAX_NOTE: usize = 1024;
 
 /// Reasons of conditions that someone should look at.
-const WARNINGS: [&str; 2] = ["InvalidSpec", "RestartPolicyTriggered"];
+const WARNINGS: [&str; 3] = ["InvalidSpec", "RestartPolicyTriggered", status::TIMED_OUT];
 
 /// Something to tell of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

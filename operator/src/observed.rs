@@ -3,6 +3,8 @@
 //! A write's answer is taken in at once, so that the next look at the same object does not repeat it. What a watch tells
 //! later counts only if it is newer. Objects are kept as text: a tree of JSON takes ten times the memory.
 
+mod ports;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -12,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::Kind;
+use crate::plan::{Answer, Ask};
 
 /// Deleted objects of which a late event may still tell.
 const MAX_GONE: usize = 10_000;
@@ -38,6 +41,8 @@ pub struct Live {
     controller: Option<(Key, String)>,
     /// The group that it belongs to, by label.
     pub(crate) group: Option<String>,
+    /// Ports that it has chosen for pods.
+    ports: Vec<u16>,
     version: u64,
     text: Box<str>,
 }
@@ -55,6 +60,9 @@ pub struct Observed {
     listed: BTreeSet<Kind>,
     /// Kinds that the API server does not serve.
     absent: BTreeSet<Kind>,
+    promises: ports::Promises,
+    /// What pods have answered last, by UID.
+    answers: HashMap<String, (Ask, Answer)>,
 }
 
 #[derive(Debug)]
@@ -93,9 +101,10 @@ impl Live {
                 kind: kind.name().into(),
             });
         }
+        let ports = ports::of(kind, &object.metadata);
         trim(kind, &mut object);
         let text = serde_json::to_string(&object).ok()?.into_boxed_str();
-        Some(Self { key, uid, controller, group, version, text })
+        Some(Self { key, uid, controller, group, ports, version, text })
     }
 
     /// The object. `None` if it is none of that type, which a schema that others installed may allow.
@@ -132,7 +141,7 @@ impl Live {
         if self.key.kind == Kind::Policy {
             all.push(Key { kind: Kind::Group, ..self.key.clone() });
         }
-        if self.key.kind == Kind::Service
+        if matches!(self.key.kind, Kind::Service | Kind::ForeignPod)
             && let Some(name) = self.group.clone()
         {
             all.push(Key { kind: Kind::Group, namespace: self.key.namespace.clone(), name });
@@ -197,6 +206,7 @@ impl Observed {
 
     /// An object is gone. Answers whose plans that changes.
     pub fn lose(&mut self, key: &Key, uid: &str) -> Vec<Key> {
+        self.answers.remove(uid);
         if self.gone.insert(uid.to_owned()) {
             self.gone_order.push_back(uid.to_owned());
             if self.gone_order.len() > MAX_GONE
@@ -273,6 +283,24 @@ impl Observed {
         self.absent.contains(&kind)
     }
 
+    /// What a pod has answered to that question.
+    #[must_use]
+    pub fn answer(&self, ask: &Ask) -> Option<Answer> {
+        let (asked, answer) = self.answers.get(&ask.pod)?;
+        (asked == ask).then(|| answer.clone())
+    }
+
+    /// Takes an answer in. Says whether it is another one than before.
+    pub fn take_answer(&mut self, ask: Ask, answer: Answer) -> bool {
+        if self.gone.contains(&ask.pod) {
+            return false;
+        }
+        let now = (ask, answer);
+        let is_new = self.answers.get(&now.0.pod) != Some(&now);
+        self.answers.insert(now.0.pod.clone(), now);
+        is_new
+    }
+
     /// Names of all objects of a kind.
     #[must_use]
     pub fn all(&self, kind: Kind) -> Vec<Key> {
@@ -325,62 +353,4 @@ impl Observed {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::Value;
-
-    use super::*;
-
-    fn pod(uid: &str, version: u64) -> DynamicObject {
-        serde_json::from_value(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {
-            "namespace": "n", "name": "p", "uid": uid, "resourceVersion": version.to_string(),
-            "ownerReferences": [{ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleInstance",
-                "name": "i", "uid": "owner", "controller": true }],
-        }}))
-        .unwrap()
-    }
-
-    #[test]
-    fn old_news_do_not_count() {
-        let mut observed = Observed::default();
-        let owner = Key { kind: Kind::Instance, namespace: "n".into(), name: "i".into() };
-        assert_eq!(observed.take(Kind::Pod, pod("a", 5)), vec![owner.clone()]);
-        assert!(observed.take(Kind::Pod, pod("a", 4)).is_empty());
-        let key = observed.children("owner", Kind::Pod)[0].key.clone();
-        assert_eq!(observed.lose(&key, "a"), vec![owner.clone()]);
-        assert!(observed.take(Kind::Pod, pod("a", 6)).is_empty(), "it is gone for good");
-        assert_eq!(observed.take(Kind::Pod, pod("b", 7)), [owner]);
-        assert!(observed.lose(&key, "a").is_empty(), "another one has the name now");
-        assert_eq!(observed.children("owner", Kind::Pod).len(), 1);
-    }
-
-    #[test]
-    fn only_what_is_looked_at_of_a_node_concerns_a_warmup() {
-        let object = |kind: &str, member: &str, value: Value, version: u64| -> DynamicObject {
-            let meta = json!({ "name": "a", "uid": kind, "resourceVersion": version.to_string(), "labels": { "rack": "x" } });
-            let mut object = json!({ "apiVersion": "v1", "kind": kind, "metadata": meta });
-            object[member] = value;
-            serde_json::from_value(object).unwrap()
-        };
-        let mut observed = Observed::default();
-        observed.take(Kind::Warmup, object("RoleBasedGroupWarmup", "spec", json!({}), 1));
-        let warmup = Key { kind: Kind::Warmup, namespace: String::new(), name: "a".into() };
-        let node = |beat: u64, version: u64| object("Node", "status", json!({ "beat": beat }), version);
-        assert_eq!(observed.take(Kind::Node, node(1, 2)), std::slice::from_ref(&warmup));
-        assert!(observed.take(Kind::Node, node(2, 3)).is_empty());
-        let mut moved = node(3, 4);
-        moved.metadata.labels = None;
-        assert_eq!(observed.take(Kind::Node, moved), [warmup]);
-    }
-
-    #[test]
-    fn a_list_ends_what_it_does_not_have_but_not_what_was_written_meanwhile() {
-        let mut observed = Observed::default();
-        observed.take(Kind::Pod, pod("a", 5));
-        let era = observed.begin_list();
-        observed.take(Kind::Pod, pod("a", 5));
-        assert!(observed.end_list(Kind::Pod, era).is_empty());
-        let era = observed.begin_list();
-        assert_eq!(observed.end_list(Kind::Pod, era).len(), 1);
-        assert!(observed.children("owner", Kind::Pod).is_empty());
-    }
-}
+mod tests;

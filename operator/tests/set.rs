@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use moongate_operator::Kind;
 use moongate_operator::plan::{self, Action, SetInput};
@@ -175,6 +176,30 @@ fn surplus_instances_come_before_the_update_and_go_after_it() {
     assert_eq!(rounds[0], ["create s-2"]);
     assert_eq!(rounds.last().unwrap(), &["delete s-2"]);
     assert_eq!(rounds.concat().iter().filter(|done| done.starts_with("update")).count(), 2);
+}
+
+/// Upstream keeps this time in memory, where looks at other sets delete it, and does not look again when it is over.
+#[test]
+fn an_instance_that_is_down_for_ten_seconds_is_updated_beyond_the_budget() {
+    let mut world = World::new(2, json!({ "maxUnavailable": 1 }));
+    world.settle();
+    world.image("image:2");
+    for (name, since) in [("s-1", world.now), ("s-0", world.now)] {
+        let live =
+            world.instances.iter_mut().find(|live| live.metadata.name.as_deref() == Some(name)).unwrap();
+        let condition = &mut live.status.as_mut().unwrap().conditions[0];
+        condition.status = "False".to_owned();
+        condition.last_transition_time = Some(Time(since));
+    }
+    let since = world.now;
+    let after = |seconds: u64| since.checked_add(std::time::Duration::from_secs(seconds)).unwrap();
+    world.now = after(9);
+    assert_eq!(world.run(), [""; 0]);
+    let World { set, revisions, instances, now, .. } = &world;
+    let input = SetInput { set, revisions, instances, now: *now, entropy: 7 };
+    assert_eq!(plan::set(input).unwrap().again_at, Some(after(10)));
+    world.now = after(10);
+    assert_eq!(world.run(), ["update s-1", "update s-0"]);
 }
 
 #[test]

@@ -90,7 +90,7 @@ async fn any_manner_of_one_node_leaves_the_other_replica() {
 #[tokio::test]
 async fn slices_are_read_from_all_replicas() {
     let world = World::new(2).await;
-    let client = world.client(impatient());
+    let client = world.client(Options { slice_bytes: 1 << 20, ..Options::default() });
     let bytes = content(8 << 20);
     client.put("k", &bytes, &copies(2)).await.unwrap();
     let before: Vec<_> = world.nodes.iter().map(Node::requests).collect();
@@ -98,6 +98,32 @@ async fn slices_are_read_from_all_replicas() {
     let reads: Vec<_> =
         world.nodes.iter().zip(before).map(|(node, before)| node.requests() - before).collect();
     assert_eq!(reads, [4, 4], "both nodes are equally far and equally busy");
+}
+
+#[tokio::test]
+async fn who_waits_for_a_node_is_not_joined_if_another_is_idle() {
+    let world = World::new(2).await;
+    let client = world.client(Options::default());
+    client.put("here", &content(1 << 20), &copies(1)).await.unwrap();
+    client.put("both", &content(1000), &copies(2)).await.unwrap();
+    let busy = world.holder(&client, "here").await;
+    let idle = world.nodes.iter().find(|node| node.name != busy.name).unwrap();
+    // It is not answered while the others are read.
+    busy.be(Manner::Silent);
+    let before = [busy.requests(), idle.requests()];
+    let others = async {
+        while busy.requests() == before[0] {
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..20 {
+            assert_eq!(client.get("both").await.unwrap(), content(1000));
+        }
+        assert_eq!([busy.requests() - before[0], idle.requests() - before[1]], [1, 20]);
+    };
+    tokio::select! {
+        got = client.get("here") => panic!("{got:?}"),
+        () = others => {}
+    }
 }
 
 #[tokio::test]
@@ -231,6 +257,31 @@ async fn damaged_bytes_are_never_served() {
     assert_eq!(damaged.code(), Some(ErrorCode::CHECKSUM_MISMATCH), "{damaged}");
     let trusting = world.client(Options { checksums: false, ..impatient() });
     assert_eq!(trusting.get("k").await.unwrap().len(), bytes.len());
+}
+
+#[tokio::test]
+async fn writes_of_a_key_by_one_client_come_one_after_the_other() {
+    let world = World::new(2).await;
+    let client = world.client(Options::default());
+    let writes = (0..8_u8).map(async |number| {
+        let bytes = vec![number; 300_000];
+        for round in 0..20 {
+            match round % 4 {
+                0 => _ = client.put_batch(&[("k", &bytes)], &copies(1)).await.remove(0).unwrap(),
+                1 => _ = client.put("k", &bytes, &copies(1)).await.unwrap(),
+                2 => _ = client.upsert_batch(&[("k", &bytes)], &copies(1)).await.remove(0).unwrap(),
+                _ => client.upsert("k", &bytes, &copies(1)).await.unwrap(),
+            }
+            // So that a put finds the key free while another is under way.
+            _ = client.remove("k", true).await;
+            match client.get("k").await {
+                Ok(got) => assert!(got.iter().all(|byte| *byte == got[0])),
+                Err(KvError::NotFound { .. } | KvError::Master { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    futures_util::future::join_all(writes).await;
 }
 
 #[tokio::test]

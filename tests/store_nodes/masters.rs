@@ -3,7 +3,7 @@
 use moongate_kvstore::admin::{self, Admin};
 use moongate_master::{MetadataFace, MetadataPlace};
 
-use moongate_kvcore::{DiskTier, Settings};
+use moongate_kvcore::{DiskTier, DynamicReplication, Settings};
 
 use crate::caller::{Ours, ours, ours_with};
 use crate::world::{HANDSHAKE, NEWEST, RealMaster};
@@ -67,6 +67,25 @@ impl Store {
             }
             Whose::Theirs => {
                 let theirs = RealMaster::start_with(NEWEST, FLAGS).await;
+                let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
+                Self { rpc, metadata, admin, theirs: Some(theirs), _ours: Vec::new() }
+            }
+        }
+    }
+
+    /// A master that has objects copied which are read often.
+    pub(crate) async fn with_copies_of_hot_objects(whose: Whose) -> Self {
+        let metadata = HANDSHAKE.to_owned();
+        match whose {
+            Whose::Ours => {
+                let dynamic_replication = DynamicReplication::Enforce;
+                let core = Settings { dynamic_replication, ramp_ms: 0, ..Settings::default() };
+                let ours = ours_with(None, core).await;
+                let (rpc, admin) = (ours.rpc.clone(), ours.faces.admin.to_string());
+                Self { rpc, metadata, admin, theirs: None, _ours: vec![ours] }
+            }
+            Whose::Theirs => {
+                let theirs = RealMaster::start_with(NEWEST, &["--dynamic_replication_mode=enforce"]).await;
                 let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
                 Self { rpc, metadata, admin, theirs: Some(theirs), _ours: Vec::new() }
             }

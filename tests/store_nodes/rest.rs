@@ -2,6 +2,7 @@
 
 use moongate_runtime::Supervisor;
 use reqwest::{Client, Method};
+use serde_json::json;
 
 use crate::masters::{Found, Store, Whose};
 use crate::node::{Node, until};
@@ -10,6 +11,24 @@ use crate::older::client;
 async fn ask(node: &Node, method: Method, path: &str, body: &str) -> (u16, String) {
     let response = Client::new().request(method, node.url(path)).body(body.to_owned()).send().await.unwrap();
     (response.status().as_u16(), response.text().await.unwrap())
+}
+
+#[tokio::test]
+async fn a_node_that_is_to_be_replaced_says_what_is_lost_and_works_on_when_it_is_not() {
+    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
+    let node = Node::start(&store).await;
+    until("it has settled", async || node.get("/settled").await.0 == 200).await;
+    let (status, text) = ask(&node, Method::POST, "/drain", "").await;
+    assert!(status == 200 && text.contains("memory of the process is lost"), "{status} {text}");
+    let (status, text) = node.get("/settled").await;
+    assert!(status == 202 && text.contains(r#""drained":true"#), "{status} {text}");
+    assert_eq!(ask(&node, Method::DELETE, "/drain", "").await.0, 200);
+    assert_eq!(node.get("/settled").await.0, 200);
+    node.stop().await;
+
+    let node = Node::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
+    assert_eq!(ask(&node, Method::POST, "/drain", "").await.0, 403);
+    node.stop().await;
 }
 
 #[tokio::test]
@@ -102,6 +121,69 @@ async fn further_memory_comes_and_goes() {
     assert_eq!(answer, (200, r#"{"status": "success"}"#.to_owned()));
     assert_eq!(node.metric("moongate_store_segments").await, 1);
     until("it is told once", async || ask(&node, Method::POST, "/api/unmount", &body).await.0 == 500).await;
+    node.stop().await;
+}
+
+/// Asks a node to lend a file, or to take it back.
+async fn post(node: &Node, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
+    let (status, answer) = ask(node, Method::POST, path, &body.to_string()).await;
+    (status, serde_json::from_str(&answer).unwrap())
+}
+
+#[tokio::test]
+async fn memory_of_engines_is_lent() {
+    const SIZE: u64 = 64 << 20;
+    let supervisor = Supervisor::new();
+    let store = Store::start(Whose::Theirs, Found::ByHandshake).await;
+    let node = Node::start(&store).await;
+    let file = tempfile::Builder::new().prefix("moongate-test").tempfile_in("/dev/shm").unwrap();
+    file.as_file().set_len(SIZE + 4096).unwrap();
+    let name = file.path().file_name().unwrap().to_str().unwrap();
+    let part = json!({"name": format!("/{name}"), "size": SIZE, "offset": 4096});
+    let (status, answer) = post(&node, "/api/mount_shm", part).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("success")), "{answer}");
+    assert_eq!(node.metric("moongate_store_segments").await, 2);
+    let ids = answer["segment_ids"].clone();
+
+    // Some of these are in the file, and all of them are what they were.
+    let ours = client(&store, &supervisor);
+    let bytes = vec![7; 1 << 20];
+    for number in 0..100 {
+        ours.put(&format!("k{number}"), &bytes, &Default::default()).await.unwrap();
+    }
+    for number in 0..100 {
+        assert!(ours.get(&format!("k{number}")).await.unwrap() == bytes);
+    }
+    let lent = std::fs::read(file.path()).unwrap();
+    assert!(lent[..4096].iter().all(|byte| *byte == 0), "this part was not lent");
+    assert!(lent[4096..].contains(&7));
+
+    // As the memory of a decode, in the place of what was lent so before.
+    let decode = json!({"mode": "Decode", "path": file.path(), "size": SIZE});
+    let (status, first) = post(&node, "/api/reconfigure", decode.clone()).await;
+    assert_eq!((status, &first["mode"]), (200, &json!("decode")), "{first}");
+    let (_, second) = post(&node, "/api/reconfigure", decode).await;
+    assert_eq!(second["segment_ids"].as_array().unwrap().len(), 1);
+    assert_ne!(second["segment_ids"], first["segment_ids"]);
+    assert_eq!(node.metric("moongate_store_segments").await, 3);
+    let nowhere = json!({"mode": "decode", "path": "/etc/passwd", "size": 4096});
+    let (status, answer) = post(&node, "/api/reconfigure", nowhere).await;
+    assert_eq!((status, &answer["mode"]), (500, &json!("decode")), "what is lent stays: {answer}");
+    let prefills = (200, json!({"status": "success", "mode": "prefill"}));
+    assert_eq!(post(&node, "/api/reconfigure", json!({"mode": "prefill"})).await, prefills);
+    assert_eq!(node.metric("moongate_store_segments").await, 2);
+
+    let body = json!({"segment_ids": ids});
+    assert_eq!(post(&node, "/api/unmount_shm", body.clone()).await, (200, json!({"status": "success"})));
+    let error = "Unmount failed for one or more segments";
+    let refused = (500, json!({"error": error, "failed_segment_ids": ids}));
+    assert_eq!(post(&node, "/api/unmount_shm", body).await, refused, "it is told once");
+    for body in [json!({"size": 1}), json!({"name": "../etc/passwd", "size": 1}), json!({"name": "x"})] {
+        let refused = (400, json!({"error": "Missing or invalid name or size"}));
+        assert_eq!(post(&node, "/api/mount_shm", body).await, refused);
+    }
+    let larger = json!({"name": name, "size": 2 * SIZE});
+    assert_eq!(post(&node, "/api/mount_shm", larger).await.0, 500);
     node.stop().await;
 }
 

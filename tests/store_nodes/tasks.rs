@@ -75,6 +75,51 @@ async fn copies_and_moves_for_our_master() {
     copies_and_moves(Whose::Ours).await;
 }
 
+/// An object on one of two nodes is read until both have it. Then both are read.
+async fn hot_objects_are_copied_and_read_from_both(whose: Whose) {
+    let supervisor = Supervisor::new();
+    let store = Store::with_copies_of_hot_objects(whose).await;
+    let (first, second) = (Node::start(&store).await, Node::start(&store).await);
+    let client = client(&store, &supervisor);
+    let (here, there) = (first.running.endpoint().to_owned(), second.running.endpoint().to_owned());
+    let bytes: Vec<u8> = (0..(1 << 20) + 7).map(|at: u32| (at % 241) as u8).collect();
+    let options = PutOptions { preferred_segments: vec![here.clone()], ..PutOptions::default() };
+    client.put(KEY, &bytes, &options).await.unwrap();
+    // Nobody reads this one.
+    client.put("cold", b"bytes", &options).await.unwrap();
+    let mut both = [here.clone(), there.clone()];
+    both.sort();
+    until("it has been copied", async || {
+        assert!(client.get(KEY).await.unwrap() == bytes);
+        places(&client).await == both
+    })
+    .await;
+    const READS: &str = r#"moongate_store_transfers_total{operation="read"}"#;
+    let before = [first.metric(READS).await, second.metric(READS).await];
+    until("both are read", async || {
+        let gets = [KEY; 8].map(|key| client.get(key));
+        for got in futures_util::future::join_all(gets).await {
+            assert!(got.unwrap() == bytes);
+        }
+        first.metric(READS).await > before[0] && second.metric(READS).await > before[1]
+    })
+    .await;
+    let cold = client.objects().replicas("cold").await.unwrap();
+    assert_eq!(cold.replicas.len(), 1, "{cold:?}");
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_hot_is_on_two_nodes_with_their_master() {
+    hot_objects_are_copied_and_read_from_both(Whose::Theirs).await;
+}
+
+#[tokio::test]
+async fn what_is_hot_is_on_two_nodes_with_our_master() {
+    hot_objects_are_copied_and_read_from_both(Whose::Ours).await;
+}
+
 #[tokio::test]
 async fn a_master_that_forgets_gets_the_memory_again() {
     let supervisor = Supervisor::new();

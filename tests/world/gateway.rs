@@ -23,15 +23,15 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts one on free ports with these flags. Health checks are off unless a flag turns them on.
+    /// Starts one with these flags; without others, on free ports and without health checks.
     pub(crate) async fn start(flags: &[String]) -> Self {
-        let mut args = vec![
-            "moongate".to_owned(),
-            "--listen=127.0.0.1:0".to_owned(),
-            "--admin-listen=127.0.0.1:0".to_owned(),
-        ];
-        if !flags.iter().any(|flag| flag.starts_with("--health-interval")) {
-            args.push("--health-interval=0s".to_owned());
+        let mut args = vec!["moongate".to_owned()];
+        for (name, value) in
+            [("--listen", "127.0.0.1:0"), ("--admin-listen", "127.0.0.1:0"), ("--health-interval", "0s")]
+        {
+            if !flags.iter().any(|flag| flag.starts_with(&format!("{name}="))) {
+                args.push(format!("{name}={value}"));
+            }
         }
         args.extend_from_slice(flags);
         let options = Flags::try_parse_from(args).unwrap_or_else(|error| panic!("{error}")).gateway;

@@ -23,10 +23,6 @@ pub mod annotation {
     pub const ROLE: &str = "moongate.io/role";
     /// Served model names, separated by commas.
     pub const MODELS: &str = "moongate.io/models";
-    /// Rack or RDMA rail.
-    pub const RACK: &str = "moongate.io/rack";
-    /// NVLink domain.
-    pub const NVLINK_DOMAIN: &str = "moongate.io/nvlink-domain";
 }
 
 /// Kubernetes' own label, copied from nodes to pods by newer API servers.
@@ -139,10 +135,10 @@ fn models(pod: &Pod) -> Vec<String> {
 
 fn place(pod: &Pod) -> Place {
     Place {
-        zone: label(pod, ZONE).map(str::to_owned),
-        rack: said(pod, annotation::RACK).map(str::to_owned),
+        zone: said(pod, keys::ZONE).or_else(|| label(pod, ZONE)).map(str::to_owned),
+        rack: said(pod, keys::RACK).map(str::to_owned),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-        nvlink_domain: said(pod, annotation::NVLINK_DOMAIN).map(str::to_owned),
+        nvlink_domain: said(pod, keys::NVLINK_DOMAIN).map(str::to_owned),
     }
 }
 

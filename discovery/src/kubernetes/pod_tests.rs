@@ -82,7 +82,7 @@ fn annotations_say_what_ports_do_not() {
     let annotated = pod("prefill", |pod| {
         pod["metadata"]["annotations"] = json!({
             "moongate.io/port": "9000", "moongate.io/bootstrap-port": "9998", "moongate.io/kv-connector": "mooncake",
-            "moongate.io/models": "a, b,", "moongate.io/rack": "r7"});
+            "moongate.io/models": "a, b,", "moongate.io/rack": "r7", "moongate.io/zone": "z1"});
         pod["status"]["podIP"] = json!("fd00::7");
     });
     let listed = listed(&annotated, &options()).unwrap();
@@ -98,7 +98,7 @@ fn annotations_say_what_ports_do_not() {
             ..Declared::default()
         }
     );
-    assert_eq!(listed.place.rack.as_deref(), Some("r7"));
+    assert_eq!((listed.place.rack.as_deref(), listed.place.zone.as_deref()), (Some("r7"), Some("z1")));
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn failure(error: reqwest::Error) -> CheckOutcome {
 }
 
 /// The innermost cause: "Connection refused" says more than "error sending request".
-fn root_cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;

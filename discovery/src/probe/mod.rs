@@ -3,7 +3,7 @@
 pub(crate) mod answers;
 mod events;
 mod hashing;
-mod http;
+pub(crate) mod http;
 pub(crate) mod report;
 mod sglang;
 pub(crate) mod store;

@@ -75,6 +75,7 @@ pub(crate) struct Member {
     role: Role,
     port: u16,
     bootstrap_port: Option<u16>,
+    place: Place,
     /// The name as listed.
     pub(crate) host: String,
     /// The leader's name, in a role whose listed names are no pods'.
@@ -101,6 +102,7 @@ pub(crate) fn parse(text: &str, options: &RbgOptions) -> Result<Vec<Member>, Fil
                 role: engine_role,
                 port: http_port(ports()).unwrap_or_else(|| options.ports.of(engine_role)),
                 bootstrap_port: bootstrap_port(ports()).or(options.bootstrap_port),
+                place: instance.place.clone().into(),
                 host: qualified(&instance.address, namespace),
                 alternative: instance.alternative.as_deref().map(|host| qualified(host, namespace)),
             });
@@ -143,7 +145,7 @@ impl Member {
             url: endpoint.url,
             host: endpoint.host,
             source: Source::Rbg,
-            place: Place::default(),
+            place: self.place.clone(),
             declared: Declared {
                 engine: options.engine.or_else(|| options.connector.map(|_| Engine::Vllm)),
                 connector: options.connector,

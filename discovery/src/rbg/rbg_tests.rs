@@ -43,6 +43,16 @@ fn ports_of_the_file_win_over_the_defaults() {
 }
 
 #[test]
+fn the_file_may_say_where_instances_run() {
+    let text = "group: {name: g, roles: [prefill]}\nroles:\n  prefill:\n    instances:\n    - address: a.b\n      place: {node: n1, nvlink_domain: d1, rack: r1, zone: z1, region: x}\n    - address: c.d\n";
+    let listed = listed(text, &RbgOptions::default());
+    let some = |name: &str| Some(name.to_owned());
+    let place = Place { zone: some("z1"), rack: some("r1"), node: some("n1"), nvlink_domain: some("d1") };
+    assert_eq!(listed[0].place, place);
+    assert_eq!(listed[1].place, Place::default());
+}
+
+#[test]
 fn full_names_and_addresses_are_not_qualified() {
     assert_eq!(qualified("a.b", Some("ns")), "a.b.ns");
     assert_eq!(qualified("a.b", None), "a.b");

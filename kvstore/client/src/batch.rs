@@ -13,6 +13,7 @@ use crate::client::Client;
 use crate::error::KvError;
 use crate::locate::Located;
 use crate::options::PutOptions;
+use crate::turns::Turn;
 use crate::write::{Put, Started, may_go_on};
 
 /// Keys of one call to the master.
@@ -89,10 +90,12 @@ impl Client {
         objects: &[(&str, &[u8])],
         options: &PutOptions,
     ) -> Vec<Result<Put, KvError>> {
-        let starts = self.start_all(mode, objects, options).await;
+        let turns: Vec<Option<Turn>> =
+            objects.iter().map(|(key, _)| self.shared.turns.try_take(key)).collect();
+        let starts = self.start_all(mode, objects, &turns, options).await;
         let begun: Vec<bool> = starts.iter().map(Result::is_ok).collect();
         let open = objects.iter().zip(&begun).filter(|(_, begun)| **begun).map(|((key, _), _)| *key);
-        let mut open = Started::new(self, mode, open.collect());
+        let mut open = Started::new(self, mode, open.collect(), turns.into_iter().flatten().collect());
         let writes = objects.iter().zip(starts).map(|((key, bytes), start)| async move {
             match start {
                 Ok(replicas) => self.write(key, &replicas, bytes).await,
@@ -125,18 +128,20 @@ impl Client {
         &self,
         mode: Mode,
         objects: &[(&str, &[u8])],
+        turns: &[Option<Turn>],
         options: &PutOptions,
     ) -> Vec<Result<Vec<WireReplica<String>>, KvError>> {
         // Of nothing and of twins there is nothing to write. The master would refuse them, too, but perhaps all.
         let mut seen = HashSet::new();
+        let refusal = |key: &str, code| Some(KvError::master("put", key, RpcError::Refused(code)));
         let refused: Vec<Option<KvError>> = objects
             .iter()
-            .map(|(key, bytes)| match (bytes.is_empty(), seen.insert(*key)) {
-                (true, _) => Some(KvError::Empty { key: (*key).to_owned() }),
-                (false, false) => {
-                    Some(KvError::master("put", key, RpcError::Refused(ErrorCode::OBJECT_ALREADY_EXISTS)))
-                }
-                (false, true) => None,
+            .zip(turns)
+            .map(|((key, bytes), turn)| match (bytes.is_empty(), seen.insert(*key), turn) {
+                (true, _, _) => Some(KvError::Empty { key: (*key).to_owned() }),
+                (false, false, _) => refusal(key, ErrorCode::OBJECT_ALREADY_EXISTS),
+                (false, true, None) => refusal(key, being_written(mode)),
+                (false, true, Some(_)) => None,
             })
             .collect();
         let asked = objects.iter().zip(&refused).filter(|(_, refused)| refused.is_none());
@@ -208,8 +213,16 @@ impl Client {
     }
 }
 
+/// What becomes of an object of which this client is writing another: a put leaves that, an upsert comes after it.
+fn being_written(mode: Mode) -> ErrorCode {
+    match mode {
+        Mode::Put => ErrorCode::OBJECT_ALREADY_EXISTS,
+        Mode::Upsert => ErrorCode::OBJECT_REPLICA_BUSY,
+    }
+}
+
 /// Whether an object that could not be put may be put by trying again.
 fn may_help(error: &KvError) -> bool {
-    let no_room = error.code() == Some(ErrorCode::NO_AVAILABLE_HANDLE);
-    no_room || (matches!(error, KvError::Transfer { .. }) && !may_go_on(error))
+    let later = [ErrorCode::NO_AVAILABLE_HANDLE, ErrorCode::OBJECT_REPLICA_BUSY].map(Some);
+    later.contains(&error.code()) || (matches!(error, KvError::Transfer { .. }) && !may_go_on(error))
 }

@@ -11,6 +11,7 @@ use crate::cache::HotCache;
 use crate::options::Options;
 use crate::peer::Peers;
 use crate::staged::Disks;
+use crate::turns::Turns;
 
 /// Puts objects into a store and gets them back. Cloning is cheap, and every clone shares connections and cache.
 #[derive(Clone)]
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) peers: Peers,
     pub(crate) disks: Disks,
     pub(crate) cache: HotCache,
+    /// Keys that are being written.
+    pub(crate) turns: Turns,
     pub(crate) options: Options,
     pub(crate) supervisor: Supervisor,
 }
@@ -39,8 +42,8 @@ impl Client {
         let master = Master::new(master, options.master, supervisor);
         let objects = Objects::new(master, client_id, &options.tenant);
         let (peers, cache) = (Peers::new(options.clone())?, HotCache::new(options.cache_bytes));
-        let (disks, supervisor) = (Disks::default(), supervisor.clone());
-        Ok(Self { shared: Arc::new(Shared { objects, peers, disks, cache, options, supervisor }) })
+        let (disks, turns, supervisor) = (Disks::default(), Turns::default(), supervisor.clone());
+        Ok(Self { shared: Arc::new(Shared { objects, peers, disks, cache, turns, options, supervisor }) })
     }
 
     /// The calls to the master that this client makes, for what it has no method for.

@@ -31,6 +31,7 @@ mod read;
 mod remove;
 mod slices;
 mod staged;
+mod turns;
 mod write;
 
 pub use client::Client;

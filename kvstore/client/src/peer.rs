@@ -48,6 +48,8 @@ struct State {
     idle: Vec<Lane>,
     place: Option<Arc<Place>>,
     failed: Option<Instant>,
+    /// Whether the log says why there is no RDMA: several lanes may find it out.
+    told_without_rdma: bool,
 }
 
 /// A connection on which nothing is under way.
@@ -221,9 +223,10 @@ impl Peers {
         }
         let descriptor = self.directory.descriptor(&peer.endpoint).await;
         let descriptor = Arc::new(descriptor.map_err(|error| peer.lookup(error.to_string()))?);
-        let over_rdma = self.rdma.connect(&self.directory, &descriptor, self.options.transfers).await;
-        if let Some(connection) = over_rdma {
-            return Ok(Lane::Rdma(connection));
+        match self.rdma.connect(&self.directory, &descriptor, self.options.transfers).await {
+            Ok(Some(connection)) => return Ok(Lane::Rdma(connection)),
+            Ok(None) => {}
+            Err(reason) => peer.tell_without_rdma(&reason),
         }
         let place = Arc::new(self.place(peer, &descriptor)?);
         // Asked once, until it turns out to be wrong.
@@ -285,6 +288,12 @@ impl Peer {
         let mut state = self.state.lock();
         state.idle.clear();
         state.place = None;
+    }
+
+    fn tell_without_rdma(&self, reason: &str) {
+        if !std::mem::replace(&mut self.state.lock().told_without_rdma, true) {
+            tracing::warn!(node = %self.endpoint, "no RDMA, transfers go over TCP: {reason}");
+        }
     }
 
     fn lookup(&self, reason: String) -> NodeError {

@@ -37,30 +37,27 @@ impl Rdma {
         Self { names, devices: OnceLock::new() }
     }
 
-    /// A connection to a node, unless it has no RDMA. If there can be none, the log says why.
+    /// A connection to a node, unless it or this machine has no RDMA; the latter is told in the log.
+    ///
+    /// # Errors
+    /// Why there can be none although both have it.
     pub(crate) async fn connect(
         &self,
         directory: &Directory,
         descriptor: &Arc<SegmentDescriptor>,
         limits: Limits,
-    ) -> Option<Connection> {
+    ) -> Result<Option<Connection>, String> {
         if descriptor.protocol != PROTOCOL {
-            return None;
+            return Ok(None);
         }
         let devices = self.devices.get_or_init(|| {
             let opened = Devices::open(&self.names);
             opened.inspect_err(|error| tracing::warn!("no RDMA, transfers go over TCP: {error}")).ok()
         });
-        let devices = devices.as_ref()?;
-        let connected = async {
-            let handshakes =
-                directory.handshakes(&descriptor.name).await.map_err(|error| error.to_string())?;
-            let (staging, descriptor) = (Arc::clone(&devices.staging), Arc::clone(descriptor));
-            let (fabric, own) = (&devices.fabric, &devices.own);
-            let opened = Connection::open(fabric, staging, own, &handshakes, descriptor, limits).await;
-            opened.map_err(|error| error.to_string())
-        };
-        let (node, connected) = (&descriptor.name, connected.await);
-        connected.inspect_err(|reason| tracing::warn!(node, "no RDMA, transfers go over TCP: {reason}")).ok()
+        let Some(Devices { fabric, staging, own }) = devices else { return Ok(None) };
+        let handshakes = directory.handshakes(&descriptor.name).await.map_err(|error| error.to_string())?;
+        let (staging, descriptor) = (Arc::clone(staging), Arc::clone(descriptor));
+        let opened = Connection::open(fabric, staging, own, &handshakes, descriptor, limits).await;
+        opened.map(Some).map_err(|error| error.to_string())
     }
 }

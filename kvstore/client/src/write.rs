@@ -16,6 +16,7 @@ use crate::locate::Source;
 use crate::options::PutOptions;
 use crate::peer::Move;
 use crate::slices::slice_length;
+use crate::turns::Turn;
 
 /// The first pause when the master has no room; Mooncake's own evicts in the background. It doubles.
 const ROOM_PAUSE: Duration = Duration::from_millis(10);
@@ -62,6 +63,13 @@ impl Client {
         if bytes.is_empty() {
             return Err(KvError::Empty { key: key.to_owned() });
         }
+        let turn = match mode {
+            Mode::Upsert => self.shared.turns.take(key).await,
+            Mode::Put => match self.shared.turns.try_take(key) {
+                Some(turn) => turn,
+                None => return Ok(Put::AlreadyThere),
+            },
+        };
         let attempts = self.shared.options.attempts.max(1);
         let mut attempt = 1;
         loop {
@@ -73,7 +81,7 @@ impl Client {
                 // be put by another caller of this client; the master gives it up after a while.
                 replicas => replicas?,
             };
-            let open = Started::new(self, mode, vec![key]);
+            let open = Started::new(self, mode, vec![key], vec![turn.clone()]);
             let error = match self.write(key, &replicas, bytes).await {
                 Ok(()) => {
                     open.close();
@@ -190,11 +198,13 @@ pub(crate) struct Started<'a> {
     shared: &'a Arc<Shared>,
     mode: Mode,
     keys: Vec<&'a str>,
+    turns: Vec<Turn>,
 }
 
 impl<'a> Started<'a> {
-    pub(crate) fn new(client: &'a Client, mode: Mode, keys: Vec<&'a str>) -> Self {
-        Self { shared: &client.shared, mode, keys }
+    /// Nobody else of this client writes the keys before they are taken back.
+    pub(crate) fn new(client: &'a Client, mode: Mode, keys: Vec<&'a str>, turns: Vec<Turn>) -> Self {
+        Self { shared: &client.shared, mode, keys, turns }
     }
 
     /// Only these are still to be taken back.
@@ -231,10 +241,11 @@ impl Drop for Started<'_> {
             return;
         }
         let keys: Vec<String> = self.keys.drain(..).map(str::to_owned).collect();
-        let (shared, mode) = (Arc::clone(self.shared), self.mode);
+        let (shared, mode, turns) = (Arc::clone(self.shared), self.mode, std::mem::take(&mut self.turns));
         self.shared.supervisor.spawn("kvclient-revoke", async move {
             tokio::time::sleep(REVOKE_GRACE).await;
             revoke(&shared, mode, &keys).await;
+            drop(turns);
         });
     }
 }

@@ -58,7 +58,7 @@ impl Master {
         self.silence(&mut self.registry.lock(), now_ms, client, fx);
     }
 
-    /// A client's last connection has broken, and its memory is kept for its next process: until it is heard of, its
+    /// A client's last connection has broken, or will soon, and its memory is kept for its next process: until it is heard of, its
     /// replicas are only handed out of what is nowhere else, and it gets nothing new. It becomes silent when its time is
     /// over, as any other.
     pub fn client_away(&self, client: Uuid) {

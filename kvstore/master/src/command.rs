@@ -69,7 +69,7 @@ pub(crate) fn faces(
 /// # Errors
 /// [`StartError`].
 pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, StartError> {
-    let MasterOptions { server, rpc, report, data, journal_bytes, unused, missing, .. } = options;
+    let MasterOptions { server, rpc, report, data, unused, missing, .. } = options;
     let quotas = options.quotas.filter(|_| server.core.multi_tenant).map(Into::into);
     let faces = faces(options.metrics, options.metadata, options.events);
     let mut faces = Faces::new(FacesOptions { quotas, ..faces });
@@ -85,7 +85,8 @@ pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<Ru
         (server, Some(kept))
     } else {
         tracing::info!("the state is kept in memory only; --data_dir lets it outlive this process");
-        let journal = faces.observe(Arc::new(MemoryJournal::new(journal_bytes)), &Arc::default());
+        // There is nobody who would read what it keeps.
+        let journal = faces.observe(Arc::new(MemoryJournal::new(0)), &Arc::default());
         (Arc::new(Server::new(server, journal)), None)
     };
     let rpc = rpc::serve(&server, rpc, threads, supervisor)?;

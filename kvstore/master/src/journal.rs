@@ -83,7 +83,7 @@ impl MemoryJournal {
     /// [`Journal::append`]. What `also` does happens in the order of the numbers, too.
     pub(crate) fn append_and(&self, fact: &[u8], also: impl FnOnce()) -> u64 {
         let mut kept = self.kept.lock();
-        if let Some(chunk) = kept.chunk(self.capacity) {
+        if let Some(chunk) = kept.chunk(self.capacity, fact.len()) {
             chunk.bytes.extend_from_slice(fact);
             chunk.ends.push(chunk.bytes.len());
         }
@@ -113,9 +113,9 @@ impl MemoryJournal {
 }
 
 impl Kept {
-    /// A chunk with room, made out of the oldest one if there are enough.
-    fn chunk(&mut self, capacity: usize) -> Option<&mut Chunk> {
-        let full = self.chunks.back().is_none_or(|last| last.bytes.len() >= CHUNK);
+    /// A chunk with room, made out of the oldest one if there are enough. It need not grow, unless a fact is longer than a chunk.
+    fn chunk(&mut self, capacity: usize, fact: usize) -> Option<&mut Chunk> {
+        let full = self.chunks.back().is_none_or(|last| last.bytes.len() + fact > CHUNK);
         if full {
             let mut new = Chunk { first: self.next, bytes: Vec::with_capacity(CHUNK), ends: Vec::new() };
             if self.chunks.len() * CHUNK >= capacity

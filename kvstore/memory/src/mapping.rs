@@ -54,9 +54,9 @@ impl Mapping {
         Self::new(base, len)
     }
 
-    /// The memory behind a file descriptor, at `at` when that address is free. Without `at` it is put where a later process finds the
-    /// same address free.
-    pub(crate) fn shared(file: BorrowedFd<'_>, len: usize, at: Option<u64>) -> io::Result<Self> {
+    /// The memory behind a file descriptor from byte `from` on, at `at` when that address is free. Without `at` it is put where a later
+    /// process finds the same address free.
+    pub(crate) fn shared(file: BorrowedFd<'_>, from: u64, len: usize, at: Option<u64>) -> io::Result<Self> {
         let wanted = at.and_then(|at| usize::try_from(at).ok());
         let own = (0..OWN_TRIES).map(|_| {
             let step = fastrand::usize(..(OWN_ADDRESSES.end - OWN_ADDRESSES.start) / OWN_STEP);
@@ -64,23 +64,23 @@ impl Mapping {
         });
         let tries = wanted.is_none().then_some(own).into_iter().flatten();
         for address in wanted.into_iter().chain(tries) {
-            if let Some(mapping) = Self::shared_at(file, len, address) {
+            if let Some(mapping) = Self::shared_at(file, from, len, address) {
                 return Ok(mapping);
             }
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: without a fixed address the kernel maps where nothing is mapped.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, 0)? };
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, from)? };
         Self::new(base, len)
     }
 
     /// None when something else is mapped there, or nothing can be.
-    fn shared_at(file: BorrowedFd<'_>, len: usize, address: usize) -> Option<Self> {
+    fn shared_at(file: BorrowedFd<'_>, from: u64, len: usize, address: usize) -> Option<Self> {
         let wanted = ptr::without_provenance_mut(address);
         let (access, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED_NOREPLACE);
         // SAFETY: FIXED_NOREPLACE never takes the place of another mapping.
-        let base = unsafe { rustix::mm::mmap(wanted, len, access, flags, file, 0) }.ok()?;
+        let base = unsafe { rustix::mm::mmap(wanted, len, access, flags, file, from) }.ok()?;
         let mapping = Self::new(base, len).ok()?;
         // Kernels that do not know the flag take the address for a wish.
         (base.addr() == address).then_some(mapping)
@@ -217,15 +217,15 @@ mod tests {
     fn shared_memory_is_mapped_again_where_it_was() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 16).unwrap();
-        let first = Mapping::shared(file.as_fd(), 1 << 16, None).unwrap();
+        let first = Mapping::shared(file.as_fd(), 0, 1 << 16, None).unwrap();
         first.span(100, 5).unwrap().copy_from(b"moons");
         let base = first.base();
         assert!(OWN_ADDRESSES.contains(&usize::try_from(base).unwrap()), "{base:#x}");
 
-        let beside = Mapping::shared(file.as_fd(), 1 << 16, Some(base)).unwrap();
+        let beside = Mapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
         assert_ne!(beside.base(), base, "the address is taken");
         drop(first);
-        let again = Mapping::shared(file.as_fd(), 1 << 16, Some(base)).unwrap();
+        let again = Mapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
         assert_eq!(again.base(), base);
         for mapping in [beside, again] {
             let mut out = [0; 5];
@@ -239,7 +239,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         for at in [1, 4097, u64::MAX, !0xfff] {
-            let mapping = Mapping::shared(file.as_fd(), 4096, Some(at)).unwrap();
+            let mapping = Mapping::shared(file.as_fd(), 0, 4096, Some(at)).unwrap();
             assert_ne!(mapping.base(), at);
         }
     }

@@ -132,18 +132,27 @@ impl Region {
     /// # Errors
     /// [`Error::Length`] when there is less; else as the system says.
     pub fn from_fd(fd: OwnedFd, len: u64, at: Option<u64>) -> Result<Self, Error> {
+        Self::part(fd, 0, len, at)
+    }
+
+    /// [`Region::from_fd`] from the byte `from` on, which is the first of a page.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn part(fd: OwnedFd, from: u64, len: u64, at: Option<u64>) -> Result<Self, Error> {
         let size = mappable(len)?;
         let stat = rustix::fs::fstat(&fd).map_err(cannot(|| "look at shared memory".into()))?;
         let found = u64::try_from(stat.st_size).unwrap_or(0);
         // Bytes beyond the end of a file cannot be touched, mapped or not.
-        if found < len {
-            return Err(Error::Length { path: "shared memory".into(), found, wanted: len });
+        let wanted = from.saturating_add(len);
+        if found < wanted {
+            return Err(Error::Length { path: "shared memory".into(), found, wanted });
         }
         // Huge pages are mapped whole. They tell themselves by the size of a block.
         let page = usize::try_from(stat.st_blksize).unwrap_or(0);
         let huge = page > (1 << 20) && found.is_multiple_of(page as u64);
         let whole = if huge { crate::mapping::whole(size, page) } else { Ok(size) };
-        let mapping = whole.and_then(|size| Mapping::shared(fd.as_fd(), size, at));
+        let mapping = whole.and_then(|size| Mapping::shared(fd.as_fd(), from, size, at));
         let mapping = mapping.map_err(cannot(|| format!("map {len} bytes of shared memory")))?;
         if at.is_some_and(|at| at != mapping.base()) {
             tracing::info!(

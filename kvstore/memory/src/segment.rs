@@ -103,6 +103,26 @@ impl Segment {
         }
     }
 
+    /// Memory of another process: `size` bytes of a file from the byte `from` on, which is the first of a page. What is known of it ends
+    /// with this process.
+    ///
+    /// # Errors
+    /// When there is not as much, or it cannot be mapped.
+    pub fn of_file(
+        file: File,
+        from: u64,
+        size: u64,
+        identity: impl FnOnce(u64) -> Identity,
+    ) -> Result<Self, Error> {
+        let region = Region::part(file.into(), from, size, None)?;
+        let ledger = match Ledger::open(fresh("shared.ledger", bytes_for(size), Pages::Normal)?, size)? {
+            Opened::Empty(blank) => blank,
+            Opened::Kept(ledger) => ledger.wipe(),
+        };
+        let ledger = ledger.start(identity(region.base()))?;
+        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), kept: false })
+    }
+
     fn go_on(wanted: &Wanted, memory: OwnedFd, ledger: Ledger) -> Result<Self, Error> {
         let Identity { name, base, .. } = ledger.identity();
         let region = map(wanted, memory, Some(base))?;

@@ -7,10 +7,12 @@
 
 pub mod config;
 mod disk;
+mod engines;
 mod error;
 pub mod flags;
 mod health;
 mod heartbeat;
+mod hooks;
 mod membership;
 mod memory;
 mod node;

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc::{
-    ClientArguments, MountArguments, MountSegment, NoArguments, Ping, RETURNS, ReMountSegment,
+    ClientArguments, DRAINED, MountArguments, MountSegment, NoArguments, Ping, RETURNS, ReMountSegment,
     RemountArguments, ServiceReady, UnmountArguments, UnmountSegment,
 };
 use mooncake_wire::types::{ClientStatus, Segment, Uuid};
 use mooncake_wire::whole::WholeArguments;
 use moongate_kvstore::rpc::{Master, RpcError};
 
+use crate::hooks::Drained;
 use crate::pool::{Lent, Pool};
 
 /// How transfers reach a node without RDMA.
@@ -30,6 +31,8 @@ pub(crate) struct Membership {
     pub(crate) pool: Arc<Pool>,
     /// Whether its listening sockets are kept while no process of it runs.
     pub(crate) sockets_last: bool,
+    /// Whether it is going to be replaced.
+    pub(crate) drained: Arc<Drained>,
     /// How transfers reach the node, as the master tells clients.
     pub(crate) protocol: &'static str,
 }
@@ -109,8 +112,16 @@ impl Membership {
 
     /// What masters of this house are told besides.
     fn about(&self) -> &'static [u8] {
-        let returns = self.sockets_last && self.pool.lent().iter().all(|lent| lent.lasts);
-        if returns { RETURNS } else { &[] }
+        match (self.returns(), self.drained.is_set()) {
+            (true, true) => DRAINED,
+            (true, false) => RETURNS,
+            (false, _) => &[],
+        }
+    }
+
+    /// Whether the node's next process goes on with all that it has, and readers may wait for that.
+    pub(crate) fn returns(&self) -> bool {
+        self.sockets_last && self.pool.lent().iter().all(|lent| lent.lasts)
     }
 
     fn segment(&self, lent: &Lent) -> Segment<&str> {

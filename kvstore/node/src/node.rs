@@ -15,11 +15,13 @@ use moongate_runtime::{ListenerLimits, Supervisor};
 use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, Serving};
 use tokio::net::TcpListener;
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::disk::{self, Disk, Keeper};
+use crate::engines::Engines;
 use crate::error::StartError;
 use crate::flags::{Flags, Keeping, OnStop};
 use crate::heartbeat::{self, Pulse};
@@ -30,7 +32,7 @@ use crate::pool::{Lent, Pool};
 use crate::presence::{Presence, present};
 use crate::scrub::{self, ScrubCounts};
 use crate::tasks::{TaskCounts, Worker};
-use crate::{health, rdma, rest};
+use crate::{health, hooks, rdma, rest};
 
 /// Pause between two attempts at something that must be there at start.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
@@ -48,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) client: Client,
     /// The tier on a disk, if there is one.
     pub(crate) keeper: Option<Keeper>,
+    /// Segments of engines that are lent.
+    pub(crate) engines: Arc<Mutex<Engines>>,
     presence: Presence,
     fabric: Option<Arc<Fabric>>,
 }
@@ -98,6 +102,7 @@ pub async fn start(
         host: host.name.as_str().into(),
         pool: Arc::clone(&pool),
         sockets_last: matches!(flags.memory, Keeping::Holder(_)),
+        drained: Arc::default(),
         protocol: if fabric.is_some() { rdma::PROTOCOL } else { PROTOCOL },
     };
     let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
@@ -138,6 +143,7 @@ pub async fn start(
         tasks: Arc::default(),
         scrubbed: Arc::default(),
         client,
+        engines: Arc::default(),
         presence,
         fabric,
     };
@@ -246,7 +252,8 @@ impl Shared {
             serve(port, health::router().with_state(self.clone()))?;
         }
         let rest = rest::router(flags.allow_peers.clone());
-        serve(flags.port, rest.merge(health::router()).with_state(self.clone()))
+        let hooks = hooks::router(flags.allow_peers.clone());
+        serve(flags.port, rest.merge(hooks).merge(health::router()).with_state(self.clone()))
     }
 
     /// Lends a further segment, which ends with the process.
@@ -259,7 +266,11 @@ impl Shared {
             placement: Placement::default(),
         };
         let opened = Segment::open(&wanted, |base| new_identity(base, size));
-        let segment = opened.map_err(|error| error.to_string())?;
+        self.lend(opened.map_err(|error| error.to_string())?).await
+    }
+
+    /// Lends a segment that ends with the process.
+    pub(crate) async fn lend(&self, segment: Segment) -> Result<Uuid, String> {
         let identity = segment.ledger.identity();
         let registered = self.fabric.as_ref().map(|fabric| fabric.lend(&segment.region)).transpose();
         let registered = registered.map_err(|error| error.to_string())?;

@@ -15,6 +15,7 @@ use moongate_runtime::PeerAddr;
 use moongate_transfer::Peers;
 use serde_json::{Map, Value};
 
+use crate::engines;
 use crate::node::Shared;
 
 /// Largest body in bytes.
@@ -31,9 +32,9 @@ pub(crate) fn router(peers: Peers) -> Router<Shared> {
         .route("/api/mount", post(mount))
         .route("/api/unmount", post(unmount))
         .route("/api/unmount_local_disk", post(unmount_local_disk))
-        .route("/api/mount_shm", post(of_engines))
-        .route("/api/unmount_shm", post(of_engines))
-        .route("/api/reconfigure", post(of_engines))
+        .route("/api/mount_shm", post(engines::mount_shm))
+        .route("/api/unmount_shm", post(engines::unmount_shm))
+        .route("/api/reconfigure", post(engines::reconfigure))
         .fallback(async || plain(StatusCode::NOT_FOUND, "404: Not Found"))
         .method_not_allowed_fallback(async |_: Method| {
             plain(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
@@ -42,7 +43,7 @@ pub(crate) fn router(peers: Peers) -> Router<Shared> {
         .layer(middleware::from_fn_with_state(Arc::new(peers), only_peers))
 }
 
-async fn only_peers(State(peers): State<Arc<Peers>>, request: Request, next: Next) -> Response {
+pub(crate) async fn only_peers(State(peers): State<Arc<Peers>>, request: Request, next: Next) -> Response {
     let from = request.extensions().get::<PeerAddr>();
     if from.is_some_and(|from| peers.allow(from.0.ip())) {
         return next.run(request).await;
@@ -55,7 +56,7 @@ fn plain(status: StatusCode, text: &'static str) -> Response {
 }
 
 /// A JSON body as Python's `json.dumps` writes it, with a space after each colon and comma.
-fn json(status: StatusCode, members: &[(&str, Value)]) -> Response {
+pub(crate) fn json(status: StatusCode, members: &[(&str, Value)]) -> Response {
     let members: Vec<String> =
         members.iter().map(|(name, value)| format!("\"{name}\": {}", spaced(value))).collect();
     let body = format!("{{{}}}", members.join(", "));
@@ -69,20 +70,20 @@ fn spaced(value: &Value) -> String {
     }
 }
 
-fn error(status: StatusCode, text: impl Into<String>) -> Response {
+pub(crate) fn error(status: StatusCode, text: impl Into<String>) -> Response {
     json(status, &[("error", Value::String(text.into()))])
 }
 
-fn failed(text: impl Into<String>) -> Response {
+pub(crate) fn failed(text: impl Into<String>) -> Response {
     error(StatusCode::INTERNAL_SERVER_ERROR, text)
 }
 
-fn success() -> Response {
+pub(crate) fn success() -> Response {
     json(StatusCode::OK, &[("status", "success".into())])
 }
 
 /// The members of a JSON body. What cannot be read is the server's error, as upstream has it.
-fn members(body: &[u8]) -> Result<Map<String, Value>, Box<Response>> {
+pub(crate) fn members(body: &[u8]) -> Result<Map<String, Value>, Box<Response>> {
     serde_json::from_slice(body).map_err(|problem| Box::new(failed(problem.to_string())))
 }
 
@@ -165,24 +166,30 @@ async fn unmount(State(shared): State<Shared>, body: Bytes) -> Response {
         Ok(data) => data,
         Err(response) => return *response,
     };
-    let ids: Vec<&str> = match data.get("segment_ids") {
-        Some(Value::String(id)) => vec![id],
-        Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_str).collect(),
-        _ => Vec::new(),
-    };
+    let ids = segment_ids(&data);
     if ids.is_empty() {
         return error(StatusCode::BAD_REQUEST, "Missing segment_ids");
     }
     for id in ids {
-        let unmounted = match id.parse::<Uuid>() {
-            Ok(id) => shared.unmount(id).await,
-            Err(problem) => Err(problem.to_string()),
-        };
-        if let Err(problem) = unmounted {
+        if let Err(problem) = unmount_named(&shared, id).await {
             return failed(format!("Unmount and free failed, {problem}"));
         }
     }
     success()
+}
+
+/// The segments that a body names: one, or a list of them.
+pub(crate) fn segment_ids(data: &Map<String, Value>) -> Vec<&str> {
+    match data.get("segment_ids") {
+        Some(Value::String(id)) => vec![id],
+        Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Takes back the segment of this id.
+pub(crate) async fn unmount_named(shared: &Shared, id: &str) -> Result<(), String> {
+    shared.unmount(id.parse::<Uuid>().map_err(|problem| problem.to_string())?).await
 }
 
 /// Takes the tier on the disk out of the store, if there is one. Whoever reads from it goes on.
@@ -199,14 +206,6 @@ async fn unmount_local_disk(State(shared): State<Shared>, body: Bytes) -> Respon
             Err(problem) => failed(format!("Unmount local disk failed, {problem}")),
         },
     }
-}
-
-/// Memory of an engine's that others shall write into cannot be had here.
-async fn of_engines() -> Response {
-    error(
-        StatusCode::NOT_IMPLEMENTED,
-        "this node lends no memory of other processes; POST /api/mount lends memory of its own",
-    )
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::reply::{self, Refusal, Reply};
 use super::serve::Plan;
 use super::speech::{Handover, Take};
 use super::stats::unix_s;
-use super::{Engine, Role, events, metrics, tokenize};
+use super::{Engine, Role, adapters, events, metrics, tokenize};
 
 /// Version that is reported.
 const VERSION: &str = "0.5.23";
@@ -203,6 +203,8 @@ pub(crate) fn route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Reply 
                 "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n",
             )
         }
+        "/load_lora_adapter" if parts.method == Method::POST => adapters::load(engine, body),
+        "/unload_lora_adapter" if parts.method == Method::POST => adapters::unload(engine, body),
         "/tokenize" | "/v1/tokenize" if parts.method == Method::POST => tokenize::answer(engine, body),
         "/v1/embeddings" if parts.method == Method::POST => embeddings(engine, body),
         _ => reply::not_found(engine.config.face),
@@ -211,10 +213,12 @@ pub(crate) fn route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Reply 
 
 pub(crate) fn models(engine: &Engine, owner: &str) -> Value {
     let model = &engine.config.model;
-    json!({"object": "list", "data": [{
+    let mut cards = vec![json!({
         "id": model, "object": "model", "created": super::stats::unix_ms() / 1_000, "owned_by": owner,
         "root": engine.config.model_path(), "parent": null, "max_model_len": engine.config.context_tokens,
-    }]})
+    })];
+    cards.extend(engine.adapters.cards(model, owner));
+    json!({"object": "list", "data": cards})
 }
 
 fn disaggregation_mode(engine: &Engine) -> &'static str {

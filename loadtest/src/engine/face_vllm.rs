@@ -12,14 +12,15 @@ use super::face_sglang::{embeddings, models, server_url};
 use super::reply::{self, Refusal, Reply};
 use super::serve::Plan;
 use super::speech::{Handover, Take};
-use super::{Connector, Engine, Role, events, metrics, tokenize};
+use super::{Connector, Engine, Role, adapters, events, metrics, tokenize};
 
 /// Version that is reported.
 const VERSION: &str = "0.32.0";
 
 /// What the connector makes of a request's `kv_transfer_params`.
 pub(crate) fn plan(engine: &Engine, ask: &Ask, parts: &Parts, ids: &[String]) -> Result<Plan, Refusal> {
-    if let Some(model) = ask.model.as_ref().filter(|model| **model != engine.config.model) {
+    let served = |model: &String| *model == engine.config.model || engine.adapters.has(model);
+    if let Some(model) = ask.model.as_ref().filter(|model| !served(model)) {
         return Err(Refusal {
             status: StatusCode::NOT_FOUND,
             kind: "NotFoundError",
@@ -148,6 +149,8 @@ pub(crate) fn route(engine: &Arc<Engine>, parts: &Parts, body: &Bytes) -> Reply 
         "/load" if get => reply::json_ok(&json!({"server_load": engine.stats.read(|stats| stats.active)})),
         "/metrics" if get => reply::text(StatusCode::OK, metrics::vllm(engine)),
         "/kv_event_sources" if get => reply::json_ok(&events::describe::vllm(engine)),
+        "/v1/load_lora_adapter" if parts.method == Method::POST => adapters::load(engine, body),
+        "/v1/unload_lora_adapter" if parts.method == Method::POST => adapters::unload(engine, body),
         "/tokenize" if parts.method == Method::POST => tokenize::answer(engine, body),
         "/v1/chat/completions/render" if parts.method == Method::POST => {
             tokenize::render(engine, Api::Chat, body)

@@ -7,7 +7,7 @@
 //!
 //! | part | subject |
 //! |---|---|
-//! | `tokens`, `tools` | what it says |
+//! | `tokens`, `tools`, `adapters` | what it says, and under which names |
 //! | `rank`, `cache`, `namespace` | what it remembers |
 //! | `store`, `store_admin` | what a fleet shares, and its master's face |
 //! | `object_store` | a real store in its place |
@@ -19,6 +19,7 @@
 //! | `face_sglang`, `face_vllm`, `tokenize`, `bootstrap` | the two protocols |
 //! | `server`, `faults`, `stats` | sockets, failures, counters |
 
+mod adapters;
 mod ask;
 mod bootstrap;
 mod cache;
@@ -110,6 +111,7 @@ pub(crate) struct Engine {
     room_ranks: Mutex<HashMap<u64, u32>>,
     refusing: watch::Sender<bool>,
     ready: AtomicBool,
+    adapters: adapters::Adapters,
 }
 
 impl Engine {
@@ -282,6 +284,7 @@ impl SimEngine {
             event_ports,
             room_ranks: Mutex::default(),
             refusing,
+            adapters: adapters::Adapters::default(),
             ready: AtomicBool::new(config.ready_after.is_zero()),
             config,
         });

@@ -11,6 +11,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{self, MapAccess, Visitor};
 
+use crate::Place;
+
 /// Most instances one file may name, over all roles: a file is at most 1 MiB, and a template expands.
 pub const MAX_INSTANCES: u64 = 10_000;
 
@@ -49,6 +51,8 @@ struct Instance {
     address: Option<String>,
     #[serde(default)]
     ports: Option<BTreeMap<String, Port>>,
+    #[serde(default)]
+    place: Option<Place>,
 }
 
 /// A port as a number or as a numeric string.
@@ -130,6 +134,8 @@ pub struct RoleInstance {
     pub alternative: Option<String>,
     /// Role `servicePorts` by name as written: lower case, `-` turned into `_`, unnamed ones `port<N>`.
     pub ports: BTreeMap<String, u16>,
+    /// Where it runs, if the file says so: our operator does where a group has a ladder of topology keys.
+    pub place: Place,
 }
 
 /// Why a file that is valid YAML is no usable discovery file.
@@ -219,6 +225,7 @@ fn listed_instances(role: &str, listed: Vec<Instance>) -> Result<Vec<RoleInstanc
                 alternative: leader_address(&address),
                 address,
                 ports: ports.into_iter().filter_map(|(name, port)| Some((name, port.0?))).collect(),
+                place: instance.place.unwrap_or_default(),
             })
         })
         .collect()
@@ -252,6 +259,7 @@ fn expand(
             address: format!("{group}-{role}-{index}-0.{domain}"),
             alternative: one_pod.then(|| format!("{group}-{role}-{index}.{domain}")),
             ports: BTreeMap::new(),
+            place: Place::default(),
         });
     Ok(instances.collect())
 }

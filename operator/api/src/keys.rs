@@ -83,6 +83,10 @@ pub const PORT_ALLOCATOR: &str = "rolebasedgroup.workloads.x-k8s.io/port-allocat
 pub const COMPONENT_DISCOVERY: &str = "rolebasedgroup.workloads.x-k8s.io/component-discovery";
 /// Annotation of a component or pod template: components that start before or are deleted before it, as JSON.
 pub const COMPONENT_DEPENDS_ON: &str = "rolebasedgroup.workloads.x-k8s.io/component-depends-on";
+/// Annotation of a role or pod template: the port at which pods are asked before and after they are restarted in place.
+pub const UPGRADE_HOOKS: &str = "moongate.io/upgrade-hooks";
+/// Annotation of a role or pod template: for how long at most.
+pub const UPGRADE_TIMEOUT: &str = "moongate.io/upgrade-timeout";
 /// Label of instances and pods: their revision.
 pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
 /// Label of instances and pods of an ordered role: the instance's name.
@@ -94,6 +98,21 @@ pub const POD_GROUP: &str = "pod-group.scheduling.sigs.k8s.io/name";
 /// Annotation of pods of a gang (Volcano): the PodGroup.
 pub const VOLCANO_POD_GROUP: &str = "scheduling.k8s.io/group-name";
 
+/// Annotation of a group: levels of nearness, nearest first, each `LEVEL` or `LEVEL=LABEL`.
+pub const TOPOLOGY_LADDER: &str = "moongate.io/topology-ladder";
+/// Annotation of a group: which role shall be near which, `ROLE:ROLE` separated by commas.
+pub const TOPOLOGY_NEAR: &str = "moongate.io/topology-near";
+/// Annotation of a group: the level over which instances of a role are spread, or `none`.
+pub const TOPOLOGY_SPREAD: &str = "moongate.io/topology-spread";
+/// Annotation of workloads and instances: what these three come to for their pods, as JSON.
+pub const TOPOLOGY: &str = "moongate.io/topology";
+
+/// Annotation of a pod: the availability zone that it runs in.
+pub const ZONE: &str = "moongate.io/zone";
+/// Annotation of a pod: the rack or RDMA rail that it runs in.
+pub const RACK: &str = "moongate.io/rack";
+/// Annotation of a pod: the NVLink domain that it runs in.
+pub const NVLINK_DOMAIN: &str = "moongate.io/nvlink-domain";
 /// Label of pods of a warmup: its name.
 pub const WARMUP_NAME: &str = "workloads.x-k8s.io/warmup-name";
 /// Label of pods of a warmup: its UID.

@@ -11,12 +11,14 @@ mod condition;
 pub mod conversion;
 #[cfg(feature = "objects")]
 pub mod crds;
+mod duty;
 pub mod env;
 #[cfg(feature = "objects")]
 mod int_or_percent;
 pub mod keys;
 #[cfg(feature = "objects")]
 pub mod merge;
+mod place;
 #[cfg(feature = "objects")]
 mod schema;
 #[cfg(feature = "objects")]
@@ -29,9 +31,11 @@ pub mod v1alpha2;
 pub use cluster::{ClusterConfig, ClusterFile, ClusterFileError, RoleAddresses, RoleInstance};
 #[cfg(feature = "objects")]
 pub use condition::Condition;
+pub use duty::Duty;
 pub use env::Identity;
 #[cfg(feature = "objects")]
 pub use int_or_percent::{IntOrPercent, Round};
+pub use place::{Level, Place};
 #[cfg(feature = "objects")]
 pub use template::PodTemplate;
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rbg_api::{ClusterFile, Place};
 use serde::Serialize;
 
 use crate::gang;
@@ -39,12 +40,32 @@ struct InstanceEntry {
     pods: Vec<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     ports: BTreeMap<String, i32>,
+    /// Where that pod runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    place: Option<Place>,
+}
+
+/// Where pods run, by their names.
+pub type Places = BTreeMap<String, Place>;
+
+/// The places that a file has. A file that cannot be read has none.
+#[must_use]
+pub fn places_in(text: &str) -> Places {
+    let file = serde_saphyr::from_str::<ClusterFile>(text).ok().and_then(|file| file.resolve().ok());
+    let instances = file.into_iter().flat_map(|file| file.roles).flat_map(|role| role.instances);
+    let known = instances.filter(|instance| instance.place != Place::default());
+    known.map(|instance| (pod_name(&instance.address).to_owned(), instance.place)).collect()
+}
+
+fn pod_name(address: &str) -> &str {
+    address.split('.').next().unwrap_or_default()
 }
 
 /// The file's text. `None` if no role has ordered instances.
 pub(crate) fn file(
     group: Group<'_>,
     targets: &BTreeMap<String, RoleTarget>,
+    places: &Places,
 ) -> Result<Option<String>, RenderError> {
     let mut names = Vec::new();
     let mut roles = BTreeMap::new();
@@ -54,7 +75,7 @@ pub(crate) fn file(
             continue;
         }
         let replicas = targets.get(&spec.name).map_or(spec.replicas, |target| target.replicas);
-        let instances = (0..replicas).map(|ordinal| instance(&role, ordinal)).collect();
+        let instances = (0..replicas).map(|ordinal| instance(&role, ordinal, places)).collect();
         names.push(spec.name.clone());
         roles.insert(spec.name.clone(), RoleEntry { instances, size: replicas });
     }
@@ -68,7 +89,7 @@ pub(crate) fn file(
     text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.to_string()))
 }
 
-fn instance(role: &Role<'_>, ordinal: i32) -> InstanceEntry {
+fn instance(role: &Role<'_>, ordinal: i32, places: &Places) -> InstanceEntry {
     let pods = addresses(role, &format!("{}-{ordinal}", role.names.workload));
     let ports = role.spec.service_ports.iter().map(|port| {
         let name = port.name.as_ref().filter(|name| !name.is_empty());
@@ -77,7 +98,12 @@ fn instance(role: &Role<'_>, ordinal: i32) -> InstanceEntry {
         (name, port.port)
     });
     let address = pods.first().cloned().unwrap_or_default();
-    InstanceEntry { address, pods: if pods.len() > 1 { pods } else { Vec::new() }, ports: ports.collect() }
+    InstanceEntry {
+        place: places.get(pod_name(&address)).cloned(),
+        address,
+        pods: if pods.len() > 1 { pods } else { Vec::new() },
+        ports: ports.collect(),
+    }
 }
 
 /// Addresses of an instance's pods that have one.

@@ -78,6 +78,22 @@ pub enum RenderError {
         /// What is wrong.
         cause: String,
     },
+    /// As many ports are wanted as there are.
+    #[error("no port is free between {first} and {after}; give the operator a wider --port-range")]
+    NoPort {
+        /// The first port that may be chosen.
+        first: u16,
+        /// The port after the last one.
+        after: u16,
+    },
+    /// An annotation about nearness that cannot be followed.
+    #[error("annotation `{key}`: {cause}")]
+    Topology {
+        /// The annotation.
+        key: &'static str,
+        /// What is wrong.
+        cause: String,
+    },
     /// v1alpha1's coordination, as stored, is no JSON of the expected shape.
     #[error("annotation `conversion.workloads.x-k8s.io/v1alpha1-coordination`: {0}")]
     Coordination(String),

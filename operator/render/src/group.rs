@@ -10,7 +10,7 @@ use crate::gang::GangScheduler;
 use crate::hash::sha1_hex;
 use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
 use crate::role::{Role, RoleTarget};
-use crate::{RenderError, RoleNames, discovery, gang, policy};
+use crate::{Places, RenderError, RoleNames, discovery, gang, policy};
 
 /// ClusterEngineRuntimeProfiles by name.
 pub type Profiles = BTreeMap<String, ClusterEngineRuntimeProfileSpec>;
@@ -70,12 +70,16 @@ impl<'a> Group<'a> {
             || roles.any(|role| role.annotations.contains_key(keys::legacy::INSTANCE_PATTERN))
     }
 
-    /// The discovery file. `None` if no role has ordered instances: then no pod mounts it.
+    /// The discovery file, with the places of pods that have one. `None` if no role has ordered instances: then no pod mounts it.
     ///
     /// # Errors
     /// See [`RenderError`].
-    pub fn config_map(self, targets: &BTreeMap<String, RoleTarget>) -> Result<Option<Manifest>, RenderError> {
-        let Some(file) = discovery::file(self, targets)? else { return Ok(None) };
+    pub fn config_map(
+        self,
+        targets: &BTreeMap<String, RoleTarget>,
+        places: &Places,
+    ) -> Result<Option<Manifest>, RenderError> {
+        let Some(file) = discovery::file(self, targets, places)? else { return Ok(None) };
         let metadata = self.metadata(self.name, true);
         Ok(Some(Manifest::new(
             "v1",

@@ -35,11 +35,8 @@ pub fn group(
         }
     }
     let mut labels = template.labels.clone();
-    let mut annotations = inherited(set);
-    annotations.extend(template.annotations.clone());
     if let Some(metadata) = &template.metadata {
         labels.extend(metadata.labels.clone());
-        annotations.extend(metadata.annotations.clone());
     }
     labels.insert(keys::GROUPSET_NAME.to_owned(), set_name.to_owned());
     labels.insert(keys::GROUPSET_INDEX.to_owned(), index.to_string());
@@ -50,7 +47,7 @@ pub fn group(
         uid: set.metadata.uid.clone().unwrap_or_default(),
         controller: true,
     };
-    let metadata = Metadata { name, namespace, labels, annotations, owner: Some(&owner) };
+    let metadata = Metadata { name, namespace, labels, annotations: annotations(set), owner: Some(&owner) };
     let version = conversion::Version::V1alpha2.api_version();
     let mut manifest = Manifest::new(version, "RoleBasedGroup", metadata, json!({}));
     // Not as a body, which would lose the nulls of patches.
@@ -58,9 +55,13 @@ pub fn group(
     Ok(manifest)
 }
 
-/// v1alpha1 had no annotations of groups in a set: they stood on the set.
-fn inherited(set: &RoleBasedGroupSet) -> Texts {
-    let annotations = set.metadata.annotations.iter().flatten();
-    let own = annotations.filter(|(key, _)| key.as_str() == keys::legacy::EXCLUSIVE_TOPOLOGY);
-    own.map(|(key, value)| (key.clone(), value.clone())).collect()
+/// Annotations of the set's groups. v1alpha1 had none of groups in a set: they stood on the set.
+#[must_use]
+pub fn annotations(set: &RoleBasedGroupSet) -> Texts {
+    let template = &set.spec.group_template;
+    let own = set.metadata.annotations.iter().flatten();
+    let inherited = own.filter(|(key, _)| key.as_str() == keys::legacy::EXCLUSIVE_TOPOLOGY);
+    let beside = template.metadata.iter().flat_map(|metadata| &metadata.annotations);
+    let all = inherited.chain(&template.annotations).chain(beside);
+    all.map(|(key, value)| (key.clone(), value.clone())).collect()
 }

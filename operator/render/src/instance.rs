@@ -15,12 +15,13 @@ const MAX_NAME: usize = 63;
 const IN_PLACE_UPDATE_READY: &str = "RoleInstanceInPlaceUpdateReady";
 
 /// Annotations that instances have from their set.
-const INHERITED: [&str; 6] = [
+const INHERITED: [&str; 7] = [
     keys::INSTANCE_GANG_SCHEDULING,
     keys::INPLACE_SCHEDULING,
     keys::INPLACE_SCHEDULING_GRANULARITY,
     keys::INPLACE_SCHEDULING_AVOID,
     keys::GRACE_PERIOD_SECONDS,
+    keys::TOPOLOGY,
     conversion::ORIGIN,
 ];
 

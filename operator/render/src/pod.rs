@@ -6,7 +6,7 @@ use rbg_api::{PodTemplate, conversion, keys};
 use serde_json::{Map, Value, json};
 
 use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
-use crate::{RenderError, environment, legacy, ports};
+use crate::{RenderError, environment, legacy, nearness, ports};
 
 /// Gates of every pod: it is not being updated, and all pods of its instance are ready.
 const GATES: [&str; 2] = ["InPlaceUpdateReady", "InstancePodReady"];
@@ -67,6 +67,7 @@ pub fn pod(
             gates.push(gate);
         }
     }
+    nearness::draw(&mut template, instance, component, id)?;
     if template.annotation(keys::GROUP_EXCLUSIVE_TOPOLOGY).is_none() {
         place(&mut template, placement);
     }

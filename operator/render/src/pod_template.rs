@@ -1,12 +1,14 @@
 //! Pod templates of a role: resolved, and with all that pods get from the group.
 
 use rbg_api::v1alpha2::{InstanceComponent, LeaderWorkerPattern, TemplateRef};
-use rbg_api::{PodTemplate, merge};
+use rbg_api::{PodTemplate, keys, merge};
 use serde_json::{Value, json};
 
 use crate::manifest::Texts;
+use crate::nearness::Foreign;
 use crate::role::{Pattern, Role};
-use crate::{RenderError, canonical, environment, gang, legacy, runtime_profile, topology};
+use crate::workload::{Kept, WorkloadKind};
+use crate::{RenderError, canonical, environment, gang, legacy, nearness, runtime_profile, topology};
 
 const VOLUME: &str = "rbg-cluster-config";
 const MOUNT_PATH: &str = "/etc/rbg";
@@ -67,45 +69,52 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         let mut template = component.template.clone();
         template.set_annotations(&component.annotations);
         template.set_labels(&component.labels);
-        let size = (rbg_api::keys::COMPONENT_SIZE, component.size().to_string());
+        let size = (keys::COMPONENT_SIZE, component.size().to_string());
         self.render(template, self.role.injection(), &[size])
     }
 
     /// The pod of a workload that is not ours.
-    pub(crate) fn foreign(&self, legacy: bool) -> Result<PodTemplate, RenderError> {
-        self.with_legacy(self.base()?, self.role.injection(), legacy)
+    pub(crate) fn foreign(&self, kept: &Kept) -> Result<PodTemplate, RenderError> {
+        self.of_others(self.base()?, self.role.injection(), kept, Foreign::Single)
     }
 
     pub(crate) fn foreign_leader(
         &self,
         pattern: &LeaderWorkerPattern,
-        legacy: bool,
+        kept: &Kept,
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
-        self.with_legacy(template, self.role.injection(), legacy)
+        self.of_others(template, self.role.injection(), kept, Foreign::Leader)
     }
 
     pub(crate) fn foreign_worker(
         &self,
         pattern: &LeaderWorkerPattern,
-        legacy: bool,
+        kept: &Kept,
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
-        self.with_legacy(template, Injection { runtimes: false, ..self.role.injection() }, legacy)
+        let injection = Injection { runtimes: false, ..self.role.injection() };
+        self.of_others(template, injection, kept, Foreign::Worker)
     }
 
-    fn with_legacy(
+    /// With what our own pods get when they are made.
+    fn of_others(
         &self,
         template: PodTemplate,
         injection: Injection,
-        legacy: bool,
+        kept: &Kept,
+        who: Foreign,
     ) -> Result<PodTemplate, RenderError> {
+        let role = self.role;
         let mut template = self.render(template, injection, &[])?;
-        if legacy {
-            template.set_labels(&self.role.legacy_labels());
+        if role.is_legacy(kept) {
+            template.set_labels(&role.legacy_labels());
             legacy::add_environment(&mut template);
+        }
+        if let Some(topology) = role.topology(kept)? {
+            nearness::draw_foreign(&mut template, &topology, (role.group.name, &role.spec.name), who);
         }
         Ok(template)
     }
@@ -160,6 +169,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         }
         if injection.runtimes {
             runtime_profile::inject(role, &mut template)?;
+            inject_hooks(role, &mut template);
         }
         environment::inject(&mut template, environment::of_role(role));
         if injection.leader_worker {
@@ -172,6 +182,20 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         template.set_labels(&labels);
         Ok(canonical::pod_template(template))
     }
+}
+
+/// Whoever restarts the pods finds what the role says about it at the pods, unless their template says something else.
+fn inject_hooks(role: &Role<'_>, template: &mut PodTemplate) {
+    if role.kind() != WorkloadKind::RoleInstanceSet {
+        return;
+    }
+    let of_role = [keys::UPGRADE_HOOKS, keys::UPGRADE_TIMEOUT].map(str::to_owned);
+    let missing: Texts = of_role
+        .into_iter()
+        .filter(|key| template.annotation(key).is_none())
+        .filter_map(|key| Some((key.clone(), role.spec.annotations.get(&key)?.clone())))
+        .collect();
+    template.set_annotations(&missing);
 }
 
 fn mount_discovery_file(template: &mut PodTemplate, config_map: &str) {

@@ -7,6 +7,7 @@ use rbg_api::v1alpha2::{
 use rbg_api::{IntOrPercent, conversion};
 use serde_json::json;
 
+use crate::ladder::{Ladder, RoleTopology};
 use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
 use crate::pod_template::Injection;
 use crate::workload::{Kept, WorkloadKind};
@@ -132,6 +133,12 @@ impl<'a> Role<'a> {
         crate::revision::role_hash(&self.group.object.spec, self.spec)
     }
 
+    /// The workload's label that has this revision.
+    #[must_use]
+    pub fn revision_label(&self) -> String {
+        format!("{}{}", keys::ROLE_REVISION_PREFIX, self.spec.name)
+    }
+
     /// The workload. `kept` says what must stay as it is of one that exists.
     ///
     /// # Errors
@@ -148,7 +155,7 @@ impl<'a> Role<'a> {
             name: &self.names.workload,
             namespace: self.group.namespace,
             labels: self.workload_labels(kept),
-            annotations: self.workload_annotations(target, kept),
+            annotations: self.workload_annotations(target, kept)?,
             owner: Some(&owner),
         };
         Ok(Manifest::new(self.kind.api_version(), self.kind.kind(), metadata, json!({ "spec": spec })))
@@ -209,7 +216,7 @@ impl<'a> Role<'a> {
     fn workload_labels(&self, kept: &Kept) -> Texts {
         let mut labels = self.spec.labels.clone();
         labels.extend(kept.selector.clone().unwrap_or_else(|| self.selector()));
-        labels.insert(format!("{}{}", keys::ROLE_REVISION_PREFIX, self.spec.name), self.revision());
+        labels.insert(self.revision_label(), self.revision());
         if self.kind == WorkloadKind::RoleInstanceSet {
             let role_type = match self.pattern {
                 Pattern::Standalone(_) => "PodTemplate",
@@ -224,24 +231,45 @@ impl<'a> Role<'a> {
         labels
     }
 
-    fn workload_annotations(&self, target: &RoleTarget, kept: &Kept) -> Texts {
+    fn workload_annotations(&self, target: &RoleTarget, kept: &Kept) -> Result<Texts, RenderError> {
         let mut annotations = self.spec.annotations.clone();
         annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
+        if let Some(topology) = self.topology(kept)? {
+            annotations.insert(keys::TOPOLOGY.to_owned(), topology.text());
+        }
         if self.kind == WorkloadKind::RoleInstanceSet {
             let pattern = self.instance_pattern().unwrap_or("Stateful").to_owned();
             annotations.insert(keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern);
-            annotations.extend(kept.ports.clone());
             if let Some(seconds) = self.grace_period_seconds() {
                 annotations.insert(keys::GRACE_PERIOD_SECONDS.to_owned(), seconds.to_string());
+            }
+            if self.group.pod_group().is_some() {
+                annotations
+                    .entry(keys::INSTANCE_GANG_SCHEDULING.to_owned())
+                    .or_insert_with(|| "true".to_owned());
             }
             if self.group.is_legacy() {
                 annotations.insert(conversion::ORIGIN.to_owned(), "v1alpha1".to_owned());
             }
         }
-        annotations
+        Ok(annotations)
     }
 
-    pub(crate) fn rolling_update(&self) -> Option<&'a RollingUpdate> {
+    /// What the role's pods are told of nearness.
+    pub(crate) fn topology(&self, kept: &Kept) -> Result<Option<RoleTopology>, RenderError> {
+        match &kept.topology {
+            Some(kept) if kept.is_empty() => Ok(None),
+            Some(kept) => RoleTopology::parse(kept).map(Some),
+            None => {
+                let group = self.group.object;
+                Ok(Ladder::of(group)?.map(|ladder| ladder.role(&self.spec.name, &group.spec.roles)))
+            }
+        }
+    }
+
+    /// How the role is updated, if it says so.
+    #[must_use]
+    pub fn rolling_update(&self) -> Option<&'a RollingUpdate> {
         self.spec.rollout_strategy.as_ref()?.rolling_update.as_ref()
     }
 

@@ -70,6 +70,8 @@ pub struct Kept {
     /// Whether its template has the labels and environment names of v1alpha1. Adding them would restart pods that do well
     /// without. Only StatefulSets, Deployments and LeaderWorkerSets: our own pods get them when they are made.
     pub legacy: Option<bool>,
-    /// Ports that all pods of a component share, by annotation: `<component>.<port name>`.
-    pub ports: Texts,
+    /// The annotation about nearness that it has, empty without one, if its role has not changed since. Its template was made
+    /// with it, and another one would restart all pods. Only StatefulSets, Deployments and LeaderWorkerSets: our own pods are
+    /// told when they are made.
+    pub topology: Option<String>,
 }

@@ -109,7 +109,7 @@ impl Role<'_> {
 
     pub(crate) fn stateful_set(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
         let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
-        let template = PodTemplates::new(self, selector.clone()).foreign(self.is_legacy(kept))?;
+        let template = PodTemplates::new(self, selector.clone()).foreign(kept)?;
         Ok(json!({
             "serviceName": self.names.service,
             "replicas": target.replicas,
@@ -126,7 +126,7 @@ impl Role<'_> {
 
     pub(crate) fn deployment(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
         let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
-        let template = PodTemplates::new(self, selector.clone()).foreign(self.is_legacy(kept))?;
+        let template = PodTemplates::new(self, selector.clone()).foreign(kept)?;
         let rolling = self.rolling_update();
         let strategy = rolling.map(|rolling| {
             let bounds = json!({
@@ -145,14 +145,13 @@ impl Role<'_> {
     }
 
     pub(crate) fn leader_worker_set(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
-        let legacy = self.is_legacy(kept);
         let templates = PodTemplates::new(self, self.selector());
         let (size, leader, worker) = match self.pattern {
             Pattern::LeaderWorker(pattern) => {
-                let leader = templates.foreign_leader(pattern, legacy)?;
-                (pattern.size.unwrap_or(1), Some(leader), templates.foreign_worker(pattern, legacy)?)
+                let leader = templates.foreign_leader(pattern, kept)?;
+                (pattern.size.unwrap_or(1), Some(leader), templates.foreign_worker(pattern, kept)?)
             }
-            _ => (1, None, templates.foreign(legacy)?),
+            _ => (1, None, templates.foreign(kept)?),
         };
         let policy = self.restart_policy().kind;
         let policy = match policy.as_deref().and_then(RestartPolicy::parse) {

@@ -141,7 +141,7 @@ fn the_discovery_file_is_upstreams_but_for_what_is_wrong_in_it() {
     let text = |group: &str| {
         let (object, profiles) = (the_group(group), Profiles::new());
         let group = Group::new(&object, &profiles, GangScheduler::default()).unwrap();
-        let manifest = group.config_map(&BTreeMap::new()).unwrap().unwrap();
+        let manifest = group.config_map(&BTreeMap::new(), &BTreeMap::new()).unwrap().unwrap();
         manifest.0["data"]["config.yaml"].as_str().unwrap().to_owned()
     };
     let live =

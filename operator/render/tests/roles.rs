@@ -398,7 +398,7 @@ fn the_discovery_file_names_pods_that_exist() {
     let profiles = Profiles::new();
     let file = Group::new(&object, &profiles, GangScheduler::default())
         .unwrap()
-        .config_map(&BTreeMap::new())
+        .config_map(&BTreeMap::new(), &BTreeMap::new())
         .unwrap();
     let text = Value::Object(file.unwrap().0)["data"]["config.yaml"].as_str().unwrap().to_owned();
     let file: Value = serde_saphyr::from_str(&text).unwrap();

@@ -1,11 +1,13 @@
 //! Loops over observe, plan, write.
 
+mod ask;
 mod leader;
 mod queue;
 mod reconcile;
 mod watch;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +42,8 @@ pub struct Options {
     pub lease_duration: Duration,
     /// Who schedules gangs.
     pub gang: GangScheduler,
+    /// Ports that may be chosen for pods that ask for some; `None`: none are chosen.
+    pub ports: Option<Range<u16>>,
     /// Where the operator counts.
     pub metrics: Arc<Metrics>,
 }
@@ -53,6 +57,7 @@ impl Default for Options {
             lease: None,
             lease_duration: Duration::from_secs(15),
             gang: GangScheduler::default(),
+            ports: None,
             metrics: Arc::default(),
         }
     }
@@ -64,6 +69,9 @@ pub enum OperatorError {
     /// There is no cluster to talk to.
     #[error("cannot reach Kubernetes: {0}; give --kubeconfig, or run with a service account")]
     Client(String),
+    /// Pods cannot be asked.
+    #[error("cannot make HTTP requests: {0}")]
+    Hooks(#[from] reqwest::Error),
     /// Somebody else leads now.
     #[error(transparent)]
     Lease(#[from] LeaseError),
@@ -79,6 +87,7 @@ struct Shared {
     listed: tokio::sync::watch::Sender<BTreeSet<Kind>>,
     gang: GangScheduler,
     teller: Teller,
+    asker: ask::Asker,
     metrics: Arc<Metrics>,
 }
 
@@ -106,11 +115,12 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         writer: Writer::new(client.clone()),
         client,
         namespace: options.namespace,
-        observed: Mutex::default(),
+        observed: Mutex::new(Observed::with_ports(options.ports)),
         queue: queue::Queue::default(),
         listed: tokio::sync::watch::Sender::new(BTreeSet::new()),
         gang: options.gang,
         teller,
+        asker: ask::Asker::new(supervisor)?,
         metrics: Arc::clone(&metrics),
     });
     let working = stop.child_token();

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
+use super::{Shared, ask};
 use crate::Kind;
 use crate::apply::Outcome;
 use crate::events::News;
@@ -37,7 +37,7 @@ pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-async fn reconcile(shared: &Shared, key: &Key, stop: &CancellationToken) -> Ended {
+async fn reconcile(shared: &Arc<Shared>, key: &Key, stop: &CancellationToken) -> Ended {
     let live = shared.observed.lock().get(key);
     let Some(live) = live else { return Ended::Done };
     let plan = match plan::observed(&shared.observed, key, shared.gang, Timestamp::now(), fastrand::u64(..)) {
@@ -52,6 +52,7 @@ async fn reconcile(shared: &Shared, key: &Key, stop: &CancellationToken) -> Ende
         let wait = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
         shared.queue.push_at(Instant::now() + wait, key.clone());
     }
+    ask::ask(shared, key, plan.asks);
     for step in &plan.steps {
         if stop.is_cancelled() {
             return Ended::Done;

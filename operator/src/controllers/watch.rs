@@ -73,6 +73,10 @@ async fn watch(shared: &Shared, kind: Kind) {
             Err(error) => {
                 shared.metrics.watch_failed(kind);
                 tell(kind, &error);
+                // Whoever may not see nodes does without them.
+                if kind == Kind::Node {
+                    mark_listed(shared, kind);
+                }
             }
         }
     }

@@ -44,7 +44,8 @@ fn pod(live: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
     }
     let mut next = live.clone();
     if live["spec"].get("nodeName").is_none() {
-        next["spec"]["nodeName"] = "node".into();
+        next["spec"]["nodeName"] = asked_for(live).unwrap_or("node").into();
+        next["status"]["podIP"] = "10.0.0.1".into();
         condition(&mut next, "PodScheduled", true);
         return Some(Next::Is(next));
     }
@@ -63,6 +64,17 @@ fn pod(live: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
     let open = gates.into_iter().all(|gate| has(live, gate["conditionType"].as_str().unwrap_or_default()));
     condition(&mut next, "Ready", all_up && open);
     (is_new || next != *live).then_some(Next::Is(next))
+}
+
+/// The first node by name that the pod wants to go to.
+fn asked_for(pod: &Value) -> Option<&str> {
+    let affinity = &pod["spec"]["affinity"]["nodeAffinity"];
+    let preferred = &affinity["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"];
+    let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0];
+    let expressions =
+        [preferred, required].into_iter().filter_map(|term| term["matchExpressions"].as_array());
+    let hosts = expressions.flatten().find(|one| one["key"] == "kubernetes.io/hostname");
+    hosts?["values"][0].as_str()
 }
 
 /// It ends at once on the node that it asks for, if its containers do.

@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::Kind;
 use crate::observed::{Key, Observed};
-use crate::plan;
+use crate::plan::{self, Answer};
 
 /// So many moves are made of no use only by something that has no end.
 const MAX_MOVES: usize = 200_000;
@@ -171,6 +171,12 @@ impl<'a> Run<'a> {
         self.later.remove(key);
         if let Some(at) = plan.again_at {
             self.later.insert(key.clone(), at);
+        }
+        // Whoever is asked has nothing to wait for.
+        for ask in plan.asks {
+            if self.observed.lock().take_answer(ask, Answer::Done(None)) {
+                self.queue.insert(key.clone());
+            }
         }
         for step in &plan.steps {
             let waited = self.server.now.duration_since(self.begun).as_secs();

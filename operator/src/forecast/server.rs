@@ -103,7 +103,7 @@ impl Server {
         self.uids += 1;
         let made = self.seconds();
         let metadata = &mut object["metadata"];
-        if metadata["namespace"].is_null() {
+        if metadata["namespace"].is_null() && !kind.is_of_cluster() {
             metadata["namespace"] = "default".into();
         }
         metadata["uid"] = format!("uid-{}", self.uids).into();
@@ -210,6 +210,7 @@ impl Server {
                 if kind.is_custom() || *kind == Kind::Revision {
                     merge(&mut live, &body);
                 } else if *status {
+                    merge(&mut live["metadata"], &body["metadata"]);
                     merge_list(&mut live["status"]["conditions"], &body["status"]["conditions"], "type");
                 } else {
                     let spec = body.as_object_mut().and_then(|body| body.remove("spec")).unwrap_or_default();

@@ -1,7 +1,8 @@
 //! The PodGroup of a group whose pods are scheduled at once or not at all.
 
 use moongate_render::{GangScheduler, Group};
-use rbg_api::v1alpha2::CoordinatedPolicySpec;
+use rbg_api::keys;
+use rbg_api::v1alpha2::{CoordinatedPolicySpec, InstanceComponent, RoleInstance};
 
 use super::group::{GroupInput, Refusal, apply_if_other};
 use super::{Action, Plan};
@@ -13,6 +14,11 @@ pub(super) fn plan(input: GroupInput<'_>, group: Group<'_>, plan: &mut Plan) -> 
         GangScheduler::Volcano => Kind::VolcanoPodGroup,
     };
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
+    let annotations = input.group.metadata.annotations.as_ref();
+    let says = |key| annotations.and_then(|all| all.get(key)).is_some_and(|value| value == "true");
+    if says(keys::GANG_SCHEDULING) && says(keys::INSTANCE_GANG_SCHEDULING) {
+        return Err(Refusal::Gangs);
+    }
     let live = (input.live)(kind, name);
     match (group.pod_group(), live) {
         (Some(_), _) if (input.is_absent)(kind) => return Err(Refusal::Absent(kind)),
@@ -30,6 +36,18 @@ pub(super) fn plan(input: GroupInput<'_>, group: Group<'_>, plan: &mut Plan) -> 
         (None, None) => {}
     }
     Ok(())
+}
+
+/// Whether the pods of one instance are made together, and made anew together.
+pub(super) fn is_gang(instance: &RoleInstance) -> bool {
+    let annotations = instance.metadata.annotations.as_ref();
+    annotations.and_then(|all| all.get(keys::INSTANCE_GANG_SCHEDULING)).is_some_and(|value| value == "true")
+}
+
+/// Whether the component's pods have nodes only together with all others, so that they cannot wait for one to be up.
+pub(super) fn is_scheduled_together(component: &InstanceComponent) -> bool {
+    let template = &component.template;
+    template.label(keys::POD_GROUP).is_some() || template.annotation(keys::VOLCANO_POD_GROUP).is_some()
 }
 
 /// A gang is there as a whole or not at all: no policy can have its roles grow step by step.

@@ -3,20 +3,27 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
 use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, WorkloadKind};
-use rbg_api::keys;
+use rbg_api::template::member_object;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
+use rbg_api::{Condition, keys};
 use serde_json::Value;
 
 use super::targets::{LiveRole, Target, is_observed, targets};
-use super::{Action, Plan, PlanError, adapter, gang, profiles, revisions};
+use super::{
+    Action, NodeLabels, Plan, PlanError, adapter, gang, places, ports, profiles, revisions, stateful,
+};
 use crate::Kind;
 use crate::status::{self, RoleState};
 
 /// Revisions of a group that are kept.
 const HISTORY: usize = 5;
+
+/// Chooses a port for an object of that name, kept as that annotation.
+pub type PortFor<'a> = &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>;
 
 /// What is known of a group.
 #[derive(Clone, Copy)]
@@ -35,8 +42,16 @@ pub struct GroupInput<'a> {
     pub adapters: &'a [RoleBasedGroupScalingAdapter],
     /// How many instances of a RoleInstanceSet, by its UID, have nodes for all their pods.
     pub scheduled: &'a dyn Fn(&str) -> i32,
+    /// Its pods, whoever made them.
+    pub pods: &'a dyn Fn() -> Vec<Pod>,
+    /// Where they run.
+    pub nodes: NodeLabels<'a>,
+    /// Pods that other controllers made for the workload of that UID.
+    pub foreign_pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of its namespace.
     pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
+    /// A port for a workload; `None` if no ports are to be chosen.
+    pub port: PortFor<'a>,
     /// Whether the cluster does without a kind.
     pub is_absent: &'a dyn Fn(Kind) -> bool,
     /// The time.
@@ -57,7 +72,10 @@ pub fn group(input: GroupInput<'_>) -> Plan {
     if refused.is_some() {
         plan.steps.clear();
     }
-    let after = status::group(input.group, &states, refused.as_deref(), input.now);
+    let mut after = status::group(input.group, &states, refused.as_deref(), input.now);
+    let of_workload = |live: &Value| serde_json::from_value(live["status"]["conditions"].clone()).ok();
+    let parts: Vec<Vec<Condition>> = input.workloads.iter().filter_map(of_workload).collect();
+    status::gather_waiting(&mut after.conditions, parts.iter().map(Vec::as_slice), input.now);
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(Kind::Group, name, input.group.status.as_ref(), &after);
     plan
@@ -88,6 +106,12 @@ pub(crate) enum Refusal {
     NoSuchRole(String, String),
     #[error("these roles depend on each other in a circle: {0}")]
     Circle(String),
+    #[error(
+        "the group's annotations {} and {} exclude each other; set the latter on roles, or leave it out",
+        keys::GANG_SCHEDULING,
+        keys::INSTANCE_GANG_SCHEDULING
+    )]
+    Gangs,
     #[error("this cluster does not serve {kind} ({version})", kind = .0.name(), version = .0.api_version())]
     Absent(Kind),
 }
@@ -101,22 +125,29 @@ fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState
     let targets = targets(input, policy.as_ref(), &roles, plan);
     store_revision(input, group, plan);
     let now = targets.iter().map(|(name, target)| (name.clone(), target.now.clone())).collect();
-    if let Some(manifest) = group.config_map(&now)? {
-        apply_if_other(&manifest, (input.live)(Kind::ConfigMap, manifest.name()), plan, "the discovery file");
+    let file = (input.live)(Kind::ConfigMap, input.group.metadata.name.as_deref().unwrap_or_default());
+    if let Some(manifest) = group.config_map(&now, &places::of_group(input, file.as_ref())?)? {
+        apply_if_other(&manifest, file, plan, "the discovery file");
     }
     gang::plan(input, group, plan)?;
     let mut wanted = Vec::new();
-    for LiveRole { spec, role, live } in &roles {
+    for one in &roles {
+        let LiveRole { spec, role, live } = one;
         let Some(target) = targets.get(&spec.name) else { continue };
-        let kept = kept(*live, role.kind());
-        let manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
+        let kept = kept(*live, role);
+        let mut manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
+        ports::of_role(input, &mut manifest, *live)?;
+        stateful::steps(input, one, target, &mut manifest);
+        end_topology(&mut manifest, *live);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }
     for (index, (spec, role, target, live, manifest)) in wanted.iter().enumerate() {
         let is_unready =
             |name: &&String| states.iter().any(|state| state.name == **name && !state.is_as_asked());
-        if let Some(other) = spec.dependencies.iter().find(is_unready) {
+        // None of a gang's pods has a node before all are made.
+        let begins_with_gang = live.is_none() && group.pod_group().is_some();
+        if let Some(other) = spec.dependencies.iter().find(is_unready).filter(|_| !begins_with_gang) {
             states[index].held = Some(format!("role {} waits for {other}", spec.name));
             continue;
         }
@@ -221,11 +252,30 @@ fn store_revision(input: GroupInput<'_>, group: Group<'_>, plan: &mut Plan) {
     plan.push(Action::Create(manifest), "the spec has a new revision");
 }
 
-fn kept(live: Option<&Value>, kind: WorkloadKind) -> Kept {
-    let Some(live) = live.filter(|_| kind != WorkloadKind::RoleInstanceSet) else { return Kept::default() };
+fn kept(live: Option<&Value>, role: &Role<'_>) -> Kept {
+    let is_foreign = role.kind() != WorkloadKind::RoleInstanceSet;
+    let Some(live) = live.filter(|_| is_foreign) else { return Kept::default() };
     let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
     let labels = &live["spec"]["template"]["metadata"]["labels"];
-    Kept { selector, legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()), ..Kept::default() }
+    let made_with = live["metadata"]["annotations"][keys::TOPOLOGY].as_str().unwrap_or_default();
+    Kept {
+        selector,
+        legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()),
+        topology: is_of_revision(live, role).then(|| made_with.to_owned()),
+    }
+}
+
+/// A workload whose pods were told of nearness and are no longer says so: what is left out would stay.
+fn end_topology(manifest: &mut Manifest, live: Option<&Value>) {
+    if live.is_some_and(|live| live["metadata"]["annotations"].get(keys::TOPOLOGY).is_some()) {
+        let metadata = member_object(&mut manifest.0, "metadata");
+        member_object(metadata, "annotations").entry(keys::TOPOLOGY).or_insert_with(|| "".into());
+    }
+}
+
+/// Whether the workload was made from the role as it is.
+fn is_of_revision(live: &Value, role: &Role<'_>) -> bool {
+    label(live, &role.revision_label()) == Some(role.revision().as_str())
 }
 
 fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
@@ -257,9 +307,7 @@ fn state(role: &Role<'_>, target: &Target, live: Option<&Value>, manifest: &Mani
     };
     let observed = live.is_some_and(is_observed);
     let wanted = Value::Object(manifest.0.clone());
-    let revision =
-        format!("{}{}", keys::ROLE_REVISION_PREFIX, label(&wanted, keys::ROLE_NAME).unwrap_or_default());
-    let same_spec = live.is_some_and(|live| label(live, &revision) == Some(role.revision().as_str()));
+    let same_spec = live.is_some_and(|live| is_of_revision(live, role));
     RoleState {
         name: label(&wanted, keys::ROLE_NAME).unwrap_or_default().to_owned(),
         desired: target.desired,

@@ -11,12 +11,13 @@ use rbg_api::{PodTemplate, keys};
 use serde_json::{Map, Value, json};
 
 use super::instance::{InstanceInput, component_of, delete};
-use super::{Action, Plan, after, revisions};
+use super::{Action, Plan, after, hooks, revisions};
 use crate::Kind;
 use crate::status::{pod_has, pod_label};
 
-/// What an update began with: `{"revision", "updateTimestamp", "lastContainerStatuses": {container: {imageID, restartCount}}}`.
-const STATE: &str = "rbg.workloads.x-k8s.io/inplace-update-state";
+/// What an update began with: `{"revision", "updateTimestamp", "lastContainerStatuses": {container: {imageID, restartCount}}}`, and
+/// `hooks`, how far the pod is with them, if it has any.
+pub(super) const STATE: &str = "rbg.workloads.x-k8s.io/inplace-update-state";
 /// Images that wait for the end of the grace period: `{"revision", "containerImages", "graceSeconds"}`.
 pub(crate) const GRACE: &str = "rbg.workloads.x-k8s.io/inplace-update-grace";
 
@@ -41,7 +42,7 @@ fn seconds(now: Timestamp) -> String {
     Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }
 
-fn annotation(pod: &Pod, key: &str) -> Option<Value> {
+pub(super) fn annotation(pod: &Pod, key: &str) -> Option<Value> {
     serde_json::from_str(pod.metadata.annotations.as_ref()?.get(key)?).ok()
 }
 
@@ -56,16 +57,21 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
     let Some(component) = component_of(live, pod) else { return };
     let name = pod.metadata.name.clone().unwrap_or_default();
     let Some(old) = old_template(input, pod, &component.name) else {
-        plan.push(delete(pod), format!("{name}: the revision that it was made from is not known"));
+        recreate(
+            input,
+            &[pod],
+            |name| format!("{name}: the revision that it was made from is not known"),
+            plan,
+        );
         return;
     };
     let restart = component.template.annotation(RESTARTED_AT);
     if restart.is_some() && restart != old.annotation(RESTARTED_AT) {
-        plan.push(delete(pod), format!("{name}: a restart was asked for"));
+        recreate(input, &[pod], |name| format!("{name}: a restart was asked for"), plan);
         return;
     }
     let Some(images) = images(&old, &component.template) else {
-        plan.push(delete(pod), format!("{name}: more than its images has changed"));
+        recreate(input, &[pod], |name| format!("{name}: more than its images has changed"), plan);
         return;
     };
     let images = with_pending(images, pod, &component.template);
@@ -80,10 +86,14 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
         if pod_has(pod, "InPlaceUpdateReady") || pod_has(pod, "InstancePodReady") {
             close(input, pod, &name, plan);
         }
-        annotations.insert(STATE.to_owned(), state(pod, &images, revision, input.now).to_string().into());
+        let mut state = state(pod, &images, revision, input.now);
+        if hooks::has_hooks(&component.template) {
+            state["hooks"] = hooks::begun();
+        }
+        annotations.insert(STATE.to_owned(), state.to_string().into());
         let grace = grace_seconds(input);
         annotations.insert(GRACE.to_owned(), Value::Null);
-        if grace > 0 {
+        if grace > 0 || hooks::are_used(input.instance) {
             let waiting =
                 json!({ "revision": revision.name, "containerImages": images, "graceSeconds": grace });
             annotations.insert(GRACE.to_owned(), waiting.to_string().into());
@@ -98,24 +108,107 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
     plan.push(action, format!("{name} is updated in place"));
 }
 
-/// Goes on with the update of a pod that has been given its revision: when its grace period is over, its images are changed.
-pub(super) fn go_on(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::Found, plan: &mut Plan) {
+/// Whether the pod can become what the instance says of it without being made anew.
+pub(super) fn is_possible(input: InstanceInput<'_>, pod: &Pod) -> bool {
+    component_of(input.instance, pod).is_some_and(|component| {
+        let old = old_template(input, pod, &component.name);
+        old.is_some_and(|old| images(&old, &component.template).is_some())
+    })
+}
+
+/// Makes pods anew that cannot keep their names and change in place, all at once when the last of them has drained.
+pub(super) fn recreate(
+    input: InstanceInput<'_>,
+    pods: &[&Pod],
+    reason: impl Fn(&str) -> String,
+    plan: &mut Plan,
+) {
+    let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
+    let mut held = false;
+    for pod in pods {
+        if hooks::are_used(input.instance) && pod_has(pod, "InPlaceUpdateReady") {
+            close(input, pod, &name(pod), plan);
+            held = true;
+        } else {
+            held |= hooks::holds_deletion(input, pod, plan);
+        }
+    }
+    for pod in pods.iter().filter(|_| !held) {
+        plan.push(delete(pod), reason(&name(pod)));
+    }
+}
+
+/// Goes on with the update of a pod that has been given its revision: when its grace period is over, and nobody holds the
+/// instance, its images are changed.
+pub(super) fn go_on(
+    input: InstanceInput<'_>,
+    pod: &Pod,
+    revision: &revisions::Found,
+    held: bool,
+    plan: &mut Plan,
+) {
     let Some(waiting) = annotation(pod, GRACE) else { return };
-    let begun = annotation(pod, STATE).and_then(|state| state["updateTimestamp"].as_str()?.parse().ok());
+    let begun = begun_at(pod);
     let seconds = waiting["graceSeconds"].as_u64().unwrap_or(0);
     let due = after(begun.unwrap_or(input.now), Duration::from_secs(seconds));
     if begun.is_some() && due > input.now {
         plan.look_again(due);
         return;
     }
+    if held {
+        return;
+    }
     let name = pod.metadata.name.clone().unwrap_or_default();
     let images = waiting["containerImages"].as_object().cloned().unwrap_or_default();
     let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": { GRACE: null } } });
+    let mut state = None;
     if waiting["revision"] == revision.name.as_str() {
         body["spec"] = containers(&images);
+        // A crash meanwhile is no sign that the new images run.
+        state = Some(self::state(pod, &images, revision, input.now));
     }
-    let action = Action::Patch { kind: Kind::Pod, name: name.clone(), status: false, body };
-    plan.push(action, format!("{name}: its grace period is over"));
+    let mut reason = format!("{name}: its grace period is over");
+    if let Some((hooks, why)) = hooks::drained(input, pod) {
+        state.get_or_insert_with(|| annotation(pod, STATE).unwrap_or_default())["hooks"] = hooks;
+        reason = why;
+    }
+    if let Some(state) = state {
+        body["metadata"]["annotations"][STATE] = state.to_string().into();
+    }
+    plan.push(Action::Patch { kind: Kind::Pod, name, status: false, body }, reason);
+}
+
+/// When the pod's update began.
+pub(super) fn begun_at(pod: &Pod) -> Option<Timestamp> {
+    annotation(pod, STATE)?["updateTimestamp"].as_str()?.parse().ok()
+}
+
+/// Whether the pod's new images wait.
+pub(super) fn has_waiting_images(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(GRACE))
+}
+
+/// Since when the pod's gate is open, or closed; for ever, if that is not said.
+pub(super) fn gate_since(pod: &Pod, open: bool) -> Option<Timestamp> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    let gate = conditions.find(|condition| condition.type_ == "InPlaceUpdateReady")?;
+    let time = gate.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    ((gate.status == "True") == open).then_some(time)
+}
+
+/// Whether none of the pod's containers runs.
+pub(super) fn is_down(pod: &Pod) -> bool {
+    let is_down = |status: &ContainerStatus| {
+        status.state.as_ref().is_some_and(|state| state.waiting.is_some() || state.terminated.is_some())
+    };
+    statuses(pod).iter().all(is_down)
+}
+
+/// What an update began with, and how far the pod is with its hooks.
+pub(super) fn state_with(pod: &Pod, hooks: Value) -> String {
+    let mut state = annotation(pod, STATE).unwrap_or_default();
+    state["hooks"] = hooks;
+    state.to_string()
 }
 
 /// Whether a pod is on its way to the revision: not begun, waiting, or its new images do not run yet.
@@ -123,12 +216,13 @@ pub(super) fn is_updating(pod: &Pod, revision: &revisions::Found) -> bool {
     if pod_label(pod, keys::CONTROLLER_REVISION_HASH) != Some(revision.hash.as_str()) {
         return true;
     }
-    if pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(GRACE)) {
+    if has_waiting_images(pod) {
         return true;
     }
     let Some(state) = annotation(pod, STATE) else { return false };
     let Some(before) = state["lastContainerStatuses"].as_object() else { return false };
-    !before.iter().all(|(container, before)| has_new_image(pod, container, before))
+    let begun = state["updateTimestamp"].as_str().and_then(|text| text.parse().ok());
+    !before.iter().all(|(container, before)| has_new_image(pod, container, before, begun))
 }
 
 /// Restarts of a container that are no crashes.
@@ -142,12 +236,17 @@ pub(super) fn explained_restarts(pod: &Pod, container: &str) -> i32 {
     }
 }
 
-fn has_new_image(pod: &Pod, container: &str, before: &Value) -> bool {
+/// Runtimes may report a new tag of an image that they have by its old tag: then the restart tells.
+fn has_new_image(pod: &Pod, container: &str, before: &Value, begun: Option<Timestamp>) -> bool {
     let Some(status) = statuses(pod).iter().find(|status| status.name == container) else { return false };
     let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
     let wanted = containers.iter().find(|spec| spec.name == container).and_then(|spec| spec.image.as_deref());
     let is_other = !status.image_id.is_empty() && before["imageID"] != status.image_id.as_str();
-    is_other || wanted.is_some_and(|wanted| is_same_image(wanted, &status.image))
+    let runs = status.state.as_ref().and_then(|state| state.running.as_ref()?.started_at.as_ref());
+    let restarted =
+        before["restartCount"].as_i64().is_some_and(|count| i64::from(status.restart_count) > count)
+            && runs.zip(begun).is_some_and(|(started, begun)| started.0 >= begun);
+    is_other || restarted || wanted.is_some_and(|wanted| is_same_image(wanted, &status.image))
 }
 
 /// Whether a runtime means the image that a spec names: it may put a registry before it and a tag behind.
@@ -264,6 +363,27 @@ mod tests {
         assert!(is_same_image("a/b:1", "docker.io/a/b:1"));
         assert!(!is_same_image("a/b:1", "docker.io/a/b:2"));
         assert!(!is_same_image("b:1", "quay.io/a/b:1"));
+    }
+
+    #[test]
+    fn a_new_tag_of_the_same_image_is_an_update_that_ends() {
+        let revision = revisions::Found { name: "i-h".to_owned(), hash: "h".to_owned() };
+        let state = r#"{"revision":"i-h","updateTimestamp":"2026-01-01T00:01:00Z","lastContainerStatuses":{"c":{"imageID":"sha256:1","restartCount":3}}}"#;
+        let updating = |image: &str, restarts: i32, started: &str| {
+            let pod = json!({
+                "metadata": { "labels": { keys::CONTROLLER_REVISION_HASH: "h" }, "annotations": { STATE: state } },
+                "spec": { "containers": [{ "name": "c", "image": "library/engine:2" }] },
+                "status": { "containerStatuses": [{ "name": "c", "image": image, "imageID": "sha256:1", "ready": true,
+                    "restartCount": restarts, "state": { "running": { "startedAt": started } } }] },
+            });
+            is_updating(&serde_json::from_value(pod).unwrap(), &revision)
+        };
+        // containerd's names, and the other tag of the same digest.
+        let (before, since) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
+        assert!(!updating("docker.io/library/engine:2", 4, since));
+        assert!(!updating("docker.io/library/engine:1", 4, since));
+        assert!(updating("docker.io/library/engine:1", 3, before), "it has not been restarted yet");
+        assert!(updating("docker.io/library/engine:1", 4, before), "it crashed before the update began");
     }
 
     #[test]

@@ -10,7 +10,8 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::json;
 
 use super::components::{self, Order};
-use super::{Action, Plan, PlanError, in_place, restart, revisions};
+use super::hooks::{self, Answer, Ask};
+use super::{Action, NodeLabels, Plan, PlanError, gang, in_place, nodes, places, ports, restart, revisions};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
 
@@ -26,6 +27,12 @@ pub struct InstanceInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// Its pods.
     pub pods: &'a [Pod],
+    /// A port kept as that annotation of the instance; `None` if no ports are to be chosen.
+    pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
+    /// What a pod has answered.
+    pub answer: &'a dyn Fn(&Ask) -> Option<Answer>,
+    /// Where they run.
+    pub nodes: NodeLabels<'a>,
     /// The time.
     pub now: Timestamp,
 }
@@ -40,6 +47,10 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
     if live.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
+    if ports::of_instance(input, &mut plan)? {
+        return Ok(plan);
+    }
+    nodes::of_instance(input, &mut plan);
     let revision = find_revision(input, &mut plan)?;
     let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
     match restart::plan(input, &pods, &revision, &mut plan) {
@@ -52,6 +63,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
         update(input, &pods, &revision, &mut plan);
     }
     tell_pods(input, &pods, &revision, &mut plan);
+    hooks::settle(input, &pods, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
     let is_used =
@@ -59,6 +71,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
     revisions::prune(input.revisions, is_used, HISTORY, &mut plan);
     let mut after = status::instance(live, &pods, (&revision.name, &revision.hash), input.now);
     restart::settle(&mut after, input.now);
+    hooks::tell(input, &pods, &mut after.conditions);
     plan.status(Kind::Instance, name(live), live.status.as_ref(), &after);
     Ok(plan)
 }
@@ -115,18 +128,27 @@ fn scale(
             plan.push(delete(pod), "the instance has no such pod");
         }
     }
-    let starting = live.spec.components.iter().filter(|component| order.may_start(component, pods));
-    for component in starting {
+    let gang = gang::is_gang(live);
+    let may_start = |component: &&InstanceComponent| {
+        gang::is_scheduled_together(component) || order.may_start(component, pods)
+    };
+    let mut missing = Vec::new();
+    for component in live.spec.components.iter().filter(may_start) {
         for id in 0..component.size() {
             let name = pod::name(live, &component.name, id);
             // One that is ending still has the name.
-            if input.pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(&name)) {
+            if let Some(pod) = input.pods.iter().find(|pod| pod.metadata.name.as_ref() == Some(&name)) {
+                if gang && pod.metadata.deletion_timestamp.is_some() {
+                    return Ok(true);
+                }
                 continue;
             }
-            let manifest = pod::pod(live, component, id, &revision.hash, &pod::Placement::default())?;
-            plan.push(Action::Create(manifest), format!("pod {name} is missing"));
+            let placement = nodes::placement(live, component, &name);
+            let manifest = pod::pod(live, component, id, &revision.hash, &placement)?;
+            missing.push((Action::Create(manifest), format!("pod {name} is missing")));
         }
     }
+    missing.into_iter().for_each(|(action, reason)| plan.push(action, reason));
     Ok(plan.steps.len() > before)
 }
 
@@ -136,9 +158,16 @@ pub(super) fn component_of<'a>(instance: &'a RoleInstance, pod: &Pod) -> Option<
 }
 
 fn update(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, plan: &mut Plan) {
+    let has_it = |pod: &Pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str());
+    let mut old = pods.iter().filter(|pod| !has_it(pod));
+    if gang::is_gang(input.instance) && old.any(|pod| !in_place::is_possible(input, pod)) {
+        in_place::recreate(input, pods, |_| "all pods of a gang are made anew together".to_owned(), plan);
+        return;
+    }
+    let held = hooks::hold(input, pods, revision, plan);
     for pod in pods {
-        if pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str()) {
-            in_place::go_on(input, pod, revision, plan);
+        if has_it(pod) {
+            in_place::go_on(input, pod, revision, held, plan);
         } else {
             in_place::begin(input, pod, revision, plan);
         }
@@ -172,12 +201,22 @@ fn tell_pods(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Foun
             matches!(&step.action, Action::Patch { kind: Kind::Pod, name, status: true, .. }
                 if pod.metadata.name.as_ref() == Some(name))
         };
-        if conditions.is_empty() || plan.steps.iter().any(is_told) {
+        if plan.steps.iter().any(is_told) {
             continue;
         }
-        let body = json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": conditions } });
+        let place = places::annotations(input, pod);
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let reason = if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
-        plan.push(Action::Patch { kind: Kind::Pod, name, status: true, body }, reason);
+        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": place } });
+        if !conditions.is_empty() {
+            body["status"] = json!({ "conditions": conditions });
+            let reason =
+                if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
+            plan.push(Action::Patch { kind: Kind::Pod, name, status: true, body }, reason);
+        } else if serving && !place.is_empty() {
+            plan.push(
+                Action::Patch { kind: Kind::Pod, name, status: false, body },
+                "where the pod runs has not been told",
+            );
+        }
     }
 }

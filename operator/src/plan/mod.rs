@@ -6,25 +6,33 @@ mod coordination;
 mod gang;
 mod group;
 mod group_set;
+mod hooks;
 mod in_place;
 mod instance;
+mod nodes;
 mod observed;
 mod ordered;
+mod places;
+mod ports;
 mod profiles;
 mod restart;
 mod revisions;
 mod set;
+mod stateful;
 mod targets;
 mod unordered;
 mod warmup;
 
 pub use adapter::{AdapterInput, adapter};
 pub(crate) use group::check_dependencies;
-pub use group::{GroupInput, group};
+pub use group::{GroupInput, PortFor, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
+pub(crate) use hooks::is_awaited;
+pub use hooks::{Answer, Ask, Hook};
 pub(crate) use in_place::{GRACE as IN_PLACE_GRACE, RESTARTED_AT, is_same_image};
 pub use instance::{InstanceInput, instance};
 pub use observed::observed;
+pub use places::NodeLabels;
 pub use set::{SetInput, set};
 pub use warmup::{WarmupInput, warmup};
 
@@ -36,6 +44,9 @@ use serde_json::Value;
 
 use crate::Kind;
 
+/// Between two questions to a pod.
+const PERIOD: Duration = Duration::from_secs(1);
+
 /// Why an object cannot be planned for.
 pub type PlanError = RenderError;
 
@@ -46,6 +57,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// When to look again although nothing has changed.
     pub again_at: Option<Timestamp>,
+    /// Whom to ask meanwhile. The answers are part of what the next plan is made from.
+    pub asks: Vec<Ask>,
 }
 
 /// One thing to do.
@@ -102,6 +115,15 @@ impl Plan {
 
     pub(crate) fn look_again(&mut self, at: Timestamp) {
         self.again_at = Some(self.again_at.map_or(at, |before| before.min(at)));
+    }
+
+    /// Questions to pods, which are repeated until the answers are as they shall be.
+    pub(crate) fn ask(&mut self, asks: impl IntoIterator<Item = Ask>, now: Timestamp) {
+        let before = self.asks.len();
+        self.asks.extend(asks);
+        if self.asks.len() > before {
+            self.look_again(after(now, PERIOD));
+        }
     }
 
     /// A status, if it is not the one that the object has. While objects are being made it is left to the next plan, which

@@ -1,5 +1,6 @@
 //! From what is observed to the plan for one object: which others its plan looks at.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -14,7 +15,9 @@ use rbg_api::v1alpha2::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{AdapterInput, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput, WarmupInput};
+use super::{
+    AdapterInput, Ask, GroupInput, GroupSetInput, InstanceInput, Plan, PlanError, SetInput, WarmupInput,
+};
 use crate::Kind;
 use crate::observed::{Key, Live, Observed};
 use crate::status;
@@ -61,7 +64,18 @@ pub fn observed(
             let Some(instance) = live.read::<RoleInstance>() else { return Ok(Plan::default()) };
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
             let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
-            super::instance(InstanceInput { instance: &instance, revisions: &revisions, pods: &pods, now })
+            let port = |name: &str| observed.lock().choose_port(key, name, now);
+            let answer = |ask: &Ask| observed.lock().answer(ask);
+            let nodes = |name: &str| node_labels(observed, name);
+            super::instance(InstanceInput {
+                instance: &instance,
+                revisions: &revisions,
+                pods: &pods,
+                port: &port,
+                answer: &answer,
+                nodes: &nodes,
+                now,
+            })
         }
         Kind::Warmup => warmup(observed, key, &live, now),
         _ => Ok(Plan::default()),
@@ -109,10 +123,26 @@ fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler
         workloads: &workloads,
         adapters: &adapters,
         scheduled: &scheduled,
+        foreign_pods: &|workload| {
+            let pods = observed.lock().children(workload, Kind::ForeignPod);
+            pods.iter().filter_map(|live| live.read()).collect()
+        },
+        pods: &|| pods_of_group(observed, &key.namespace, &key.name),
+        nodes: &|name| node_labels(observed, name),
         live: &other,
+        port: &|workload, name| {
+            let object = Key { kind: Kind::Set, namespace: key.namespace.clone(), name: workload.to_owned() };
+            observed.lock().choose_port(&object, name, now)
+        },
         is_absent: &|kind| observed.lock().is_absent(kind),
         now,
     })
+}
+
+fn node_labels(observed: &Mutex<Observed>, name: &str) -> Option<BTreeMap<String, String>> {
+    let key = Key { kind: Kind::Node, namespace: String::new(), name: name.to_owned() };
+    let live = observed.lock().get(&key)?;
+    live.read::<Node>()?.metadata.labels
 }
 
 /// The profiles that the group names.

@@ -8,7 +8,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::RoleInstance;
 
 use super::set::{View, delete};
-use super::{Action, Plan, PlanError, after};
+use super::{Action, Plan, PlanError, after, nodes};
 use crate::status::{self, is_ready};
 
 /// For so long an instance must have been unready to be updated beyond the budget: it serves nobody anyway.
@@ -53,10 +53,11 @@ fn ordinal(instance: &RoleInstance) -> Option<i32> {
 
 fn make(view: &View<'_>, ordinal: i32, plan: &mut Plan) -> Result<(), PlanError> {
     let held_back = view.before.as_ref().filter(|_| ordinal < view.partition);
-    let manifest = match held_back {
+    let mut manifest = match held_back {
         Some((set, revision)) => instance::ordered(set, ordinal, &revision.name)?,
         None => instance::ordered(view.input.set, ordinal, &view.update.name)?,
     };
+    nodes::inherit(view.input, &mut manifest);
     plan.push(Action::Create(manifest), format!("instance {ordinal} is missing"));
     Ok(())
 }

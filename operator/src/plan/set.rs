@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::Revision;
 use moongate_render::{Manifest, OwnerRef};
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet, RoleInstanceSpec, UpdateStrategy};
 use rbg_api::{IntOrPercent, Round, keys};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Action, Plan, PlanError, ordered, revisions, unordered};
+use super::{Action, Plan, PlanError, nodes, ordered, revisions, unordered};
 use crate::Kind;
 use crate::status::{self, SetFacts};
 
@@ -55,6 +56,7 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     if set.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
+    nodes::of_set(input, &mut plan);
     let view = view(input, &mut plan)?;
     let annotations = set.metadata.annotations.as_ref();
     let pattern = annotations.and_then(|all| all.get(keys::ROLE_INSTANCE_PATTERN)).map(String::as_str);
@@ -69,6 +71,7 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     } else {
         unordered::plan(&view, &own, &mut plan)?;
     }
+    own.iter().for_each(|instance| pass_topology_on(set, instance, &mut plan));
     let facts = facts(&view, &own);
     let in_use: BTreeSet<&str> = input.instances.iter().filter_map(revision_label).collect();
     let limit = set.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(10);
@@ -78,9 +81,33 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
         name == view.update.name || current == Some(name) || in_use.contains(name) || in_use.contains(hash)
     };
     revisions::prune(input.revisions, is_used, limit, &mut plan);
-    let after = status::set(set, &facts);
+    let mut after = status::set(set, &facts);
+    let parts = own.iter().filter_map(|instance| Some(instance.status.as_ref()?.conditions.as_slice()));
+    status::gather_waiting(&mut after.conditions, parts, input.now);
     plan.status(Kind::Set, name(set), set.status.as_ref(), &after);
     Ok(plan)
+}
+
+/// What pods are told of nearness is in no revision: instances have it from their set, and pods get it when they are made.
+fn pass_topology_on(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut Plan) {
+    fn said(metadata: &ObjectMeta) -> Option<&String> {
+        metadata.annotations.as_ref()?.get(keys::TOPOLOGY)
+    }
+    let wanted = said(&set.metadata);
+    let name = instance.metadata.name.clone().unwrap_or_default();
+    // Whoever is written anew or ends needs no patch before it.
+    let is_written = |step: &super::Step| match &step.action {
+        Action::Replace { name: other, .. } | Action::Delete { name: other, .. } => *other == name,
+        _ => false,
+    };
+    let is_going = instance.metadata.deletion_timestamp.is_some();
+    if wanted == said(&instance.metadata) || is_going || plan.steps.iter().any(is_written) {
+        return;
+    }
+    let body =
+        json!({ "metadata": { "uid": instance.metadata.uid, "annotations": { keys::TOPOLOGY: wanted } } });
+    let reason = format!("{name}: its pods to come are placed otherwise");
+    plan.push(Action::Patch { kind: Kind::Instance, name, status: false, body }, reason);
 }
 
 pub(super) fn name(set: &RoleInstanceSet) -> &str {

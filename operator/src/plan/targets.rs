@@ -109,7 +109,7 @@ pub(super) fn is_observed(live: &Value) -> bool {
     *observed == live["metadata"]["generation"] || is_silent && live["status"].is_object()
 }
 
-fn update(role: &LiveRole<'_>, live: &Value, asked: i32) -> Update {
+pub(super) fn update(role: &LiveRole<'_>, live: &Value, asked: i32) -> Update {
     let label = format!("{}{}", keys::ROLE_REVISION_PREFIX, role.spec.name);
     if live["metadata"]["labels"][label.as_str()].as_str() != Some(role.role.revision().as_str()) {
         return Update::Unwritten;

@@ -5,7 +5,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::RoleInstance;
 
 use super::set::{View, delete, name};
-use super::{Action, Plan, PlanError, after};
+use super::{Action, Plan, PlanError, after, nodes};
 use crate::status::{self, is_ready, unready_since};
 
 /// Letters of names: none that make words, or look like others.
@@ -67,10 +67,11 @@ fn make(view: &View<'_>, own: &[&RoleInstance], index: usize, plan: &mut Plan) -
     let held_back =
         view.before.as_ref().filter(|_| old + index < usize::try_from(view.partition).unwrap_or(0));
     let now = view.input.now.to_string();
-    let manifest = match held_back {
+    let mut manifest = match held_back {
         Some((set, revision)) => instance::unordered(set, &id, &revision.hash, &now)?,
         None => instance::unordered(view.input.set, &id, &view.update.hash, &now)?,
     };
+    nodes::inherit(view.input, &mut manifest);
     plan.push(Action::Create(manifest), format!("{} has too few instances", name(view.input.set)));
     Ok(())
 }

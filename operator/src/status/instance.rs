@@ -114,6 +114,9 @@ pub fn instance(
         _ if !(ready || any) => (false, "PodsNotReady", "not all pods are ready"),
         _ if !updated => (false, "InplaceUpdateNotReady", "not all pods are of the instance's revision"),
         Some(_) => (false, "ReadinessGatesNotReady", "a readiness gate is closed"),
+        None if pods.iter().any(|pod| crate::plan::is_awaited(pod)) => {
+            (false, "WaitingForHooks", "a pod is not back with all it had")
+        }
         None => (true, "Ready", ""),
     };
     set_condition(conditions, READY, is_ready, (reason, message), now);

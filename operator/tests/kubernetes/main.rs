@@ -10,6 +10,7 @@ mod articles;
 mod examples;
 mod faults;
 mod group_set;
+mod hooks;
 mod kills;
 mod kubelet;
 mod others;
@@ -21,8 +22,10 @@ mod proxy;
 mod requests;
 mod scaling;
 mod stage;
+mod stateful;
 mod takeover;
 mod told;
+mod topology;
 mod warmup;
 
 use std::time::{Duration, Instant};

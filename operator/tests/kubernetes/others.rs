@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
@@ -11,7 +11,7 @@ use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
 use super::stage::Stage;
-use super::{eventually, group, pods, role, settled};
+use super::{eventually, group, kubelet, pods, role, settled};
 
 /// Has the API server serve a kind, whatever its objects say.
 pub(crate) async fn define(client: &Client, kind: Kind) {
@@ -111,24 +111,12 @@ async fn groups_have_their_racks_to_themselves() {
     // It would bind pods anywhere.
     stage.kubelet = None;
     for (rack, host) in [("x", "0"), ("x", "1"), ("y", "0"), ("y", "1")] {
-        let name = format!("exclusive-{rack}{host}");
-        let labels = json!({ "rack": rack, "kubernetes.io/hostname": name });
-        // No place for pods of other tests.
-        let spec = json!({ "taints": [{ "key": "exclusive", "effect": "NoSchedule" }] });
-        let node = json!({ "metadata": { "name": name, "labels": labels }, "spec": spec });
-        let node: Node = serde_json::from_value(node).unwrap();
-        let nodes = Api::<Node>::all(stage.client.clone());
-        nodes.create(&PostParams::default(), &node).await.unwrap();
-        let room = json!({ "cpu": "8", "memory": "8Gi", "pods": "10" });
-        let conditions = json!([{ "type": "Ready", "status": "True" }]);
-        let status = json!({ "status": { "allocatable": room, "capacity": room, "conditions": conditions } });
-        nodes.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await.unwrap();
+        let labels = json!({ "rack": rack });
+        kubelet::node(&stage.client, "exclusive", &format!("{rack}{host}"), labels, 10).await;
     }
     let groups: Api<RoleBasedGroup> = stage.api();
     let mut roles = json!([role("a", 2, "engine:1"), role("b", 1, "engine:1")]);
-    for role in roles.as_array_mut().unwrap() {
-        role["standalonePattern"]["template"]["spec"]["tolerations"] = json!([{ "operator": "Exists" }]);
-    }
+    roles.as_array_mut().unwrap().iter_mut().for_each(|role| kubelet::select(role, "exclusive"));
     for name in ["g", "h", "i"] {
         let mut one = group(roles.clone());
         one.metadata.name = Some(name.to_owned());

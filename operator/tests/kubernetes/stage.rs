@@ -10,7 +10,7 @@ use moongate_testkit::{ControlPlane, Namespace};
 use tokio::task::JoinHandle;
 
 use super::eventually;
-use super::kubelet::Kubelet;
+use super::kubelet::{Empty, Kubelet, Runtime};
 
 pub(crate) struct Stage {
     pub(crate) client: Client,
@@ -27,10 +27,15 @@ impl Stage {
     }
 
     pub(crate) async fn begin_on(plane: &ControlPlane, name: &str) -> Self {
+        Self::begin_with(plane, name, Empty).await
+    }
+
+    /// With something that runs in pods.
+    pub(crate) async fn begin_with(plane: &ControlPlane, name: &str, runtime: impl Runtime) -> Self {
         let namespace = plane.namespace(name).await.unwrap();
         let client = namespace.client.clone();
         super::install(&client).await;
-        let kubelet = Kubelet::start(client.clone(), &namespace.name).await;
+        let kubelet = Kubelet::run(client.clone(), &namespace.name, runtime).await;
         let supervisor = Supervisor::new();
         let metrics = Arc::<Metrics>::default();
         let options = Options {

@@ -14,7 +14,7 @@ use super::stage::Stage;
 use super::{PATIENCE, eventually, group, role, settled};
 
 /// The event of that reason about an object of that kind and name.
-async fn event(stage: &Stage, kind: &str, name: &str, reason: &str) -> Event {
+pub(crate) async fn event(stage: &Stage, kind: &str, name: &str, reason: &str) -> Event {
     let is_it = |event: &Event| {
         let object = event.regarding.clone().unwrap_or_default();
         object.kind.as_deref() == Some(kind)

@@ -1,13 +1,19 @@
 //! The operator's plans over a cluster in memory, where every order of events can be had, and had again.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod answers;
 mod components;
 mod examples;
+mod gangs;
+mod hooks;
 mod kills;
+mod nodes;
+mod ports;
 mod restarts;
 mod simulation;
 mod stuck;
 mod takeover;
+mod topology;
 mod truth;
 mod warmup;
 mod writes;

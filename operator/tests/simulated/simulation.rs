@@ -2,6 +2,7 @@
 //! the same. News of watches come late, writes may fail or lose their answer, the operator may be killed after any write.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -9,12 +10,16 @@ use kube::api::DynamicObject;
 use moongate_operator::Kind;
 use moongate_operator::forecast::{Change, Server};
 use moongate_operator::observed::{Key, Observed};
-use moongate_operator::plan::{self, Step};
+use moongate_operator::plan::{self, Ask, Step};
 use moongate_render::GangScheduler;
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::answers::Answers;
+
 const WORKERS: usize = 4;
+/// Ports that pods may get.
+pub(crate) const PORTS: Range<u16> = 30000..30012;
 /// Between two moves.
 const TICK: Duration = Duration::from_millis(20);
 /// So many moves are made of no use only by something that has no end.
@@ -27,13 +32,20 @@ pub(crate) struct Simulation {
     later: BTreeMap<Key, Timestamp>,
     news: VecDeque<Change>,
     workers: Vec<(Key, VecDeque<Step>)>,
+    asks: Vec<(Key, Ask)>,
+    /// What pods answer.
+    pub(crate) answers: Answers,
     random: fastrand::Rng,
     /// Writes that were made.
     pub(crate) writes: usize,
     /// After so many writes the operator is killed, and another one begins.
     pub(crate) killed_after: Option<usize>,
+    /// The same after so many answers.
+    pub(crate) killed_after_answer: Option<usize>,
     /// Of a hundred writes, so many fail.
     pub(crate) failing: u8,
+    /// Whether objects that cannot be planned for are left alone, which else is a failure.
+    pub(crate) refusing: bool,
     /// Pods that were told to end.
     pub(crate) ended: BTreeSet<String>,
 }
@@ -42,6 +54,7 @@ enum Move {
     Hear,
     Begin(Key),
     Write(usize),
+    Answer(usize),
     Kubernetes(Kind, String),
 }
 
@@ -50,15 +63,19 @@ impl Simulation {
     pub(crate) fn new(server: Server, seed: u64) -> Self {
         let mut simulation = Self {
             server,
-            observed: Mutex::default(),
+            observed: Mutex::new(Observed::with_ports(Some(PORTS))),
             queue: BTreeSet::new(),
             later: BTreeMap::new(),
             news: VecDeque::new(),
             workers: Vec::new(),
+            asks: Vec::new(),
+            answers: Answers::default(),
             random: fastrand::Rng::with_seed(seed),
             writes: 0,
             killed_after: None,
+            killed_after_answer: None,
             failing: 0,
+            refusing: false,
             ended: BTreeSet::new(),
         };
         simulation.begin_anew();
@@ -66,11 +83,12 @@ impl Simulation {
     }
 
     fn begin_anew(&mut self) {
-        self.observed = Mutex::default();
+        self.observed = Mutex::new(Observed::with_ports(Some(PORTS)));
         self.queue.clear();
         self.later.clear();
         self.news.clear();
         self.workers.clear();
+        self.asks.clear();
         let all: Vec<Change> =
             self.server.everything().map(|(kind, object)| Change::Is(kind, object.clone())).collect();
         all.into_iter().for_each(|change| self.hear(change));
@@ -104,6 +122,12 @@ impl Simulation {
     pub(crate) fn create(&mut self, kind: Kind, object: Value) {
         let change = self.server.create(kind, object);
         self.news.push_back(change);
+    }
+
+    /// Somebody deletes an object.
+    pub(crate) fn delete(&mut self, kind: Kind, name: &str) {
+        let changes = self.server.remove(kind, name);
+        self.news.extend(changes);
     }
 
     /// Moves until nothing is left to do, looking at each state.
@@ -149,6 +173,7 @@ impl Simulation {
 
     fn moves(&self) -> Vec<Move> {
         let mut moves: Vec<Move> = (0..self.workers.len()).map(Move::Write).collect();
+        moves.extend((0..self.asks.len()).map(Move::Answer));
         if !self.news.is_empty() {
             moves.push(Move::Hear);
         }
@@ -170,8 +195,13 @@ impl Simulation {
             }
             Move::Begin(key) => self.begin(key),
             Move::Write(worker) => self.write(worker),
+            Move::Answer(ask) => self.answer(ask),
             Move::Kubernetes(kind, name) => {
+                let before = self.server.get(kind, &name).filter(|_| kind == Kind::Pod).cloned();
                 let changes = self.server.advance(kind, &name);
+                if let Some((before, now)) = before.zip(self.server.get(kind, &name)) {
+                    self.answers.see(&before, now);
+                }
                 self.news.extend(changes);
             }
         }
@@ -185,13 +215,37 @@ impl Simulation {
             GangScheduler::default(),
             self.server.now,
             self.random.u64(..),
-        )
-        .unwrap();
+        );
+        let plan = match plan {
+            Err(_) if self.refusing => return,
+            plan => plan.unwrap(),
+        };
         if let Some(at) = plan.again_at {
             self.later.insert(key.clone(), at);
         }
+        for ask in plan.asks {
+            if !self.asks.iter().any(|(_, asked)| asked.pod == ask.pod) {
+                self.asks.push((key.clone(), ask));
+            }
+        }
         if !plan.steps.is_empty() {
             self.workers.push((key, plan.steps.into()));
+        }
+    }
+
+    /// A pod answers, or the answer is lost.
+    fn answer(&mut self, ask: usize) {
+        let (key, ask) = self.asks.swap_remove(ask);
+        let answer = self.answers.answer(&self.server, &ask);
+        let is_lost = self.random.u8(..100) < self.failing;
+        if let Some(answer) = answer.filter(|_| !is_lost)
+            && self.observed.lock().take_answer(ask, answer)
+        {
+            self.queue.insert(key);
+        }
+        if self.killed_after_answer == Some(self.answers.given) {
+            self.killed_after_answer = None;
+            self.begin_anew();
         }
     }
 
@@ -209,7 +263,8 @@ impl Simulation {
             false => self.server.write(&step.action),
         };
         self.writes += 1;
-        if let plan::Action::Delete { kind: Kind::Pod, name, .. } = &step.action {
+        if let plan::Action::Delete { kind: Kind::Pod, name, uid } = &step.action {
+            self.answers.end(name, uid);
             self.ended.insert(name.clone());
         }
         match outcome {

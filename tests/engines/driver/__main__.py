@@ -14,6 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from beside import BESIDE_CHECKS, Beside
 from checks import CHECKS, Context, warm_up
 from direct import StandIn
 from hits import HIT_CHECKS, TOKEN_CHECKS, Hits
@@ -75,9 +76,13 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
         context = Context(pair, gateway=not direct)
         # An engine with another model's tokenizer cannot write what it generates.
         if pair.tokens_only or report.run("warm up", lambda: warm_up(context)):
-            given = Hits(pair, processes, partial(gateway, pair)) if pair.predicted else context
-            hit_checks = TOKEN_CHECKS if pair.tokens_only else HIT_CHECKS
-            for check in hit_checks if pair.predicted else CHECKS:
+            given, checks = context, CHECKS
+            if pair.predicted:
+                given = Hits(pair, processes, partial(gateway, pair))
+                checks = TOKEN_CHECKS if pair.tokens_only else HIT_CHECKS
+            elif pair.lora_file:
+                given, checks = Beside(pair, processes), BESIDE_CHECKS
+            for check in checks:
                 report.run(check.__name__, lambda check=check: check(given))
         if not direct:
             report.run("the gateway stops", lambda: stops_cleanly(processes, running))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,8 @@ MASTER_PORT, MASTER_HTTP_PORT = 51051, 19003
 # An engine's KV events; a replay is asked for ten ports above.
 PREFILL_EVENTS_PORT, DECODE_EVENTS_PORT = 5561, 5562
 GATEWAY_PORT, GATEWAY_ADMIN_PORT = 30000, 30001
+# The second engine's sidecar is at the next port.
+SIDECAR_PORT = 9400
 CONTEXT = 8192
 # An engine takes one to three minutes on two idle cores, and the cores may be busy with compilers.
 READY_SECONDS = 600
@@ -44,9 +47,13 @@ class Pair:
     tokens_only: bool = False
     # A node that gives the store memory and belongs to no engine.
     store_node: Server | None = None
+    # Sidecars register both engines, which do prefill and decode alike; where the first one's LoRA adapters are listed.
+    lora_file: Path | None = None
 
     def gateway_flags(self, tokens: list[str] | None = None) -> list[str]:
         """`tokens` are the flags for tokens of texts. Without: from the model's folder and nowhere else."""
+        if self.lora_file is not None:
+            return ["--registration", "--policy", "round_robin"]
         if self.predicted is None:
             hits = []
         else:
@@ -360,6 +367,36 @@ def sglang_deepseek(installed: Path, _logs: Path) -> Pair:
     return Pair(engine="sglang", connector=None, prefill=worker, decode=None, predicted=files, tokens_only=True)
 
 
+def vllm_sidecar(installed: Path, logs: Path) -> Pair:
+    lora_file = logs / "adapters"
+    lora_file.write_text("")
+
+    def sidecar(number: int, engine: str, flags: list[str]) -> Server:
+        port = SIDECAR_PORT + number
+        return Server(
+            name=f"sidecar-{number}",
+            ready_url=f"http://{HOST}:{port}/healthz",
+            ready_seconds=60,
+            command=[
+                *(os.environ["MOONGATE_BIN"], "sidecar", "--listen", f"{HOST}:{port}", "--engine-url", engine),
+                *("--gateway", f"{HOST}:{GATEWAY_ADMIN_PORT}", *flags),
+            ],
+        )
+
+    def engine(name: str, port: int) -> Server:
+        env = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+        return vllm(installed, name, port, None, env, ["--enable-lora", "--max-lora-rank", "8"])
+
+    return Pair(
+        engine="vllm",
+        connector=None,
+        before=[sidecar(0, PREFILL, ["--lora-file", str(lora_file)]), sidecar(1, DECODE, [])],
+        prefill=engine("first", PREFILL_PORT),
+        decode=engine("second", DECODE_PORT),
+        lora_file=lora_file,
+    )
+
+
 PAIRS = {
     "sglang-pd": sglang_pd,
     "vllm-nixl": vllm_nixl,
@@ -370,4 +407,5 @@ PAIRS = {
     "sglang-hits": sglang_hits,
     "vllm-deepseek": vllm_deepseek,
     "sglang-deepseek": sglang_deepseek,
+    "vllm-sidecar": vllm_sidecar,
 }

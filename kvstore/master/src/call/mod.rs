@@ -190,8 +190,9 @@ impl Caller {
         };
         let client = client::of(&request);
         self.speaker.heard(possible, client, &server.dialects);
-        if let Some(node) = client.filter(|_| client::is_node(method)) {
-            let (before, returns) = (self.node, attachment == rpc::RETURNS);
+        let node = client.filter(|_| client::is_node(method));
+        if let Some(node) = node {
+            let (before, returns) = (self.node, matches!(attachment, rpc::RETURNS | rpc::DRAINED));
             if before != Some((node, returns)) {
                 server.presence.heard(before.map(|(before, _)| before), node, returns);
                 self.node = Some((node, returns));
@@ -200,7 +201,11 @@ impl Caller {
         let dialect = self.speaker.reply_in(method, possible, &server.dialects);
         let (core, fx, sequence) = (&server.master, &mut self.recorder, header.sequence);
         let call = Call { server, core, now_ms, fx, dialect, sequence, out };
-        Some((method, execute(call, request)))
+        let tally = execute(call, request);
+        if let Some(node) = node.filter(|_| attachment == rpc::DRAINED) {
+            server.master.client_away(node);
+        }
+        Some((method, tally))
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ours("rpc_awake_microseconds", Number(0, 1000), "60", "Microseconds for which a thread stays awake after an answer, in wait for the next request; 0 saves CPU"),
     ours("data_dir", Text, "", "Folder that keeps the state, so that it outlives the process"),
     ours("data_flush_always", Bool, "false", "Answer writers when the disk has their change, so that it outlives the machine too"),
-    ours("journal_memory_bytes", Number(0, i64::MAX), "67108864", "Bytes of the newest changes that are kept for those who follow them"),
+    ours("journal_memory_bytes", Number(0, i64::MAX), "67108864", "With --enable_ha, bytes of the newest changes that are kept for those who follow them"),
     ours("ha_address", Text, "", "HOST:PORT at which clients reach this master, with --enable_ha; else it is --rpc_address with its port"),
     ours("ha_replication_port", PORT, "0", "Port for masters that follow this one; 0 takes the one after the port for RPCs"),
     ours("ha_replication_ca", Text, "", "File with the certificates (PEM) that sign those of the masters; with it, masters follow each other over TLS only"),

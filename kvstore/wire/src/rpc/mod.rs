@@ -24,6 +24,8 @@ use crate::pack::{self, DecodeError, EncodeError, Pack, Unpack};
 /// What a node attaches to calls about itself whose memory and listening sockets are kept while no process of it runs:
 /// whoever reads from it then has to wait, but need not do without. Mooncake's master ignores attachments.
 pub const RETURNS: &[u8] = b"moongate:returns";
+/// The same of a node that is going to be replaced: it is given nothing new.
+pub const DRAINED: &[u8] = b"moongate:drained";
 
 fn encode_arguments<T: Pack>(
     method: Method,

@@ -57,7 +57,7 @@ fn objects(example: &Example) -> Vec<Manifest> {
         all.extend(role.service(&target, "0d0d0d0d-0000-4000-8000-000000000000"));
         all.extend(role.scaling_adapter());
     }
-    all.extend(group.config_map(&BTreeMap::new()).unwrap());
+    all.extend(group.config_map(&BTreeMap::new(), &BTreeMap::new()).unwrap());
     all.extend(group.coordinated_policy().unwrap());
     all.extend(group.pod_group());
     all

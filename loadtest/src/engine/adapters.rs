@@ -1,0 +1,95 @@
+//! LoRA adapters by both engines' own calls. They change nothing but the names that the engine serves.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http::StatusCode;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::config::Face;
+use super::reply::{self, Refusal, Reply};
+use super::{Engine, SimEngine};
+
+/// Paths of the loaded adapters, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Adapters(Mutex<BTreeMap<String, String>>);
+
+impl Adapters {
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.lock().contains_key(name)
+    }
+
+    /// Their entries in `/v1/models`.
+    pub(crate) fn cards(&self, base: &str, owner: &str) -> Vec<Value> {
+        let created = super::stats::unix_ms() / 1_000;
+        let card = |(name, path): (&String, &String)| {
+            json!({"id": name, "object": "model", "created": created, "owned_by": owner, "root": path,
+                   "parent": base, "max_model_len": null})
+        };
+        self.0.lock().iter().map(card).collect()
+    }
+}
+
+impl SimEngine {
+    /// Paths of the LoRA adapters that are loaded, by name.
+    #[must_use]
+    pub fn lora_adapters(&self) -> BTreeMap<String, String> {
+        self.engine.adapters.0.lock().clone()
+    }
+}
+
+/// `load_lora_adapter`.
+pub(crate) fn load(engine: &Engine, body: &Bytes) -> Reply {
+    let (name, path) = (member(body, "lora_name"), member(body, "lora_path"));
+    let mut adapters = engine.adapters.0.lock();
+    let outcome = if name.is_empty() || path.is_empty() {
+        Err((StatusCode::BAD_REQUEST, "Both 'lora_name' and 'lora_path' must be provided.".to_owned()))
+    } else if adapters.contains_key(&name) {
+        Err((StatusCode::BAD_REQUEST, format!("The lora adapter '{name}' has already been loaded.")))
+    } else {
+        adapters.insert(name.clone(), path);
+        Ok(format!("Success: LoRA adapter '{name}' added successfully."))
+    };
+    answer(engine.config.face, outcome, &adapters)
+}
+
+/// `unload_lora_adapter`.
+pub(crate) fn unload(engine: &Engine, body: &Bytes) -> Reply {
+    let name = member(body, "lora_name");
+    let mut adapters = engine.adapters.0.lock();
+    let outcome = match adapters.remove(&name) {
+        Some(_) => Ok(format!("Success: LoRA adapter '{name}' removed successfully.")),
+        None => Err((StatusCode::NOT_FOUND, format!("The lora adapter '{name}' cannot be found."))),
+    };
+    answer(engine.config.face, outcome, &adapters)
+}
+
+fn member(body: &Bytes, name: &str) -> String {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// vLLM answers with a sentence or an error, SGLang with an object and 400 whatever was wrong.
+fn answer(
+    face: Face,
+    outcome: Result<String, (StatusCode, String)>,
+    adapters: &BTreeMap<String, String>,
+) -> Reply {
+    match (face, outcome) {
+        (Face::Vllm, Ok(said)) => reply::text(StatusCode::OK, said),
+        (Face::Vllm, Err((status, message))) => {
+            let kind = if status == StatusCode::NOT_FOUND { "NotFoundError" } else { "InvalidUserInput" };
+            reply::refusal(face, &Refusal { status, kind, message })
+        }
+        (Face::Sglang, outcome) => {
+            let status = if outcome.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+            let error = outcome.err().map(|(_, message)| message);
+            let success = error.is_none();
+            reply::json_with(
+                status,
+                &json!({"success": success, "error_message": error, "loaded_adapters": adapters}),
+            )
+        }
+    }
+}

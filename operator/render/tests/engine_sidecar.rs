@@ -1,0 +1,56 @@
+//! The profile of `operator/manifests/engine-sidecar.yaml`, as it is rendered into a role's pods.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use moongate_render::{GangScheduler, Group, Kept, Profiles, RoleTarget};
+use rbg_api::v1alpha2::{ClusterEngineRuntimeProfile, RoleBasedGroup};
+use serde_json::{Value, json};
+
+const MANIFEST: &str = include_str!("../../manifests/engine-sidecar.yaml");
+
+fn named<'a>(list: &'a Value, name: &str) -> Option<(usize, &'a Value)> {
+    list.as_array().unwrap().iter().enumerate().find(|(_, item)| item["name"] == name)
+}
+
+#[test]
+fn the_sidecar_stands_beside_the_engine_and_knows_pod_and_group() {
+    let profile: ClusterEngineRuntimeProfile = serde_saphyr::from_str(MANIFEST).unwrap();
+    let name = profile.metadata.name.unwrap();
+    let object: RoleBasedGroup = serde_json::from_value(json!({
+        "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
+        "metadata": { "name": "g", "namespace": "ns", "uid": "u" },
+        "spec": { "roles": [{
+            "name": "decode",
+            "engineRuntimes": [{ "profileName": name, "containers": [
+                { "name": name, "env": [{ "name": "MOONGATE_SIDECAR_GATEWAY_ROLE", "value": "gateway" }] },
+            ] }],
+            "standalonePattern": { "template": { "spec": { "containers": [{ "name": "engine", "image": "i" }] } } },
+        }] },
+    }))
+    .unwrap();
+    let profiles = Profiles::from([(name.clone(), profile.spec)]);
+    let group = Group::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let role = &object.spec.roles[0];
+    let workload = group.role(role).unwrap().workload(&RoleTarget::of(role), &Kept::default()).unwrap();
+    let workload = Value::Object(workload.0);
+    let spec = workload.pointer("/spec/roleInstanceTemplate/components/0/template/spec").unwrap();
+
+    assert_eq!(spec["containers"][0]["name"], "engine");
+    let (_, sidecar) = named(&spec["containers"], &name).unwrap();
+    assert_eq!(sidecar["args"], json!(["sidecar"]));
+    let env = &sidecar["env"];
+    assert_eq!(
+        named(env, "MOONGATE_SIDECAR_GATEWAY_ROLE").unwrap().1["value"],
+        "gateway",
+        "the role's word is last"
+    );
+    let (id, _) = named(env, "MOONGATE_SIDECAR_ID").unwrap();
+    for used in ["POD_NAMESPACE", "POD_NAME", "POD_UID"] {
+        assert!(named(env, used).unwrap().0 < id, "{used} is only known to what stands behind it");
+    }
+    assert!(named(env, "RBG_ROLE_NAME").is_some());
+    for mount in sidecar["volumeMounts"].as_array().unwrap() {
+        assert!(named(&spec["volumes"], mount["name"].as_str().unwrap()).is_some(), "{mount}");
+    }
+    let (_, file) = named(&sidecar["volumeMounts"], "rbg-cluster-config").unwrap();
+    assert_eq!(file["mountPath"], "/etc/rbg", "gateways are found by the group's file");
+}

@@ -1,0 +1,82 @@
+use serde_json::Value;
+
+use super::*;
+
+fn pod(uid: &str, version: u64) -> DynamicObject {
+    serde_json::from_value(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {
+        "namespace": "n", "name": "p", "uid": uid, "resourceVersion": version.to_string(),
+        "ownerReferences": [{ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleInstance",
+            "name": "i", "uid": "owner", "controller": true }],
+    }}))
+    .unwrap()
+}
+
+#[test]
+fn old_news_do_not_count() {
+    let mut observed = Observed::default();
+    let owner = Key { kind: Kind::Instance, namespace: "n".into(), name: "i".into() };
+    assert_eq!(observed.take(Kind::Pod, pod("a", 5)), vec![owner.clone()]);
+    assert!(observed.take(Kind::Pod, pod("a", 4)).is_empty());
+    let key = observed.children("owner", Kind::Pod)[0].key.clone();
+    assert_eq!(observed.lose(&key, "a"), vec![owner.clone()]);
+    assert!(observed.take(Kind::Pod, pod("a", 6)).is_empty(), "it is gone for good");
+    assert_eq!(observed.take(Kind::Pod, pod("b", 7)), [owner]);
+    assert!(observed.lose(&key, "a").is_empty(), "another one has the name now");
+    assert_eq!(observed.children("owner", Kind::Pod).len(), 1);
+}
+
+#[test]
+fn only_what_is_looked_at_of_a_node_concerns_a_warmup() {
+    let object = |kind: &str, member: &str, value: Value, version: u64| -> DynamicObject {
+        let meta = json!({ "name": "a", "uid": kind, "resourceVersion": version.to_string(), "labels": { "rack": "x" } });
+        let mut object = json!({ "apiVersion": "v1", "kind": kind, "metadata": meta });
+        object[member] = value;
+        serde_json::from_value(object).unwrap()
+    };
+    let mut observed = Observed::default();
+    observed.take(Kind::Warmup, object("RoleBasedGroupWarmup", "spec", json!({}), 1));
+    let warmup = Key { kind: Kind::Warmup, namespace: String::new(), name: "a".into() };
+    let node = |beat: u64, version: u64| object("Node", "status", json!({ "beat": beat }), version);
+    assert_eq!(observed.take(Kind::Node, node(1, 2)), std::slice::from_ref(&warmup));
+    assert!(observed.take(Kind::Node, node(2, 3)).is_empty());
+    let mut moved = node(3, 4);
+    moved.metadata.labels = None;
+    assert_eq!(observed.take(Kind::Node, moved), [warmup]);
+}
+
+#[test]
+fn a_list_ends_what_it_does_not_have_but_not_what_was_written_meanwhile() {
+    let mut observed = Observed::default();
+    observed.take(Kind::Pod, pod("a", 5));
+    let era = observed.begin_list();
+    observed.take(Kind::Pod, pod("a", 5));
+    assert!(observed.end_list(Kind::Pod, era).is_empty());
+    let era = observed.begin_list();
+    assert_eq!(observed.end_list(Kind::Pod, era).len(), 1);
+    assert!(observed.children("owner", Kind::Pod).is_empty());
+}
+
+#[test]
+fn no_port_is_chosen_twice_and_a_promise_does_not_last() {
+    let key = |name: &str| Key { kind: Kind::Instance, namespace: "n".into(), name: name.into() };
+    let (a, b) = (key("a"), key("b"));
+    let now = k8s_openapi::jiff::Timestamp::from_second(1_790_000_000).unwrap();
+    let mut observed = Observed::with_ports(Some(40..42));
+    let first = observed.choose_port(&a, "a.http", now).unwrap();
+    assert_eq!(observed.choose_port(&a, "a.http", now).unwrap(), first);
+    let second = observed.choose_port(&b, "b.http", now).unwrap();
+    assert!(first != second && first.is_some() && second.is_some());
+    assert!(observed.choose_port(&b, "b.grpc", now).is_err(), "all are taken");
+    // One of them is written, the other one never.
+    let annotations = json!({ "a.http": first.unwrap().to_string(), "other/key.x": "41", "plain": "41" });
+    let meta = json!({ "name": "a", "namespace": "n", "uid": "a", "resourceVersion": "1", "annotations": annotations });
+    let kind = Kind::Instance;
+    let object = json!({ "apiVersion": kind.api_version(), "kind": kind.name(), "metadata": meta });
+    observed.take(kind, serde_json::from_value(object).unwrap());
+    let later = crate::plan::after(now, std::time::Duration::from_secs(61));
+    assert_eq!(observed.choose_port(&b, "b.grpc", later).unwrap(), second);
+    assert!(observed.choose_port(&b, "b.http", later).is_err());
+    observed.lose(&a, "a");
+    assert_eq!(observed.choose_port(&b, "b.http", later).unwrap(), first);
+    assert_eq!(Observed::default().choose_port(&a, "a.http", now).unwrap(), None);
+}

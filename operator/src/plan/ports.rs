@@ -1,0 +1,62 @@
+//! Ports that pods ask for: chosen once, and kept as annotations before any pod is made.
+
+use moongate_render::{Manifest, ports};
+use rbg_api::keys;
+use rbg_api::template::member_object;
+use rbg_api::v1alpha2::InstanceComponent;
+use serde_json::{Map, Value, json};
+
+use super::group::GroupInput;
+use super::instance::{InstanceInput, name};
+use super::{Action, Plan, PlanError};
+use crate::Kind;
+
+/// Ports that all pods of a component share: the workload says those that it has, and new ones.
+pub(super) fn of_role(
+    input: GroupInput<'_>,
+    manifest: &mut Manifest,
+    live: Option<&Value>,
+) -> Result<(), PlanError> {
+    let spec = manifest.0.get("spec").map(|spec| &spec["roleInstanceTemplate"]["components"]);
+    let asks = |component: &&Value| {
+        let annotations = [&component["annotations"], &component["template"]["metadata"]["annotations"]];
+        annotations.into_iter().any(|annotations| annotations.get(keys::PORT_ALLOCATOR).is_some())
+    };
+    let asking = spec.and_then(Value::as_array).into_iter().flatten().filter(asks);
+    let components: Vec<InstanceComponent> =
+        asking.filter_map(|component| serde_json::from_value(component.clone()).ok()).collect();
+    for component in &components {
+        for key in ports::keys_of_set(component)? {
+            let kept = live.and_then(|live| live["metadata"]["annotations"].get(&key)?.as_str());
+            let port = match kept {
+                Some(port) => Some(port.to_owned()),
+                None => (input.port)(manifest.name(), &key)?.map(|port| port.to_string()),
+            };
+            if let Some(port) = port {
+                let annotations = member_object(member_object(&mut manifest.0, "metadata"), "annotations");
+                annotations.insert(key, port.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Ports of the instance's own pods. Answers whether some had to be chosen: then nothing else is to be done until they are
+/// written.
+pub(super) fn of_instance(input: InstanceInput<'_>, plan: &mut Plan) -> Result<bool, PlanError> {
+    let live = input.instance;
+    let chosen = |key: &str| live.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
+    let mut missing = Map::new();
+    for key in ports::keys_of_instance(live)?.into_iter().filter(|key| !chosen(key)) {
+        if let Some(port) = (input.port)(&key)? {
+            missing.insert(key, port.to_string().into());
+        }
+    }
+    if missing.is_empty() {
+        return Ok(false);
+    }
+    let body = json!({ "metadata": { "uid": live.metadata.uid, "annotations": missing } });
+    let action = Action::Patch { kind: Kind::Instance, name: name(live).to_owned(), status: false, body };
+    plan.push(action, "ports are chosen for its pods");
+    Ok(true)
+}

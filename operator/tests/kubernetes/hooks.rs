@@ -1,0 +1,135 @@
+//! Pods are asked before they are restarted in place, and after.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use moongate_testkit::ControlPlane;
+use parking_lot::Mutex;
+use rbg_api::keys;
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::kubelet::{Runtime, address};
+use super::stage::Stage;
+use super::{eventually, group, pods, restarts, role, settled, told};
+
+/// So often a pod says that it is not done yet.
+const PATIENCE: usize = 2;
+
+/// The hooks of all pods, which differ by their addresses. They write down what happens.
+#[derive(Clone, Default)]
+struct Hooks {
+    log: Arc<Mutex<Vec<String>>>,
+    names: Arc<Mutex<HashMap<String, String>>>,
+    deaf: Arc<AtomicBool>,
+}
+
+impl Runtime for Hooks {
+    async fn start(&mut self, pod: &Pod) -> String {
+        let ip = address(pod.metadata.uid.as_deref().unwrap(), 127);
+        self.names.lock().insert(ip.clone(), pod.metadata.name.clone().unwrap());
+        ip
+    }
+
+    async fn restart(&mut self, pod: &Pod) {
+        self.note(format!("restart {}", pod.metadata.name.as_deref().unwrap()));
+    }
+}
+
+impl Hooks {
+    fn note(&self, what: String) {
+        self.log.lock().push(what);
+    }
+
+    async fn serve(self, listener: TcpListener) {
+        while let Ok((stream, _)) = listener.accept().await {
+            if !self.deaf.load(Ordering::Relaxed) {
+                tokio::spawn(self.clone().answer(stream));
+            }
+        }
+    }
+
+    async fn answer(self, mut stream: TcpStream) {
+        let name = self.names.lock()[&stream.local_addr().unwrap().ip().to_string()].clone();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        let asked = match head.split_once(" HTTP/1.1").unwrap().0 {
+            "POST /drain" => format!("drain {name}"),
+            "GET /settled" => format!("settle {name}"),
+            other => format!("{other} {name}"),
+        };
+        let before = self.log.lock().iter().rev().take_while(|entry| **entry == asked).count();
+        self.note(asked);
+        let (status, body) = match before < PATIENCE {
+            true => ("202 Accepted", r#"{"waiting_for": "uploads"}"#),
+            false => ("200 OK", "{}"),
+        };
+        let length = body.len();
+        let answer =
+            format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+        stream.write_all(answer.as_bytes()).await.unwrap();
+    }
+}
+
+fn roles(image: &str, port: u16, timeout: &str) -> Value {
+    let mut role = role("a", 2, image);
+    role["annotations"] = json!({ keys::UPGRADE_HOOKS: port.to_string(), keys::UPGRADE_TIMEOUT: timeout });
+    json!([role])
+}
+
+async fn update(groups: &Api<RoleBasedGroup>, roles: Value) {
+    let body = Patch::Merge(json!({ "spec": { "roles": roles } }));
+    groups.patch("g", &PatchParams::default(), &body).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_pod_drains_and_settles_before_the_next() {
+    let hooks = Hooks::default();
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(hooks.clone().serve(listener));
+    let stage = Stage::begin_with(&ControlPlane::shared().await.unwrap(), "hooks", hooks.clone()).await;
+    let groups: Api<RoleBasedGroup> = stage.api();
+    groups.create(&PostParams::default(), &group(roles("engine:1", port, "60s"))).await.unwrap();
+    settled(&groups).await;
+    assert!(hooks.log.lock().is_empty(), "new pods are not asked");
+
+    update(&groups, roles("engine:2", port, "60s")).await;
+    let waiting = async |text: &str| {
+        eventually(text, async || {
+            let status = groups.get("g").await.unwrap().status.unwrap_or_default();
+            let condition = status.conditions.into_iter().find(|one| one.kind == "WaitingForHooks")?;
+            (condition.status == "True" && condition.message == text).then_some(())
+        })
+        .await;
+    };
+    waiting("g-a-1 is to drain: uploads").await;
+    waiting("g-a-1 is to settle: uploads").await;
+    settled(&groups).await;
+    let mut log = hooks.log.lock().clone();
+    for what in ["drain g-a-1", "settle g-a-1", "drain g-a-0", "settle g-a-0"] {
+        assert!(log.iter().filter(|entry| *entry == what).count() > PATIENCE, "{what}: {log:?}");
+    }
+    log.dedup();
+    let order =
+        ["g-a-1", "g-a-0"].map(|pod| ["drain", "restart", "settle"].map(|what| format!("{what} {pod}")));
+    assert_eq!(log, order.concat());
+
+    hooks.deaf.store(true, Ordering::Relaxed);
+    update(&groups, roles("engine:3", port, "2s")).await;
+    let told = told::event(&stage, "RoleInstance", "g-a-1", "TimedOut").await;
+    assert_eq!(told.type_.as_deref(), Some("Warning"));
+    let note = told.note.unwrap();
+    assert!(note.starts_with("g-a-1 did not drain within 2s: it cannot be asked: "), "{note}");
+    settled(&groups).await;
+    assert_eq!(pods(&stage.client).await.iter().map(restarts).collect::<Vec<_>>(), [2, 2]);
+    stage.end().await;
+}

@@ -1,0 +1,70 @@
+//! A role that runs as a StatefulSet, updated by Kubernetes' own controller.
+
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use rbg_api::keys;
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+
+use super::stage::Stage;
+use super::{eventually, group, pods, role};
+
+fn stateful(image: &str, rolling: &Value) -> Value {
+    let mut role = role("a", 3, image);
+    role["annotations"] = json!({ keys::ROLE_WORKLOAD_TYPE: "apps/v1/StatefulSet" });
+    role["rolloutStrategy"] = json!({ "type": "RollingUpdate", "rollingUpdate": rolling });
+    json!([role])
+}
+
+/// Waits until the pods have these images, are ready, and the group says that nothing moves.
+async fn become_so(stage: &Stage, images: [&str; 3]) {
+    let groups: Api<RoleBasedGroup> = stage.api();
+    eventually(&format!("{images:?}"), async || {
+        let group = groups.get("g").await.unwrap();
+        let status = group.status.unwrap_or_default();
+        let has = |kind: &str, value: &str| {
+            status.conditions.iter().any(|one| one.kind == kind && one.status == value)
+        };
+        let pods = pods(&stage.client).await;
+        let own: Vec<&str> =
+            pods.iter().filter_map(|pod| pod.spec.as_ref()?.containers[0].image.as_deref()).collect();
+        let current = status.observed_generation == group.metadata.generation;
+        (own == images && current && has("Ready", "True") && has("RollingUpdateInProgress", "False"))
+            .then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stateful_set_keeps_what_is_held_back_until_it_no_longer_is() {
+    let stage = Stage::begin("stateful").await;
+    let groups: Api<RoleBasedGroup> = stage.api();
+    groups.create(&PostParams::default(), &group(stateful("engine:1", &json!({})))).await.unwrap();
+    become_so(&stage, ["engine:1"; 3]).await;
+    for (rolling, images) in [
+        (json!({ "paused": true }), ["engine:1"; 3]),
+        (json!({ "partition": 1 }), ["engine:1", "engine:2", "engine:2"]),
+        (json!({ "maxUnavailable": 2 }), ["engine:2"; 3]),
+    ] {
+        let roles = json!({ "spec": { "roles": stateful("engine:2", &rolling) } });
+        groups.patch("g", &PatchParams::default(), &Patch::Merge(roles)).await.unwrap();
+        if rolling["paused"] == true {
+            let held = async || {
+                let status = groups.get("g").await.unwrap().status?;
+                status
+                    .conditions
+                    .iter()
+                    .any(|one| one.kind == "RollingUpdateInProgress" && one.status == "True")
+                    .then_some(())
+            };
+            eventually("the update has begun and is held", held).await;
+            let all = pods(&stage.client).await;
+            assert!(
+                all.iter()
+                    .all(|pod| pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("engine:1"))
+            );
+            continue;
+        }
+        become_so(&stage, images).await;
+    }
+    stage.end().await;
+}

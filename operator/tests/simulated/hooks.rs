@@ -1,0 +1,204 @@
+//! Updates in place of pods that are asked before and after.
+
+use std::time::Duration;
+
+use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
+use rbg_api::keys;
+use serde_json::{Value, json};
+
+use crate::simulation::Simulation;
+use crate::{condition, pods, template, unsettled, up};
+
+/// Pods with hooks: ordered, without order, and a leader that has some with a worker that has none.
+fn roles(image: &str) -> Value {
+    let hooks = json!({ keys::UPGRADE_HOOKS: "8080", keys::UPGRADE_TIMEOUT: "30s" });
+    let mut unordered = hooks.clone();
+    unordered[keys::ROLE_INSTANCE_PATTERN] = "Stateless".into();
+    let role = |name: &str, annotations: &Value| {
+        json!({ "name": name, "replicas": 2, "annotations": annotations,
+            "standalonePattern": { "template": template(image) } })
+    };
+    let together = json!({ "name": "t", "replicas": 1, "annotations": hooks,
+        "leaderWorkerPattern": { "size": 2, "template": template(image) } });
+    json!([role("o", &hooks), role("u", &unordered), together])
+}
+
+fn edit(cluster: &mut Simulation, edit: impl Fn(&mut Value)) {
+    cluster.edit(Kind::Group, "g", |group| {
+        for role in group["spec"]["roles"].as_array_mut().unwrap() {
+            for pattern in ["standalonePattern", "leaderWorkerPattern"] {
+                if let Some(pattern) = role.get_mut(pattern) {
+                    edit(&mut pattern["template"]);
+                }
+            }
+        }
+    });
+}
+
+fn update(cluster: &mut Simulation, image: &str) {
+    edit(cluster, |template| template["spec"]["containers"][0]["image"] = image.into());
+}
+
+/// Pods that have no hooks are restarted with those that have.
+fn check(server: &Server) {
+    let restarts = |name: &str| pods(server).get(name).map_or(0, |pod| pod.1);
+    assert!(restarts("g-t-0-1") <= restarts("g-t-0-0") || drained(server, "g-t-0-0"));
+}
+
+fn drained(server: &Server, pod: &str) -> bool {
+    let state = server.get(Kind::Pod, pod).unwrap()["metadata"]["annotations"]
+        ["rbg.workloads.x-k8s.io/inplace-update-state"]
+        .as_str()
+        .unwrap_or_default();
+    state.contains("Settling") || state.contains("Settled")
+}
+
+fn is_updated_once(cluster: &mut Simulation, what: &str) {
+    let before = pods(&cluster.server);
+    assert_eq!(before.len(), 6);
+    update(cluster, "i:2");
+    cluster.run(check);
+    assert_eq!(unsettled(&cluster.server), [""; 0], "{what}");
+    assert_eq!(cluster.answers.wrong, [""; 0], "{what}");
+    assert_eq!(cluster.answers.left_unsettled(), 0, "{what}");
+    assert_eq!(cluster.ended.iter().collect::<Vec<_>>(), [""; 0], "{what}");
+    for (name, (uid, restarts, image)) in pods(&cluster.server) {
+        assert_eq!((&uid, restarts, image.as_str()), (&before[&name].0, 1, "i:2"), "{what}: {name}");
+    }
+    let group = cluster.server.get(Kind::Group, "g").unwrap();
+    assert_eq!(condition(group, "WaitingForHooks").unwrap()["reason"], "NobodyWaits", "{what}");
+}
+
+#[test]
+fn killed_after_a_write_or_an_answer_pods_drain_first_and_settle_before_the_next() {
+    let ready = up(roles("i:1"), 1).server;
+    let mut whole = Simulation::new(ready.clone(), 7);
+    is_updated_once(&mut whole, "undisturbed");
+    assert!(whole.writes > 40 && whole.answers.given > 20, "{} and {}", whole.writes, whole.answers.given);
+    for killed_after in (1..=whole.writes).step_by(3) {
+        let mut cluster = Simulation::new(ready.clone(), 7);
+        cluster.killed_after = Some(killed_after);
+        is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));
+    }
+    for killed_after in (1..=whole.answers.given).step_by(3) {
+        let mut cluster = Simulation::new(ready.clone(), 7);
+        cluster.killed_after_answer = Some(killed_after);
+        is_updated_once(&mut cluster, &format!("killed after answer {killed_after}"));
+    }
+}
+
+#[test]
+fn whatever_writes_and_answers_are_lost_pods_drain_first() {
+    let ready = up(roles("i:1"), 1).server;
+    for seed in 0..8 {
+        let mut cluster = Simulation::new(ready.clone(), seed);
+        cluster.failing = 20;
+        is_updated_once(&mut cluster, &format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn pods_that_do_not_answer_are_waited_for_as_long_as_they_ask_for() {
+    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 3);
+    cluster.answers.deaf = true;
+    update(&mut cluster, "i:2");
+    let begun = cluster.server.now;
+    let mut waiting = Vec::new();
+    cluster.run(|server| {
+        let group = server.get(Kind::Group, "g").unwrap();
+        let now = condition(group, "WaitingForHooks").filter(|condition| condition["status"] == "True");
+        waiting.extend(now.map(|condition| condition["message"].as_str().unwrap().to_owned()));
+    });
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    assert!(
+        pods(&cluster.server).values().all(|(_, restarts, image)| (*restarts, image.as_str()) == (1, "i:2"))
+    );
+    assert!(waiting.iter().any(|text| text.contains("g-o-1 is to drain")), "{waiting:?}");
+    assert!(waiting.iter().any(|text| text.contains("g-o-1 is to settle")), "{waiting:?}");
+    let took = Duration::try_from(cluster.server.now.duration_since(begun)).unwrap();
+    // Two instances of a role one after the other, both hooks of each.
+    assert!((120..200).contains(&took.as_secs()), "{took:?}");
+    let group = cluster.server.get(Kind::Group, "g").unwrap();
+    let told = condition(group, "WaitingForHooks").unwrap();
+    assert_eq!((told["status"].as_str(), told["reason"].as_str()), (Some("False"), Some("TimedOut")));
+    let message = told["message"].as_str().unwrap();
+    assert!(message.contains("g-o-0 did not drain within 30s"), "{message}");
+    assert!(message.contains("g-o-0 did not settle within 30s"), "{message}");
+}
+
+/// Moves until the pod is asked to drain.
+fn until_it_drains(cluster: &mut Simulation, pod: &str) {
+    for _ in 0..10_000 {
+        let live = cluster.server.get(Kind::Pod, pod).unwrap();
+        if live["metadata"]["annotations"].to_string().contains("Draining") {
+            return;
+        }
+        cluster.run_for(1, |_| {});
+    }
+    panic!("{pod} never drains");
+}
+
+#[test]
+fn an_update_that_is_taken_back_restarts_nobody_who_has_not_been() {
+    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 5);
+    update(&mut cluster, "i:2");
+    cluster.answers.patience = usize::MAX;
+    until_it_drains(&mut cluster, "g-o-1");
+    update(&mut cluster, "i:1");
+    cluster.run_for(300, |_| {});
+    cluster.answers.patience = 2;
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    assert_eq!(cluster.answers.wrong, [""; 0]);
+    let after = pods(&cluster.server);
+    assert_eq!((after["g-o-1"].1, after["g-o-0"].1), (0, 0));
+}
+
+#[test]
+fn an_update_that_another_operator_carries_out_comes_to_its_end() {
+    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 6);
+    update(&mut cluster, "i:2");
+    cluster.answers.patience = usize::MAX;
+    until_it_drains(&mut cluster, "g-o-1");
+    cluster.edit(Kind::Pod, "g-o-1", |pod| {
+        let annotations = pod["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove("rbg.workloads.x-k8s.io/inplace-update-grace").unwrap();
+        pod["spec"]["containers"][0]["image"] = "i:2".into();
+    });
+    cluster.answers.patience = 2;
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    assert_eq!(pods(&cluster.server)["g-o-1"].1, 1);
+}
+
+#[test]
+fn a_pod_that_fails_or_is_deleted_is_waited_for_by_nobody() {
+    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 9);
+    update(&mut cluster, "i:2");
+    until_it_drains(&mut cluster, "g-o-1");
+    cluster.answers.deaf = true;
+    cluster.edit(Kind::Pod, "g-o-1", |pod| pod["status"]["phase"] = "Failed".into());
+    let begun = cluster.server.now;
+    cluster.run_for(200, |_| {});
+    assert!(cluster.ended.contains("g-o-1"));
+    cluster.delete(Kind::Group, "g");
+    cluster.run(|_| {});
+    assert!(cluster.server.now.duration_since(begun).as_secs() < 30);
+    assert_eq!(pods(&cluster.server).len(), 0);
+}
+
+#[test]
+fn a_pod_that_is_made_anew_drains_first() {
+    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 11);
+    let before = pods(&cluster.server);
+    edit(&mut cluster, |template| template["spec"]["containers"][0]["args"] = json!(["--more"]));
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    let mut undrained = cluster.answers.ended_undrained;
+    undrained.retain(|name| name != "g-t-0-1");
+    assert_eq!(undrained, [""; 0]);
+    for (name, (uid, ..)) in pods(&cluster.server) {
+        assert_ne!(before.get(&name).map(|pod| &pod.0), Some(&uid), "{name}");
+    }
+}

@@ -1,0 +1,96 @@
+//! Pods go back to the nodes where they were, whoever runs the operator by then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
+use rbg_api::keys;
+use serde_json::{Value, json};
+
+use crate::simulation::Simulation;
+use crate::{pods, role, template, unsettled, up};
+
+fn sticky(pattern: &str, mode: &str) -> Value {
+    let mut role = role("a", 3, "i:1");
+    role["annotations"] = json!({ keys::INPLACE_SCHEDULING: mode, keys::ROLE_INSTANCE_PATTERN: pattern, keys::INPLACE_SCHEDULING_AVOID: "bad, worse" });
+    role["rolloutStrategy"] = json!({ "type": "RollingUpdate", "rollingUpdate": { "type": "RecreatePod" } });
+    json!([role])
+}
+
+fn nodes(server: &Server) -> BTreeMap<String, String> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    server
+        .all(Kind::Pod)
+        .map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"])))
+        .collect()
+}
+
+/// A group whose pods are on a node each, and an operator that knows it.
+fn spread(pattern: &str, mode: &str) -> Server {
+    let mut cluster = up(sticky(pattern, mode), 1);
+    let all: Vec<String> = nodes(&cluster.server).into_keys().collect();
+    for (index, pod) in all.iter().enumerate() {
+        cluster.edit(Kind::Pod, pod, |pod| pod["spec"]["nodeName"] = format!("n{index}").into());
+    }
+    cluster.run(|_| {});
+    cluster.server
+}
+
+fn update(cluster: &mut Simulation) {
+    cluster.edit(Kind::Group, "g", |group| {
+        group["spec"]["roles"][0]["standalonePattern"]["template"] = template("i:2");
+    });
+}
+
+#[test]
+fn new_pods_go_to_the_nodes_of_their_predecessors_whenever_the_operator_is_killed() {
+    let server = spread("Stateful", "Required");
+    let before = nodes(&server);
+    let mut whole = Simulation::new(server.clone(), 1);
+    update(&mut whole);
+    whole.run(|_| {});
+    for killed_after in 1..=whole.writes {
+        let mut cluster = Simulation::new(server.clone(), 1);
+        cluster.killed_after = Some(killed_after);
+        update(&mut cluster);
+        cluster.run(|_| {});
+        assert_eq!(unsettled(&cluster.server), [""; 0], "killed after {killed_after}");
+        assert!(
+            pods(&cluster.server).values().all(|(.., image)| image == "i:2"),
+            "killed after {killed_after}"
+        );
+        assert_eq!(nodes(&cluster.server), before, "killed after {killed_after}");
+    }
+}
+
+#[test]
+fn a_role_that_comes_back_finds_its_nodes_and_stays_away_from_others() {
+    let server = spread("Stateful", "Preferred");
+    let before = nodes(&server);
+    let mut cluster = Simulation::new(server, 1);
+    for replicas in [0, 3] {
+        cluster.edit(Kind::Group, "g", |group| group["spec"]["roles"][0]["replicas"] = replicas.into());
+        cluster.run(|_| {});
+    }
+    assert_eq!(nodes(&cluster.server), before);
+    let pod = cluster.server.get(Kind::Pod, "g-a-0").unwrap();
+    let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let avoided = required["nodeSelectorTerms"][0]["matchExpressions"].as_array().unwrap().iter();
+    assert_eq!(avoided.map(|one| &one["key"]).collect::<Vec<_>>(), ["bad", "worse"]);
+}
+
+#[test]
+fn pods_without_order_go_to_any_node_that_had_one() {
+    let server = spread("Stateless", "Preferred");
+    let mut cluster = Simulation::new(server, 1);
+    update(&mut cluster);
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    for pod in cluster.server.all(Kind::Pod) {
+        let preferred =
+            &pod["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"];
+        let hosts = preferred[0]["preference"]["matchExpressions"][0]["values"].as_array().unwrap();
+        let hosts: BTreeSet<&str> = hosts.iter().filter_map(Value::as_str).collect();
+        assert!(["n0", "n1", "n2"].iter().all(|node| hosts.contains(node)), "{hosts:?}");
+    }
+}

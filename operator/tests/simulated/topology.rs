@@ -1,0 +1,108 @@
+//! A ladder of topology keys reaches pods that are made, and restarts none that run. Where pods run is told.
+
+use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
+use rbg_api::keys;
+use serde_json::{Value, json};
+
+use crate::simulation::Simulation;
+use crate::{names, pods, role, template, unsettled, up};
+
+const STATEFUL_SET: &str = "apps/v1/StatefulSet";
+
+fn says(cluster: &mut Simulation, ladder: Option<&str>) {
+    let annotations = ladder.map_or(json!({}), |ladder| json!({ keys::TOPOLOGY_LADDER: ladder }));
+    cluster.edit(Kind::Group, "g", |group| group["metadata"]["annotations"] = annotations);
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+}
+
+/// Somebody ends a pod.
+fn make_anew(cluster: &mut Simulation, pod: &str) {
+    cluster.edit(Kind::Pod, pod, |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+    cluster.run(|_| {});
+}
+
+/// The label of the nearest rung that a pod or template prefers.
+fn nearest(object: &Value) -> &Value {
+    let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
+    &object["spec"]["affinity"]["podAffinity"][preferred][0]["podAffinityTerm"]["topologyKey"]
+}
+
+fn pod<'a>(server: &'a Server, name: &str) -> &'a Value {
+    server.get(Kind::Pod, name).unwrap()
+}
+
+#[test]
+fn a_changed_ladder_counts_for_pods_to_come() {
+    let mut stateful = role("s", 1, "i:1");
+    stateful["annotations"] = json!({ keys::ROLE_WORKLOAD_TYPE: STATEFUL_SET });
+    let roles = json!([role("prefill", 2, "i:1"), role("decode", 1, "i:1"), stateful]);
+    let mut cluster = up(roles, 1);
+    let before = pods(&cluster.server);
+    let revisions = names(&cluster.server, Kind::Revision);
+    let set = cluster.server.get(Kind::StatefulSet, "g-s").unwrap().clone();
+
+    says(&mut cluster, Some("node,rack=example.com/rack"));
+    assert_eq!(pods(&cluster.server), before, "no pod is touched");
+    assert_eq!(names(&cluster.server, Kind::Revision), revisions);
+    assert_eq!(cluster.server.get(Kind::StatefulSet, "g-s").unwrap()["spec"], set["spec"]);
+    make_anew(&mut cluster, "g-prefill-1");
+    assert_eq!(nearest(pod(&cluster.server, "g-prefill-0")), &Value::Null);
+    assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), "kubernetes.io/hostname");
+    let old = pods(&cluster.server);
+
+    // An image is still changed in place, and a role that is run by others gets the ladder with its next revision.
+    cluster.edit(Kind::Group, "g", |group| {
+        for index in [0, 2] {
+            group["spec"]["roles"][index]["standalonePattern"]["template"] = template("i:2");
+        }
+    });
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    for (name, (uid, restarts, _)) in pods(&cluster.server) {
+        assert_eq!((&uid, restarts), (&old[&name].0, i64::from(name.starts_with("g-prefill"))), "{name}");
+    }
+    let template =
+        |server: &Server| server.get(Kind::StatefulSet, "g-s").unwrap()["spec"]["template"].clone();
+    assert_eq!(
+        nearest(&template(&cluster.server)),
+        "example.com/rack",
+        "it has no partner to share a node with"
+    );
+
+    says(&mut cluster, None);
+    make_anew(&mut cluster, "g-prefill-1");
+    assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), &Value::Null);
+    assert_eq!(nearest(&template(&cluster.server)), "example.com/rack", "its pods go on as they are");
+    let writes = cluster.writes;
+    says(&mut cluster, None);
+    assert_eq!(cluster.writes, writes, "there is nothing left to do");
+}
+
+#[test]
+fn where_pods_run_is_told_to_who_reads_the_file_or_the_pods() {
+    let mut users = role("decode", 1, "i:1");
+    users["standalonePattern"]["template"]["metadata"] = json!({ "annotations": { keys::RACK: "users" } });
+    let mut cluster = up(json!([role("prefill", 2, "i:1"), users]), 1);
+    let file = |server: &Server| -> Value {
+        let text = server.get(Kind::ConfigMap, "g").unwrap()["data"]["config.yaml"].as_str().unwrap();
+        serde_saphyr::from_str(text).unwrap()
+    };
+    let plain = file(&cluster.server);
+    let labels = json!({ "example.com/rack": "r7", "topology.kubernetes.io/zone": "z1", "other": "x" });
+    cluster.create(Kind::Node, json!({ "metadata": { "name": "node", "labels": labels } }));
+    says(&mut cluster, Some("node,rack=example.com/rack,zone"));
+    let place = json!({ "node": "node", "rack": "r7", "zone": "z1" });
+    let told = file(&cluster.server);
+    for (role, index) in [("prefill", 0), ("prefill", 1), ("decode", 0)] {
+        assert_eq!(told["roles"][role]["instances"][index]["place"], place);
+    }
+    let annotation =
+        |name: &str, key: &str| pod(&cluster.server, name)["metadata"]["annotations"][key].clone();
+    assert_eq!(annotation("g-prefill-1", keys::ZONE), "z1");
+    assert_eq!(annotation("g-prefill-1", keys::RACK), "r7");
+    assert_eq!(annotation("g-decode-0", keys::RACK), "users");
+    says(&mut cluster, None);
+    assert_eq!(file(&cluster.server), plain);
+}

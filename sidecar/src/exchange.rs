@@ -1,0 +1,27 @@
+//! What every exchange over HTTP needs: bounded answers, and errors in words.
+
+use std::error::Error;
+
+/// Longest answer that is read: an engine's metrics.
+const MAX_BODY: usize = 4 << 20;
+
+/// A whole answer.
+pub(crate) async fn bounded(mut response: reqwest::Response) -> Result<Vec<u8>, String> {
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await.map_err(|error| cause(&error))? {
+        if body.len() + piece.len() > MAX_BODY {
+            return Err(format!("an answer of more than {MAX_BODY} bytes"));
+        }
+        body.extend_from_slice(&piece);
+    }
+    Ok(body)
+}
+
+/// The innermost cause: "Connection refused" says more than "error sending request".
+pub(crate) fn cause(error: &dyn Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

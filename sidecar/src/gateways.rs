@@ -1,0 +1,171 @@
+//! Which gateways there are: those that were named, by all addresses of each name, and those of a role of the RoleBasedGroup.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rbg_api::ClusterFile;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::link;
+use crate::options::SidecarOptions;
+use crate::pod_info::read_bounded;
+use crate::sidecar::Sidecar;
+
+/// Most gateways that are told; a name that stands for more is somebody else's.
+const MAX_GATEWAYS: usize = 64;
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// For one look-up.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Name of the admin listener's port in RBG's file.
+const ADMIN_PORT: &str = "admin";
+
+/// `host:port`, the host an address or a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    host: String,
+    port: u16,
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not host:port, such as moongate-gateway:9000");
+        let rest = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+        let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
+        if host.is_empty() || host.contains(['/', '@', ' ']) {
+            return Err(wrong());
+        }
+        Ok(Self { host, port })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// Keeps one link to each gateway until `stop`.
+pub(crate) async fn follow(sidecar: Arc<Sidecar>, stop: CancellationToken) {
+    let mut complained = false;
+    loop {
+        let (found, trouble) = look(&sidecar.options).await;
+        match trouble {
+            // A name that cannot be looked up now, or a file that cannot be read, must not cost links that work.
+            Some(trouble) => {
+                if !std::mem::replace(&mut complained, true) {
+                    tracing::warn!(trouble, "not every gateway could be found");
+                }
+                link::keep(&sidecar, &found, false);
+            }
+            None => {
+                complained = false;
+                link::keep(&sidecar, &found, true);
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+/// All gateways that can be found now, and what could not be looked up.
+async fn look(options: &SidecarOptions) -> (BTreeSet<SocketAddr>, Option<String>) {
+    let mut trouble = None;
+    let mut names = options.gateway.iter().map(|named| (named.clone(), None)).collect::<Vec<_>>();
+    if let Some(role) = &options.gateway_role {
+        match of_role(options, role).await {
+            Ok(of_role) => names.extend(of_role),
+            Err(error) => trouble = Some(format!("{}: {error}", options.rbg_config.display())),
+        }
+    }
+    let mut found = BTreeSet::new();
+    for (name, alternative) in names {
+        let mut resolved = resolve(&name).await;
+        if let (Err(_), Some(alternative)) = (&resolved, alternative) {
+            resolved = resolve(&alternative).await;
+        }
+        match resolved {
+            Ok(addresses) => found.extend(addresses),
+            Err(error) => trouble = Some(error),
+        }
+    }
+    if found.len() > MAX_GATEWAYS {
+        trouble = Some(format!("{} gateways are named, {MAX_GATEWAYS} are told", found.len()));
+    }
+    (found.into_iter().take(MAX_GATEWAYS).collect(), trouble)
+}
+
+async fn resolve(address: &Address) -> Result<Vec<SocketAddr>, String> {
+    let lookup = tokio::net::lookup_host((address.host.as_str(), address.port));
+    match timeout(LOOKUP_TIMEOUT, lookup).await {
+        Ok(Ok(found)) => Ok(found.take(MAX_GATEWAYS).collect()),
+        Ok(Err(error)) => Err(format!("{address}: {error}")),
+        Err(_) => Err(format!("{address}: the name service does not answer")),
+    }
+}
+
+/// The instances of a role, each with the name that it may have instead.
+async fn of_role(options: &SidecarOptions, role: &str) -> Result<Vec<(Address, Option<Address>)>, String> {
+    let text = read_bounded(&options.rbg_config).await.map_err(|error| error.to_string())?;
+    instances(&text, role, options.gateway_port)
+}
+
+fn instances(text: &str, role: &str, default_port: u16) -> Result<Vec<(Address, Option<Address>)>, String> {
+    let file: ClusterFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let config = file.resolve().map_err(|error| error.to_string())?;
+    let instances =
+        config.roles.into_iter().filter(|other| other.name == role).flat_map(|role| role.instances);
+    Ok(instances
+        .map(|instance| {
+            let port = instance.ports.get(ADMIN_PORT).copied().unwrap_or(default_port);
+            let at = |host| Address { host, port };
+            (at(instance.address), instance.alternative.map(at))
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_of_the_groups_file_is_found_with_its_admin_port() {
+        let file = "
+group: { name: g, size: 2, roles: [router, gateway, decode] }
+roles:
+  router: { size: 2, instances: [{ address: g-router-0.s-g-router }, { address: g-router-1.s-g-router }] }
+  gateway: { size: 1, instances: [{ address: g-gateway-0.s-g-gateway, ports: { http: 8000, admin: 9100 } }] }
+  decode: { size: 1, instances: [{ address: g-decode-0.s-g-decode }] }
+";
+        let found = |role| -> Vec<String> {
+            instances(file, role, 9000).unwrap().iter().map(|(address, _)| address.to_string()).collect()
+        };
+        assert_eq!(found("router"), ["g-router-0.s-g-router:9000", "g-router-1.s-g-router:9000"]);
+        assert_eq!(found("gateway"), ["g-gateway-0.s-g-gateway:9100"]);
+        assert!(found("nobody").is_empty());
+        assert!(instances("no: group", "router", 9000).is_err());
+    }
+
+    #[test]
+    fn addresses_have_a_host_and_a_port() {
+        for (text, shown) in
+            [("gw:9000", "gw:9000"), ("http://10.0.0.1:9000/", "10.0.0.1:9000"), ("[::1]:1", "::1:1")]
+        {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
+        }
+        for wrong in ["gw", "gw:0", ":9000", "gw:x", "u@gw:1", "gw/path:1"] {
+            assert!(wrong.parse::<Address>().unwrap_err().contains("host:port"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The link to one gateway: tells it what the engine is, again and again, and keeps what it answers.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use moongate_discovery::Registration;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::exchange::{bounded, cause};
+use crate::sidecar::Sidecar;
+
+/// For one exchange.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Until a gateway that did not take a registration is asked again.
+const RETRY: Duration = Duration::from_millis(500);
+/// Between two exchanges while something is waited for: a drain, or the gateway's own look at the engine.
+const SOON: Duration = Duration::from_millis(100);
+/// The same if it takes long.
+const SOON_MOST: Duration = Duration::from_secs(1);
+
+/// How a gateway sees the engine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct Answer {
+    pub(crate) id: String,
+    /// Whether it sends requests there.
+    pub(crate) usable: bool,
+    /// Why not.
+    #[serde(default)]
+    pub(crate) reason: Option<String>,
+    /// Requests that it has there.
+    pub(crate) load: u32,
+}
+
+/// What is known of one gateway.
+#[derive(Debug, Default)]
+pub(crate) struct Link {
+    /// When the latest registration that it took was sent, and its answer.
+    pub(crate) told: Option<(Instant, Answer)>,
+    /// Why the latest was not taken; `None` if it was.
+    pub(crate) trouble: Option<String>,
+    /// Since when every answer says that it sends nothing there and has nothing there.
+    pub(crate) quiet_since: Option<Instant>,
+    pub(crate) end: CancellationToken,
+}
+
+/// Starts links to gateways that have none. If the list is `complete`, those that are not in it end.
+pub(crate) fn keep(sidecar: &Arc<Sidecar>, gateways: &BTreeSet<SocketAddr>, complete: bool) {
+    let mut links = sidecar.links.lock();
+    if complete {
+        links.retain(|gateway, link| {
+            let stays = gateways.contains(gateway);
+            if !stays {
+                link.end.cancel();
+            }
+            stays
+        });
+    }
+    for &gateway in gateways {
+        links.entry(gateway).or_insert_with(|| {
+            tracing::info!(%gateway, "gateway found");
+            let end = sidecar.supervisor.token().child_token();
+            sidecar.supervisor.spawn("link to a gateway", run(Arc::clone(sidecar), gateway, end.clone()));
+            Link { end, ..Link::default() }
+        });
+    }
+}
+
+async fn run(sidecar: Arc<Sidecar>, gateway: SocketAddr, end: CancellationToken) {
+    let mut states = sidecar.state.subscribe();
+    let mut said: Option<Registration> = None;
+    let mut id = None;
+    let mut soon = SOON;
+    loop {
+        let registration = states.borrow_and_update().registration(&sidecar.options);
+        if registration != said {
+            soon = SOON;
+        }
+        let pause = match &registration {
+            None => sidecar.options.lease,
+            Some(registration) => {
+                let outcome = tokio::select! {
+                    () = end.cancelled() => break,
+                    outcome = tell(&sidecar, gateway, registration) => outcome,
+                };
+                match outcome {
+                    Told::Refused => RETRY,
+                    Told::Settled(under) => {
+                        id = Some(under);
+                        sidecar.options.lease / 3
+                    }
+                    Told::Waiting(under) => {
+                        id = Some(under);
+                        let next = (soon * 2).min(SOON_MOST);
+                        std::mem::replace(&mut soon, next)
+                    }
+                }
+            }
+        };
+        said = registration;
+        let changed = async {
+            // Most changes of the state are of no interest to gateways.
+            let news = states.wait_for(|state| state.registration(&sidecar.options) != said);
+            if news.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = end.cancelled() => break,
+            () = changed => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+    if let Some(id) = id {
+        leave(&sidecar, gateway, &id).await;
+    }
+}
+
+/// What came of telling a gateway. With the id under which it knows the engine.
+enum Told {
+    /// It sees the engine as it was told.
+    Settled(String),
+    /// It does not yet.
+    Waiting(String),
+    Refused,
+}
+
+async fn tell(sidecar: &Sidecar, gateway: SocketAddr, registration: &Registration) -> Told {
+    let sent = Instant::now();
+    let outcome = post(sidecar, gateway, registration).await;
+    let mut links = sidecar.links.lock();
+    // A link that was given up a moment ago.
+    let Some(link) = links.get_mut(&gateway) else { return Told::Refused };
+    match outcome {
+        Ok(answer) => {
+            let quiet = !answer.usable && answer.load == 0;
+            link.quiet_since = quiet.then(|| link.quiet_since.unwrap_or(sent));
+            if link.told.is_none() || link.trouble.is_some() {
+                tracing::info!(%gateway, id = answer.id, "registered");
+            }
+            let settled = if registration.held.is_none() { answer.usable } else { quiet };
+            let id = answer.id.clone();
+            link.trouble = None;
+            link.told = Some((sent, answer));
+            sidecar.taken.fetch_add(1, Ordering::Relaxed);
+            if settled { Told::Settled(id) } else { Told::Waiting(id) }
+        }
+        Err(trouble) => {
+            if link.trouble.as_ref() != Some(&trouble) {
+                tracing::warn!(%gateway, trouble, "the gateway has not taken the registration");
+            }
+            link.trouble = Some(trouble);
+            sidecar.refused.fetch_add(1, Ordering::Relaxed);
+            Told::Refused
+        }
+    }
+}
+
+async fn post(sidecar: &Sidecar, gateway: SocketAddr, registration: &Registration) -> Result<Answer, String> {
+    let request =
+        sidecar.client.post(format!("http://{gateway}/workers")).json(registration).timeout(PATIENCE);
+    let response = authorized(sidecar, request).send().await.map_err(|error| cause(&error))?;
+    let status = response.status();
+    let body = bounded(response).await?;
+    if !status.is_success() {
+        return Err(format!("POST /workers: HTTP {status}: {}", String::from_utf8_lossy(&body)));
+    }
+    serde_json::from_slice(&body).map_err(|error| format!("POST /workers: no gateway's answer: {error}"))
+}
+
+/// A gateway that cannot be told forgets the engine with the end of its lease.
+async fn leave(sidecar: &Sidecar, gateway: SocketAddr, id: &str) {
+    let mut url = url::Url::parse(&format!("http://{gateway}/workers")).ok();
+    if let Some(mut segments) = url.as_mut().and_then(|url| url.path_segments_mut().ok()) {
+        segments.push(id);
+    }
+    let Some(url) = url else { return };
+    let request = authorized(sidecar, sidecar.client.delete(url).timeout(PATIENCE));
+    match request.send().await.and_then(reqwest::Response::error_for_status) {
+        Ok(_) => tracing::info!(%gateway, id, "deregistered"),
+        Err(error) => {
+            tracing::warn!(%gateway, error = cause(&error), "could not deregister; its lease will end");
+        }
+    }
+}
+
+fn authorized(sidecar: &Sidecar, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+    match &sidecar.options.registration_token {
+        Some(token) => request.bearer_auth(token),
+        None => request,
+    }
+}

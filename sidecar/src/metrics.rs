@@ -1,0 +1,77 @@
+//! The sidecar's metrics, in Prometheus' text format, which is that of the engines' own.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use crate::link::Link;
+use crate::state::State;
+
+/// All of them. `registrations`: those that were taken, and those that were not.
+pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrations: [u64; 2]) -> String {
+    let mut text = String::new();
+    let mut family = |name: &str, kind: &str, help: &str, samples: &[(&str, u64)]| {
+        let _infallible =
+            writeln!(text, "# HELP moongate_sidecar_{name} {help}\n# TYPE moongate_sidecar_{name} {kind}");
+        for (labels, value) in samples {
+            let _infallible = writeln!(text, "moongate_sidecar_{name}{labels} {value}");
+        }
+    };
+    let load = state.look.as_ref().and_then(|look| look.load.as_ref());
+    family("engine_up", "gauge", "1 while the engine serves.", &[("", up(state))]);
+    family(
+        "draining",
+        "gauge",
+        "1 while no request may be sent to it.",
+        &[("", state.drain.is_some().into())],
+    );
+    if let Some(load) = load {
+        family("engine_running", "gauge", "Requests that the engine works on.", &[("", load.running.into())]);
+        family("engine_waiting", "gauge", "Requests that wait there.", &[("", load.waiting.into())]);
+    }
+    let count = |wanted: fn(&Link) -> bool| links.values().filter(|link| wanted(link)).count() as u64;
+    let gateways = [
+        (
+            r#"{state="using"}"#,
+            count(|link| link.trouble.is_none() && link.told.as_ref().is_some_and(|(_, a)| a.usable)),
+        ),
+        (
+            r#"{state="not_using"}"#,
+            count(|link| link.trouble.is_none() && link.told.as_ref().is_none_or(|(_, a)| !a.usable)),
+        ),
+        (r#"{state="silent"}"#, count(|link| link.trouble.is_some())),
+    ];
+    family("gateways", "gauge", "Gateways, by whether they send requests to the engine.", &gateways);
+    let [taken, refused] = registrations;
+    let registrations = [(r#"{outcome="taken"}"#, taken), (r#"{outcome="refused"}"#, refused)];
+    family("registrations_total", "counter", "Registrations and renewals.", &registrations);
+    let adapters = [
+        (r#"{state="loaded"}"#, state.adapters.loaded.len() as u64),
+        (r#"{state="pending"}"#, state.adapters.pending.len() as u64),
+        (r#"{state="failed"}"#, state.adapters.failed.len() as u64),
+    ];
+    family("lora_adapters", "gauge", "LoRA adapters that the engine shall have.", &adapters);
+    text
+}
+
+fn up(state: &State) -> u64 {
+    (state.found.is_some() && state.trouble.is_none()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_has_its_head_and_its_samples() {
+        let links = BTreeMap::from([(SocketAddr::from(([127, 0, 0, 1], 1)), Link::default())]);
+        let text = text(&State::default(), &links, [3, 0]);
+        assert!(
+            text.contains("# TYPE moongate_sidecar_engine_up gauge\nmoongate_sidecar_engine_up 0\n"),
+            "{text}"
+        );
+        assert!(text.contains("moongate_sidecar_gateways{state=\"not_using\"} 1\n"), "{text}");
+        assert!(text.contains("moongate_sidecar_registrations_total{outcome=\"taken\"} 3\n"), "{text}");
+        assert!(!text.contains("engine_running"), "nobody has told it");
+    }
+}

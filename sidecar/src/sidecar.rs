@@ -1,0 +1,77 @@
+//! Puts the sidecar together.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use moongate_runtime::{BindError, Supervisor, bind};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+use crate::link::Link;
+use crate::options::SidecarOptions;
+use crate::state::State;
+use crate::{adapters, engine, gateways, http};
+
+/// Why the sidecar did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The client for engine and gateways cannot be made.
+    #[error("HTTP client: {0}")]
+    Client(#[from] reqwest::Error),
+    /// An address is unknown after binding.
+    #[error("listener: {0}")]
+    Listener(#[from] std::io::Error),
+}
+
+/// What all tasks share.
+pub(crate) struct Sidecar {
+    pub(crate) options: SidecarOptions,
+    pub(crate) client: reqwest::Client,
+    pub(crate) state: watch::Sender<State>,
+    /// Told when the engine is to be looked at now.
+    pub(crate) drain_asked: Notify,
+    pub(crate) links: Mutex<BTreeMap<SocketAddr, Link>>,
+    /// Registrations that gateways took.
+    pub(crate) taken: AtomicU64,
+    /// Those that they did not take, or did not answer.
+    pub(crate) refused: AtomicU64,
+    pub(crate) supervisor: Supervisor,
+}
+
+/// Starts a sidecar with tasks under `supervisor`, and answers where it listens. When the supervisor shuts down, it deregisters the
+/// engine.
+///
+/// # Errors
+/// [`StartError`]. That no engine or no gateway answers is none: they are awaited.
+pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketAddr, StartError> {
+    let listener = bind(options.listen)?;
+    let address = listener.local_addr()?;
+    // Engines close idle connections after seconds, and a question that meets the closing would look like a dead engine.
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .pool_max_idle_per_host(0)
+        .build()?;
+    let state = State { place: options.place(), ..State::default() };
+    let sidecar = Arc::new(Sidecar {
+        options,
+        client,
+        state: watch::Sender::new(state),
+        drain_asked: Notify::new(),
+        links: Mutex::default(),
+        taken: AtomicU64::new(0),
+        refused: AtomicU64::new(0),
+        supervisor: supervisor.clone(),
+    });
+    http::serve(listener, Arc::clone(&sidecar));
+    supervisor.spawn("follow the pod's files", adapters::follow(Arc::clone(&sidecar), supervisor.token()));
+    supervisor.spawn("watch the engine", engine::watch(Arc::clone(&sidecar), supervisor.token()));
+    supervisor.spawn("find gateways", gateways::follow(sidecar, supervisor.token()));
+    tracing::info!(%address, "sidecar listens");
+    Ok(address)
+}

@@ -1,0 +1,31 @@
+//! `moongate sidecar`
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use moongate_runtime::{Supervisor, terminated};
+use moongate_sidecar::SidecarOptions;
+use moongate_telemetry::LogOptions;
+
+/// For deregistering from gateways.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Flags of `moongate sidecar`.
+#[derive(Debug, Args)]
+pub(crate) struct SidecarCommand {
+    #[command(flatten)]
+    options: SidecarOptions,
+    #[command(flatten)]
+    pub(crate) logs: LogOptions,
+}
+
+/// Stands beside the engine until asked to stop, then deregisters it.
+pub(crate) async fn run(command: SidecarCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    moongate_sidecar::start(command.options, &supervisor)?;
+    terminated().await;
+    if let Err(still) = supervisor.shutdown(GRACE).await {
+        tracing::warn!("{still}");
+    }
+    Ok(ExitCode::SUCCESS)
+}

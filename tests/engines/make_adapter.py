@@ -1,0 +1,37 @@
+"""Writes a random LoRA adapter for the tiny model of make_model.py.
+
+    make_adapter.py OUTPUT_FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+RANK, HIDDEN, HEADS, HEAD, LAYERS = 8, 64, 2, 64, 2
+
+
+def main(output: Path) -> None:
+    torch.manual_seed(11)
+    weights = {}
+    for layer in range(LAYERS):
+        at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        weights[f"{at}.lora_A.weight"] = torch.randn(RANK, HIDDEN)
+        weights[f"{at}.lora_B.weight"] = torch.randn(HEADS * HEAD, RANK)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": RANK,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    save_file(weights, output / "adapter_model.safetensors")
+    (output / "adapter_config.json").write_text(json.dumps(config))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

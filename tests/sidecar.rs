@@ -1,0 +1,332 @@
+//! `moongate sidecar` between simulated engines and gateways: registration, drain, restarts, LoRA adapters.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::Parser as _;
+use moongate_loadtest::engine::{Face, Role, SimConfig, SimEngine};
+use moongate_runtime::Supervisor;
+use moongate_sidecar::SidecarOptions;
+use serde_json::{Value, json};
+
+use world::binary::Binary;
+use world::gateway::Gateway;
+use world::{PATIENCE, client};
+
+#[derive(Debug, clap::Parser)]
+struct Flags {
+    #[command(flatten)]
+    options: SidecarOptions,
+}
+
+/// A sidecar in this process. It is asked to end when dropped.
+struct Sidecar {
+    address: SocketAddr,
+    supervisor: Supervisor,
+}
+
+impl Sidecar {
+    fn start(engine: &str, gateways: &[&Gateway], flags: &[String]) -> Self {
+        let mut args = vec!["sidecar".to_owned(), "--listen=127.0.0.1:0".to_owned()];
+        args.push(format!("--engine-url={engine}"));
+        args.extend(gateways.iter().map(|gateway| format!("--gateway={}", gateway.running.admin_address)));
+        args.extend_from_slice(flags);
+        let options = Flags::try_parse_from(args).unwrap().options;
+        let supervisor = Supervisor::new();
+        let address = moongate_sidecar::start(options, &supervisor).unwrap();
+        Self { address, supervisor }
+    }
+
+    /// Asks it until it answers 200; what it said last if it does not.
+    async fn until_ok(&self, method: reqwest::Method, path: &str) -> Value {
+        let url = format!("http://{}{path}", self.address);
+        let mut last = Value::Null;
+        let waited = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let response = client().request(method.clone(), &url).send().await.unwrap();
+                let status = response.status();
+                last = response.json().await.unwrap_or_default();
+                if status == 200 {
+                    return;
+                }
+                assert_eq!(status, 202, "{path}: {last}");
+                assert!(last["waiting_for"].is_string(), "{path}: {last}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        assert!(waited.await.is_ok(), "{path}: {last}");
+        last
+    }
+
+    async fn settled(&self) -> Value {
+        self.until_ok(reqwest::Method::GET, "/settled").await
+    }
+}
+
+impl Drop for Sidecar {
+    fn drop(&mut self) {
+        self.supervisor.token().cancel();
+    }
+}
+
+async fn gateway(flags: &[&str]) -> Gateway {
+    let flags: Vec<String> = ["--registration"].iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+    Gateway::start(&flags).await
+}
+
+async fn engine(role: Role, face: Face) -> SimEngine {
+    SimEngine::start(SimConfig::new(role, face).fast()).await.unwrap()
+}
+
+async fn workers(gateway: &Gateway) -> Vec<Value> {
+    let list: Value = client().get(gateway.admin_url("/workers")).send().await.unwrap().json().await.unwrap();
+    list["workers"].as_array().unwrap().clone()
+}
+
+async fn until_workers(gateway: &Gateway, what: &str, condition: impl Fn(&[Value]) -> bool) {
+    let mut last = Vec::new();
+    let waited = tokio::time::timeout(PATIENCE, async {
+        loop {
+            last = workers(gateway).await;
+            if condition(&last) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "{what}: {last:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_comes_up_is_registered_with_every_gateway_as_what_it_is() {
+    for (role, face, worker_type) in [
+        (Role::Plain, Face::Vllm, "regular"),
+        (Role::Prefill, Face::Sglang, "prefill"),
+        (Role::Decode, Face::Sglang, "decode"),
+    ] {
+        let gateways = [gateway(&[]).await, gateway(&["--registration-token=secret"]).await];
+        let place = engine(role, face).await;
+        let (url, address) = (place.url(), place.addr());
+        place.stop().await;
+        let flags = ["--id=ns/pod-0@uid", "--registration-token=secret", "--node=n1"].map(str::to_owned);
+        let sidecar = Sidecar::start(&url, &[&gateways[0], &gateways[1]], &flags);
+        let settled = client().get(format!("http://{}/settled", sidecar.address)).send().await.unwrap();
+        assert_eq!(settled.status(), 202, "there is no engine yet");
+        assert!(workers(&gateways[0]).await.is_empty());
+
+        let mut config = SimConfig::new(role, face).fast();
+        config.listen = address;
+        let _engine = SimEngine::start(config).await.unwrap();
+        sidecar.settled().await;
+        let known = workers(&gateways[0]).await;
+        let known = (&known[0]["id"], &known[0]["worker_type"], &known[0]["usable"]);
+        assert_eq!(known, (&json!("ns/pod-0@uid"), &json!(worker_type), &json!(true)));
+        let with_token = gateways[1].admin_url("/workers");
+        let listed = client().get(with_token).bearer_auth("secret").send().await.unwrap();
+        assert_eq!(listed.json::<Value>().await.unwrap()["total"], 1);
+        let metrics = client().get(format!("http://{}/metrics", sidecar.address)).send().await.unwrap();
+        let metrics = metrics.text().await.unwrap();
+        let of_engine = if face == Face::Vllm { "vllm:num_requests_running" } else { "sglang:" };
+        for line in ["moongate_sidecar_engine_up 1\n", "gateways{state=\"using\"} 2\n", of_engine] {
+            assert!(metrics.contains(line), "{line}: {metrics}");
+        }
+    }
+}
+
+/// Requests without a pause; every one must be answered in full.
+struct Load {
+    stop: Arc<AtomicBool>,
+    clients: Vec<tokio::task::JoinHandle<usize>>,
+}
+
+impl Load {
+    fn start(gateway: &Gateway) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let url = gateway.url("/v1/completions");
+        let clients = (0..6)
+            .map(|number| {
+                let (stop, url) = (Arc::clone(&stop), url.clone());
+                tokio::spawn(async move {
+                    let (http, mut answered) = (client(), 0);
+                    while !stop.load(Ordering::Relaxed) {
+                        let prompt = format!("request {answered} of client {number}");
+                        let body =
+                            json!({"model": "sim", "prompt": prompt, "stream": true, "max_tokens": 40});
+                        let response = http.post(&url).json(&body).send().await.unwrap();
+                        let status = response.status();
+                        let text = response.text().await.unwrap();
+                        assert!(status == 200 && text.ends_with("data: [DONE]\n\n"), "{status}: {text}");
+                        answered += 1;
+                    }
+                    answered
+                })
+            })
+            .collect();
+        Self { stop, clients }
+    }
+
+    async fn end(self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut answered = 0;
+        for client in self.clients {
+            answered += client.await.unwrap();
+        }
+        answered
+    }
+}
+
+/// The way of an operator: drain, restart, settled. Meanwhile nobody notices anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_is_drained_and_restarted_under_load_without_a_failed_request() {
+    for face in [Face::Sglang, Face::Vllm] {
+        let gateway = gateway(&["--policy=round_robin"]).await;
+        // Slow enough that requests are always open.
+        let slow = || SimConfig::new(Role::Plain, face);
+        let (first, second) =
+            (SimEngine::start(slow()).await.unwrap(), SimEngine::start(slow()).await.unwrap());
+        let sidecars = [&first, &second].map(|engine| Sidecar::start(&engine.url(), &[&gateway], &[]));
+        for sidecar in &sidecars {
+            sidecar.settled().await;
+        }
+        let load = Load::start(&gateway);
+        assert!(first.wait_for(PATIENCE, |stats| stats.active > 0).await, "no request came");
+
+        sidecars[0].until_ok(reqwest::Method::POST, "/drain").await;
+        let drained = first.stats();
+        assert_eq!(drained.active, 0, "it said that it is drained");
+        let settled = client().get(format!("http://{}/settled", sidecars[0].address)).send().await.unwrap();
+        assert_eq!(settled.status(), 202);
+        assert_eq!(settled.json::<Value>().await.unwrap()["drained"], true);
+        let served = second.stats().finished;
+        assert!(
+            second.wait_for(PATIENCE, |stats| stats.finished > served + 6).await,
+            "the other one works on"
+        );
+        assert_eq!(first.stats().started, drained.started, "nothing came after the drain");
+
+        let address = first.addr();
+        first.stop().await;
+        // It must be noticed that the engine is away; a real one takes longer to come back than a look takes.
+        until_workers(&gateway, "the engine is away", |workers| {
+            workers.iter().any(|worker| worker["usable"] == false)
+        })
+        .await;
+        let ready = format!("http://{}/readyz", sidecars[0].address);
+        tokio::time::timeout(PATIENCE, async {
+            let gone = || async { client().get(&ready).send().await.unwrap().text().await.unwrap() };
+            let metrics = format!("http://{}/metrics", sidecars[0].address);
+            while !client().get(&metrics).send().await.unwrap().text().await.unwrap().contains("engine_up 0")
+            {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            assert_eq!(gone().await, "draining");
+        })
+        .await
+        .unwrap();
+        let restarted = SimEngine::start(SimConfig { listen: address, ..slow() }).await.unwrap();
+        sidecars[0].settled().await;
+        assert!(restarted.wait_for(PATIENCE, |stats| stats.finished > 0).await, "it takes part again");
+        assert!(load.end().await > 12);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_can_be_called_off() {
+    let gateway = gateway(&[]).await;
+    let engine = engine(Role::Plain, Face::Vllm).await;
+    let sidecar = Sidecar::start(&engine.url(), &[&gateway], &[]);
+    sidecar.settled().await;
+    sidecar.until_ok(reqwest::Method::POST, "/drain").await;
+    until_workers(&gateway, "held", |workers| workers[0]["reason"] == "draining").await;
+    sidecar.until_ok(reqwest::Method::DELETE, "/drain").await;
+    sidecar.settled().await;
+    until_workers(&gateway, "used", |workers| workers[0]["usable"] == true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_gateway_is_told_again() {
+    let engine = engine(Role::Plain, Face::Sglang).await;
+    let first = gateway(&[]).await;
+    let sidecar = Sidecar::start(&engine.url(), &[&first], &[]);
+    sidecar.settled().await;
+    let admin = format!("--admin-listen={}", first.running.admin_address);
+    first.running.drain().await;
+    first.supervisor.shutdown(PATIENCE).await.unwrap();
+    drop(first);
+    let second = gateway(&[&admin]).await;
+    until_workers(&second, "registered anew", |workers| {
+        workers.iter().any(|worker| worker["usable"] == true)
+    })
+    .await;
+}
+
+/// The binary: a killed one's engine goes away with its lease, one that is asked to end takes it along.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_without_its_sidecar_goes_away() {
+    let gateway = gateway(&[]).await;
+    let engine = engine(Role::Plain, Face::Vllm).await;
+    let engine_url = format!("--engine-url={}", engine.url());
+    let gateway_flag = format!("--gateway={}", gateway.running.admin_address);
+    for (signal, lease) in [("KILL", "--lease=2s"), ("TERM", "--lease=3600s")] {
+        let sidecar = Binary::start(&["sidecar", "--listen=127.0.0.1:0", &engine_url, &gateway_flag, lease]);
+        until_workers(&gateway, "registered", |workers| {
+            workers.iter().any(|worker| worker["usable"] == true)
+        })
+        .await;
+        sidecar.signal(signal).await;
+        until_workers(&gateway, "gone", <[Value]>::is_empty).await;
+        let ended = sidecar.ended().await;
+        if signal == "TERM" {
+            assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lora_adapters_follow_a_file_or_an_annotation_and_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    for (face, file, annotation) in [(Face::Vllm, "lora", false), (Face::Sglang, "annotations", true)] {
+        let path = folder.path().join(file);
+        let write = |wanted: &str| {
+            let text = format!("moongate.io/rack=\"r1\"\nmoongate.io/lora-adapters={}\n", json!(wanted));
+            fs::write(&path, if annotation { text } else { wanted.to_owned() }).unwrap();
+        };
+        let flag = if annotation { "--pod-info" } else { "--lora-file" };
+        let flag = format!("{flag}={}", path.display());
+        write("first=/adapters/1, second=/adapters/2");
+        let gateway = gateway(&[]).await;
+        let engine = engine(Role::Plain, face).await;
+        let sidecar = Sidecar::start(&engine.url(), &[&gateway], &[flag]);
+        sidecar.settled().await;
+        let loaded = |engine: &SimEngine| engine.lora_adapters();
+        let expected = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(name, path)| ((*name).to_owned(), (*path).to_owned())).collect()
+        };
+        world::until("both are loaded", || {
+            loaded(&engine) == expected(&[("first", "/adapters/1"), ("second", "/adapters/2")])
+        })
+        .await;
+        let names = |worker: &Value| worker["models"].clone();
+        until_workers(&gateway, "served", |workers| names(&workers[0]) == json!(["sim", "first", "second"]))
+            .await;
+        let body = json!({"model": "second", "prompt": "go on", "max_tokens": 2});
+        let asked = client().post(gateway.url("/v1/completions")).json(&body).send().await.unwrap();
+        assert_eq!(asked.status(), 200);
+
+        write("second=/adapters/3");
+        world::until("one is gone, the other another", || {
+            loaded(&engine) == expected(&[("second", "/adapters/3")])
+        })
+        .await;
+        until_workers(&gateway, "served", |workers| names(&workers[0]) == json!(["sim", "second"])).await;
+        write("");
+        world::until("none is left", || loaded(&engine).is_empty()).await;
+    }
+}
