@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use moongate_discovery::{Place, annotation};
+use moongate_discovery::Place;
+use rbg_api::keys;
 use tokio::io::AsyncReadExt as _;
 
 /// Largest file that is read; all annotations of a pod have 256 KiB at most.
@@ -36,10 +37,10 @@ impl PodInfo {
     pub(crate) fn complete(&self, told: &Place) -> Place {
         let or = |told: &Option<String>, key| told.clone().or_else(|| self.get(key).map(str::to_owned));
         Place {
-            zone: or(&told.zone, ZONE),
-            rack: or(&told.rack, annotation::RACK),
+            zone: or(&told.zone, keys::ZONE).or_else(|| self.get(ZONE).map(str::to_owned)),
+            rack: or(&told.rack, keys::RACK),
             node: told.node.clone(),
-            nvlink_domain: or(&told.nvlink_domain, annotation::NVLINK_DOMAIN),
+            nvlink_domain: or(&told.nvlink_domain, keys::NVLINK_DOMAIN),
         }
     }
 }
