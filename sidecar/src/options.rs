@@ -78,7 +78,7 @@ pub struct SidecarOptions {
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node: Option<String>,
 
-    /// Availability zone. Default: the label topology.kubernetes.io/zone in --pod-info.
+    /// Availability zone. Default: moongate.io/zone or topology.kubernetes.io/zone in --pod-info.
     #[arg(long, value_name = "NAME", env = "MOONGATE_SIDECAR_ZONE")]
     pub zone: Option<String>,
 
