@@ -48,7 +48,6 @@ impl World {
                 revisions: &self.revisions,
                 instances: &self.instances,
                 now: self.now,
-                entropy: 7,
             };
             let plan = plan::set(input).unwrap();
             if plan.steps.is_empty() {
@@ -196,7 +195,7 @@ fn an_instance_that_is_down_for_ten_seconds_is_updated_beyond_the_budget() {
     world.now = after(9);
     assert_eq!(world.run(), [""; 0]);
     let World { set, revisions, instances, now, .. } = &world;
-    let input = SetInput { set, revisions, instances, now: *now, entropy: 7 };
+    let input = SetInput { set, revisions, instances, now: *now };
     assert_eq!(plan::set(input).unwrap().again_at, Some(after(10)));
     world.now = after(10);
     assert_eq!(world.run(), ["update s-1", "update s-0"]);
@@ -215,7 +214,6 @@ fn an_earlier_spec_finds_its_revision_again() {
         revisions: &world.revisions,
         instances: &world.instances,
         now: world.now,
-        entropy: 7,
     };
     let renumbered = plan::set(input).unwrap().steps.into_iter().any(|step| {
         matches!(step.action, Action::Patch { kind: Kind::Revision, name, .. } if Some(&name) == first.as_ref())

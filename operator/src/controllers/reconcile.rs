@@ -40,7 +40,7 @@ pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
 async fn reconcile(shared: &Arc<Shared>, key: &Key, stop: &CancellationToken) -> Ended {
     let live = shared.observed.lock().get(key);
     let Some(live) = live else { return Ended::Done };
-    let plan = match plan::observed(&shared.observed, key, shared.gang, Timestamp::now(), fastrand::u64(..)) {
+    let plan = match plan::observed(&shared.observed, key, shared.gang, Timestamp::now()) {
         Ok(plan) => plan,
         Err(error) => {
             tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");

@@ -157,8 +157,7 @@ impl<'a> Run<'a> {
     }
 
     fn reconcile(&mut self, key: &Key) {
-        // Names that are drawn need not be those that will be.
-        let plan = match plan::observed(&self.observed, key, self.gang, self.server.now, self.moves) {
+        let plan = match plan::observed(&self.observed, key, self.gang, self.server.now) {
             Ok(plan) => plan,
             Err(error) => {
                 let problem = format!("{} {}: {error}", key.kind.name(), key.name);

@@ -1,4 +1,4 @@
-//! What is to be done: ordered steps, each with its reason. Pure: time and entropy are part of the input.
+//! What is to be done: ordered steps, each with its reason. Pure: time is part of the input.
 
 mod adapter;
 mod components;

@@ -22,7 +22,7 @@ use crate::Kind;
 use crate::observed::{Key, Live, Observed};
 use crate::status;
 
-/// What is to be done about one object: nothing, if it is gone or of no kind of ours. `entropy` is for names.
+/// What is to be done about one object: nothing, if it is gone or of no kind of ours.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -31,7 +31,6 @@ pub fn observed(
     key: &Key,
     gang: GangScheduler,
     now: Timestamp,
-    entropy: u64,
 ) -> Result<Plan, PlanError> {
     let Some(live) = observed.lock().get(key) else { return Ok(Plan::default()) };
     match key.kind {
@@ -58,7 +57,7 @@ pub fn observed(
             let Some(set) = live.read::<RoleInstanceSet>() else { return Ok(Plan::default()) };
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
             let instances: Vec<RoleInstance> = children(observed, &live, Kind::Instance);
-            super::set(SetInput { set: &set, revisions: &revisions, instances: &instances, now, entropy })
+            super::set(SetInput { set: &set, revisions: &revisions, instances: &instances, now })
         }
         Kind::Instance => {
             let Some(instance) = live.read::<RoleInstance>() else { return Ok(Plan::default()) };

@@ -27,8 +27,6 @@ pub struct SetInput<'a> {
     pub instances: &'a [RoleInstance],
     /// The time.
     pub now: Timestamp,
-    /// Random bits, for names.
-    pub entropy: u64,
 }
 
 /// A set as its two modes see it.

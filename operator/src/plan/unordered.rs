@@ -1,8 +1,8 @@
-//! Instances without order, told apart by random names.
+//! Instances without order, told apart by names that say nothing.
 
 use moongate_render::instance::{self, ID_LENGTH};
 use rbg_api::keys;
-use rbg_api::v1alpha2::RoleInstance;
+use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 
 use super::set::{View, delete, name};
 use super::{Action, Plan, PlanError, after, nodes};
@@ -10,6 +10,9 @@ use crate::status::{self, is_ready, unready_since};
 
 /// Letters of names: none that make words, or look like others.
 const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// Of the hash FNV-1a.
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0100_0000_01b3;
 
 pub(super) fn is_unordered(instance: &RoleInstance) -> bool {
     label(instance, keys::ROLE_INSTANCE_ID).is_some()
@@ -34,8 +37,8 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
     let to_update = if view.paused { 0 } else { old.saturating_sub(held_back) };
     let replicas = usize::try_from(view.replicas).unwrap_or(0);
     let surge = to_update.min(usize::try_from(view.max_surge).unwrap_or(0));
-    for index in living.len()..replicas + surge {
-        make(view, own, index, plan)?;
+    for (index, id) in (living.len()..replicas + surge).zip(free_ids(set, own)) {
+        make(view, own, (index, &id), plan)?;
     }
     if living.len() > replicas + surge {
         // First those that serve nobody, then those of an older revision, then the youngest.
@@ -54,26 +57,34 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
     Ok(())
 }
 
-fn make(view: &View<'_>, own: &[&RoleInstance], index: usize, plan: &mut Plan) -> Result<(), PlanError> {
-    let mut state = view.input.entropy.wrapping_add(index as u64);
-    let id = loop {
-        let id = random_id(&mut state);
-        let is_taken = own.iter().any(|live| label(live, keys::ROLE_INSTANCE_ID) == Some(id.as_str()));
-        if !is_taken {
-            break id;
-        }
-    };
+fn make(
+    view: &View<'_>,
+    own: &[&RoleInstance],
+    (index, id): (usize, &str),
+    plan: &mut Plan,
+) -> Result<(), PlanError> {
     let old = own.iter().filter(|live| !view.is_updated(live)).count();
     let held_back =
         view.before.as_ref().filter(|_| old + index < usize::try_from(view.partition).unwrap_or(0));
     let now = view.input.now.to_string();
     let mut manifest = match held_back {
-        Some((set, revision)) => instance::unordered(set, &id, &revision.hash, &now)?,
-        None => instance::unordered(view.input.set, &id, &view.update.hash, &now)?,
+        Some((set, revision)) => instance::unordered(set, id, &revision.hash, &now)?,
+        None => instance::unordered(view.input.set, id, &view.update.hash, &now)?,
     };
     nodes::inherit(view.input, &mut manifest);
     plan.push(Action::Create(manifest), format!("{} has too few instances", name(view.input.set)));
     Ok(())
+}
+
+/// Ids that no instance has, always in the same order: an operator that goes on for another may not know yet what that one
+/// made last, and must not make a second one in its place.
+fn free_ids<'a>(set: &RoleInstanceSet, own: &'a [&RoleInstance]) -> impl Iterator<Item = String> + 'a {
+    let uid = set.metadata.uid.as_deref().unwrap_or_default();
+    let mut state =
+        uid.bytes().fold(FNV_START, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
+    let is_taken =
+        |id: &String| own.iter().any(|live| label(live, keys::ROLE_INSTANCE_ID) == Some(id.as_str()));
+    std::iter::repeat_with(move || random_id(&mut state)).filter(move |id| !is_taken(id))
 }
 
 /// SplitMix64, which needs no more state than a number.

@@ -209,13 +209,7 @@ impl Simulation {
 
     fn begin(&mut self, key: Key) {
         self.queue.remove(&key);
-        let plan = plan::observed(
-            &self.observed,
-            &key,
-            GangScheduler::default(),
-            self.server.now,
-            self.random.u64(..),
-        );
+        let plan = plan::observed(&self.observed, &key, GangScheduler::default(), self.server.now);
         let plan = match plan {
             Err(_) if self.refusing => return,
             plan => plan.unwrap(),
