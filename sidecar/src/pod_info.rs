@@ -37,7 +37,7 @@ impl PodInfo {
     pub(crate) fn complete(&self, told: &Place) -> Place {
         let or = |told: &Option<String>, key| told.clone().or_else(|| self.get(key).map(str::to_owned));
         Place {
-            zone: or(&told.zone, keys::ZONE).or_else(|| self.get(ZONE).map(str::to_owned)),
+            zone: or(&told.zone, keys::ZONE).or_else(|| or(&None, ZONE)),
             rack: or(&told.rack, keys::RACK),
             node: told.node.clone(),
             nvlink_domain: or(&told.nvlink_domain, keys::NVLINK_DOMAIN),

@@ -6,12 +6,15 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Namespace as NamespaceObject, ServiceAccount};
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
+
+use crate::audit::{self, Asked};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/control-plane");
 
@@ -61,7 +64,20 @@ impl ControlPlane {
     /// # Errors
     /// [`ControlPlaneError`], for instance when `scripts/control-plane build` has not been run.
     pub async fn start() -> Result<Self, ControlPlaneError> {
+        Self::start_in(TempDir::with_prefix("moongate-control-plane-")?).await
+    }
+
+    /// Starts one that writes down what service accounts ask for, see [`Self::audit`].
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_audited() -> Result<Self, ControlPlaneError> {
         let folder = TempDir::with_prefix("moongate-control-plane-")?;
+        std::fs::write(folder.path().join("audit.yaml"), audit::POLICY)?;
+        Self::start_in(folder).await
+    }
+
+    async fn start_in(folder: TempDir) -> Result<Self, ControlPlaneError> {
         let path = folder.path().to_owned();
         let up = tokio::task::spawn_blocking(move || {
             // It ends with its caller, which must be this process and no shell.
@@ -91,6 +107,41 @@ impl ControlPlane {
     /// Where its parts write their logs.
     pub fn logs(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Where it is written what service accounts ask for, if it was [started](Self::start_audited) so.
+    pub fn audit_log(&self) -> PathBuf {
+        self.folder.path().join("audit.log")
+    }
+
+    /// All that service accounts have asked for until now.
+    ///
+    /// # Errors
+    /// [`ControlPlaneError::Io`].
+    pub fn audit(&self) -> Result<Vec<Asked>, ControlPlaneError> {
+        Ok(audit::read(&self.audit_log())?)
+    }
+
+    /// Writes a configuration for a service account that exists. It holds for an hour.
+    ///
+    /// # Errors
+    /// [`ControlPlaneError`].
+    pub async fn kubeconfig_of(&self, namespace: &str, account: &str) -> Result<PathBuf, ControlPlaneError> {
+        let client = Client::try_from(self.config(namespace).await?)?;
+        let accounts = Api::<ServiceAccount>::default_namespaced(client);
+        let asked = TokenRequest { spec: TokenRequestSpec::default(), ..TokenRequest::default() };
+        let made: TokenRequest =
+            accounts.create_subresource("token", account, &PostParams::default(), &asked).await?;
+        let mut file = Kubeconfig::read_from(self.kubeconfig())?;
+        for user in file.auth_infos.iter_mut().filter_map(|user| user.auth_info.as_mut()) {
+            user.token = made.status.as_ref().map(|status| status.token.clone().into());
+        }
+        for context in file.contexts.iter_mut().filter_map(|context| context.context.as_mut()) {
+            context.namespace = Some(namespace.to_owned());
+        }
+        let path = self.folder.path().join(format!("kubeconfig-{namespace}-{account}"));
+        std::fs::write(&path, serde_saphyr::to_string(&file).map_err(io::Error::other)?)?;
+        Ok(path)
     }
 
     /// The same for a client, with `namespace` as the one that it looks in.

@@ -13,8 +13,10 @@ use crate::plan::{Action, IN_PLACE_GRACE, Step};
 pub enum What {
     /// The containers whose images change restart; the pod stays where it is.
     RestartInPlace,
-    /// The pod serves nobody any more, and restarts after its grace period.
+    /// The pod serves nobody any more, and restarts when it has drained, or after its grace period.
     Drain,
+    /// What the update of a pod waited for is over.
+    Settle,
     /// Labels or annotations change; nothing restarts.
     Relabel,
     /// A new object.
@@ -34,6 +36,7 @@ impl What {
         match self {
             Self::RestartInPlace => "restart in place",
             Self::Drain => "drain",
+            Self::Settle => "settle",
             Self::Relabel => "relabel",
             Self::Create => "create",
             Self::Delete => "delete",
@@ -89,7 +92,7 @@ pub(super) fn of(step: &Step, server: &Server, waited_seconds: i64) -> Vec<Fores
     match &step.action {
         Action::Patch { kind: Kind::Pod, name, status: false, body } => {
             let live = server.get(Kind::Pod, name).unwrap_or(&Value::Null);
-            let (what, images, reason) = of_pod(live, body);
+            let (what, images, reason) = of_pod(live, body, &step.reason);
             vec![Foreseen { images, ..about(what, Kind::Pod, name, role(live), reason) }]
         }
         Action::Apply(manifest) | Action::Create(manifest) => {
@@ -145,7 +148,7 @@ fn manifest_template_is_in(wanted: &Value, live: &Value) -> bool {
 }
 
 /// Restart, drain or new labels: what a patch of a pod comes to.
-fn of_pod(live: &Value, body: &Value) -> (What, Vec<ImageChange>, String) {
+fn of_pod(live: &Value, body: &Value, why: &str) -> (What, Vec<ImageChange>, String) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let containers = |object: &Value| object["spec"]["containers"].as_array().cloned().unwrap_or_default();
     let mut images = Vec::new();
@@ -165,7 +168,10 @@ fn of_pod(live: &Value, body: &Value) -> (What, Vec<ImageChange>, String) {
     let grace = body["metadata"]["annotations"][IN_PLACE_GRACE].as_str();
     let grace: Option<Value> = grace.and_then(|text| serde_json::from_str(text).ok());
     match grace.and_then(|grace| grace["graceSeconds"].as_u64()) {
+        Some(0) => (What::Drain, images, "it restarts when it has drained".to_owned()),
         Some(seconds) => (What::Drain, images, format!("its grace period is {seconds} s")),
+        // An update that goes on has set the labels when it began.
+        None if body["metadata"]["labels"].is_null() => (What::Settle, images, why.to_owned()),
         None => (What::Relabel, images, "no container differs".to_owned()),
     }
 }

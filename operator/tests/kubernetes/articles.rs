@@ -21,7 +21,7 @@ use super::{eventually, restarts};
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata");
 
 /// The webhooks of an operator, behind a Service that leads to this machine.
-async fn webhooks(namespace: &Namespace) -> Supervisor {
+pub(crate) async fn webhooks(namespace: &Namespace) -> Supervisor {
     let service: Service = serde_json::from_value(json!({ "metadata": { "name": "webhooks" },
         "spec": { "type": "ExternalName", "externalName": "localhost" } }))
     .unwrap();
@@ -65,8 +65,8 @@ async fn apply(stage: &Stage, file: &str) {
 }
 
 /// Waits until the API server asks for conversion. Before that it stores what it gets as if it were of the other version.
-async fn converts(stage: &Stage) {
-    let crds: Api<CustomResourceDefinition> = Api::all(stage.client.clone());
+pub(crate) async fn converts(namespace: &Namespace) {
+    let crds: Api<CustomResourceDefinition> = Api::all(namespace.client.clone());
     eventually("the webhook is registered", async || {
         let crd = crds.get("rolebasedgroups.workloads.x-k8s.io").await.unwrap();
         (crd.spec.conversion?.strategy == "Webhook").then_some(())
@@ -78,8 +78,8 @@ async fn converts(stage: &Stage) {
     .unwrap();
     let gvk = GroupVersionKind::gvk("workloads.x-k8s.io", "v1alpha1", "RoleBasedGroup");
     let resource = ApiResource::from_gvk_with_plural(&gvk, "rolebasedgroups");
-    let of_then: Api<DynamicObject> = Api::default_namespaced_with(stage.client.clone(), &resource);
-    let of_now: Api<RoleBasedGroup> = stage.api();
+    let of_then: Api<DynamicObject> = Api::default_namespaced_with(namespace.client.clone(), &resource);
+    let of_now: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
     eventually("objects are converted", async || {
         of_then.create(&PostParams::default(), &older).await.ok()?;
         let stored = of_now.get("probe").await.ok();
@@ -145,7 +145,7 @@ async fn what_articles_show_runs_and_is_updated_as_they_say() {
     let plane = ControlPlane::start().await.unwrap();
     let stage = Stage::begin_on(&plane, "articles").await;
     let webhooks = webhooks(&stage.namespace).await;
-    converts(&stage).await;
+    converts(&stage.namespace).await;
     disaggregated(&stage).await;
     standalone(&stage).await;
     webhooks.token().cancel();

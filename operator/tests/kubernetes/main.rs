@@ -7,16 +7,23 @@
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 mod articles;
+mod examples;
+mod faults;
 mod group_set;
 mod hooks;
+mod kills;
 mod kubelet;
 mod others;
 mod people;
+mod permissions;
+mod process;
 mod profiles;
+mod proxy;
 mod requests;
 mod scaling;
 mod stage;
 mod stateful;
+mod takeover;
 mod told;
 mod topology;
 mod warmup;

@@ -14,7 +14,7 @@ use super::stage::Stage;
 use super::{eventually, group, kubelet, pods, role, settled};
 
 /// Has the API server serve a kind, whatever its objects say.
-async fn define(client: &Client, kind: Kind) {
+pub(crate) async fn define(client: &Client, kind: Kind) {
     let resource = kind.resource();
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let crd = json!({

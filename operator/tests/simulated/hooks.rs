@@ -76,12 +76,12 @@ fn killed_after_a_write_or_an_answer_pods_drain_first_and_settle_before_the_next
     let mut whole = Simulation::new(ready.clone(), 7);
     is_updated_once(&mut whole, "undisturbed");
     assert!(whole.writes > 40 && whole.answers.given > 20, "{} and {}", whole.writes, whole.answers.given);
-    for killed_after in (1..=whole.writes).step_by(3) {
+    for killed_after in (1..=whole.writes).step_by(7) {
         let mut cluster = Simulation::new(ready.clone(), 7);
         cluster.killed_after = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));
     }
-    for killed_after in (1..=whole.answers.given).step_by(3) {
+    for killed_after in (1..=whole.answers.given).step_by(7) {
         let mut cluster = Simulation::new(ready.clone(), 7);
         cluster.killed_after_answer = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after answer {killed_after}"));

@@ -1,0 +1,228 @@
+//! What many groups cost: time, requests, CPU and memory of an operator on a real control plane, with a kubelet that runs no containers.
+//!
+//! `cargo bench -p moongate-operator --bench scale -- --groups 20 -- target/release/moongate operator`
+//!
+//! Any controller manager of RoleBasedGroups can be measured: what follows the second `--` is started with `KUBECONFIG` set.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
+
+mod cluster;
+mod process;
+mod seen;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use futures_util::{StreamExt as _, stream};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+
+use cluster::{Cluster, Requests};
+use process::Process;
+use seen::{Group, Seen};
+
+/// Requests of this program at a time.
+const CALLERS: usize = 4;
+/// So long without a request, and the operator is done.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// Makes groups of two roles with two pods each, changes their images in place, and deletes them.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// How many groups
+    #[arg(long, default_value_t = 20)]
+    groups: usize,
+    /// Folder of the CRDs to install, without their conversion. Without it, ours
+    #[arg(long)]
+    crds: Option<PathBuf>,
+    /// `host:port` of the operator's metrics, to tell how long its reconciles take
+    #[arg(long)]
+    metrics: Option<String>,
+    /// Where the operator's output goes
+    #[arg(long, default_value = "/dev/null")]
+    log: PathBuf,
+    /// Seconds for which requests are counted when nothing happens
+    #[arg(long, default_value_t = 20)]
+    idle: u64,
+    /// Seconds after which a step is given up
+    #[arg(long, default_value_t = 600)]
+    limit: u64,
+    /// Cargo says so.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// The operator and its arguments
+    #[arg(last = true, required = true)]
+    program: Vec<String>,
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(measure(&arguments));
+}
+
+struct Bench<'a> {
+    cluster: Cluster,
+    groups: Api<RoleBasedGroup>,
+    seen: Seen,
+    process: Process,
+    arguments: &'a Arguments,
+}
+
+async fn measure(arguments: &Arguments) {
+    let cluster = Cluster::start(arguments.crds.as_deref()).await;
+    let seen = Seen::follow(&cluster.namespace.client);
+    let process = Process::start(&arguments.program, &cluster.operator, &arguments.log);
+    let groups = Api::default_namespaced(cluster.namespace.client.clone());
+    let mut bench = Bench { cluster, groups, seen, process, arguments };
+    // When the first one is ready, everything has been listed.
+    bench.make(&["first".to_owned()]).await;
+    bench.reached(&["first".to_owned()], &[("", is_ready)]).await;
+    bench.end(&["first".to_owned()]).await;
+    bench.quiet().await;
+
+    let names: Vec<String> = (0..arguments.groups).map(|index| format!("g{index}")).collect();
+    println!("{} groups; {}", names.len(), arguments.program.join(" "));
+    bench
+        .step("make", &names, async |bench| {
+            bench.make(&names).await;
+            bench.reached(&names, &[("ready", is_ready), ("says ready", says_ready)]).await;
+        })
+        .await;
+    bench.idle().await;
+    bench
+        .step("change images in place", &names, async |bench| {
+            bench.change(&names).await;
+            bench.reached(&names, &[("updated", is_updated), ("says updated", says_updated)]).await;
+        })
+        .await;
+    bench.idle().await;
+    bench.step("delete", &names, async |bench| bench.end(&names).await).await;
+    bench.reconciles();
+}
+
+fn is_ready(group: &Group) -> bool {
+    group.pods.len() == 4 && group.pods.values().all(|pod| pod.is_ready)
+}
+
+fn says_ready(group: &Group) -> bool {
+    group.status.is_current && group.status.is_ready
+}
+
+fn is_updated(group: &Group) -> bool {
+    is_ready(group) && group.pods.values().all(|pod| pod.image == NEW)
+}
+
+fn says_updated(group: &Group) -> bool {
+    says_ready(group) && group.status.generation > 1 && group.status.updated == 4
+}
+
+/// How a group shall be, and what that is called. Without a name it is not told.
+type Wish<'a> = (&'a str, fn(&Group) -> bool);
+
+const OLD: &str = "engine:1";
+const NEW: &str = "engine:2";
+
+fn spec(image: &str) -> Value {
+    // No scheduler has that name: pods are bound by the kubelet.
+    let pods = json!({ "schedulerName": "none", "terminationGracePeriodSeconds": 1,
+        "containers": [{ "name": "engine", "image": image }] });
+    let role = |name: &str| json!({ "name": name, "replicas": 2, "standalonePattern": { "template": { "spec": pods } } });
+    json!({ "roles": [role("prefill"), role("decode")] })
+}
+
+impl Bench<'_> {
+    async fn step(&mut self, what: &str, names: &[String], act: impl AsyncFnOnce(&mut Self)) {
+        let (requests, cpu) = (self.cluster.requests(), self.process.cpu());
+        let begun = Instant::now();
+        act(self).await;
+        let took = begun.elapsed();
+        self.quiet().await;
+        let requests = self.cluster.requests() - requests;
+        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+        let each = requests.total() as f64 / names.len() as f64;
+        println!("{what}: {:.1} s; {each:.1} requests per group ({requests})", took.as_secs_f64());
+        let (now, most) = self.process.memory();
+        let cpu = self.process.cpu() - cpu;
+        println!("  CPU {:.2} s, RSS {now:.1} MB, at most so far {most:.1} MB", cpu.as_secs_f64());
+    }
+
+    async fn make(&self, names: &[String]) {
+        stream::iter(names)
+            .for_each_concurrent(CALLERS, async |name| {
+                let group = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
+                "metadata": { "name": name }, "spec": spec(OLD) });
+                let group = serde_json::from_value(group).unwrap();
+                self.groups.create(&PostParams::default(), &group).await.unwrap();
+            })
+            .await;
+    }
+
+    async fn change(&self, names: &[String]) {
+        let body = Patch::Merge(json!({ "spec": spec(NEW) }));
+        stream::iter(names)
+            .for_each_concurrent(CALLERS, async |name| {
+                self.groups.patch(name, &PatchParams::default(), &body).await.unwrap();
+            })
+            .await;
+    }
+
+    /// Until no pod is left.
+    async fn end(&mut self, names: &[String]) {
+        stream::iter(names)
+            .for_each_concurrent(CALLERS, async |name| {
+                self.groups.delete(name, &DeleteParams::background()).await.unwrap();
+            })
+            .await;
+        self.reached(names, &[("no pods", |group: &Group| group.pods.is_empty())]).await;
+    }
+
+    /// Until all groups are so. Tells when the median and the last of them was.
+    async fn reached(&mut self, names: &[String], wanted: &[Wish<'_>]) {
+        let limit = Duration::from_secs(self.arguments.limit);
+        let wants: Vec<_> = wanted.iter().map(|(_, want)| *want).collect();
+        for ((what, _), mut times) in wanted.iter().zip(self.seen.reached(names, &wants, limit).await) {
+            times.sort();
+            let (Some(half), Some(last)) = (times.get(times.len() / 2), times.last()) else { continue };
+            if !what.is_empty() {
+                let seconds = [half, last].map(Duration::as_secs_f64);
+                println!("  {what}: p50 {:.1} s, last {:.1} s", seconds[0], seconds[1]);
+            }
+        }
+    }
+
+    async fn quiet(&self) {
+        let mut before = self.cluster.heard();
+        loop {
+            tokio::time::sleep(QUIET).await;
+            let now = self.cluster.heard();
+            if now == before {
+                return;
+            }
+            before = now;
+        }
+    }
+
+    async fn idle(&self) {
+        let before = self.cluster.requests();
+        let cpu = self.process.cpu();
+        tokio::time::sleep(Duration::from_secs(self.arguments.idle)).await;
+        let requests: Requests = self.cluster.requests() - before;
+        let cpu = self.process.cpu() - cpu;
+        println!(
+            "  idle for {} s: {} requests, CPU {:.3} s",
+            self.arguments.idle,
+            requests.total(),
+            cpu.as_secs_f64()
+        );
+    }
+
+    /// What the operator itself says.
+    fn reconciles(&self) {
+        let Some(address) = &self.arguments.metrics else { return };
+        let text = process::scrape(address);
+        println!("  reconciles: {}", process::slowest(&text));
+    }
+}

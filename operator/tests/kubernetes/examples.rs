@@ -1,0 +1,188 @@
+//! Every file of upstream's examples, of both versions, is applied as it is; every group and every set in it gets ready.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{
+    Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+};
+use moongate_operator::{Kind, Options};
+use moongate_runtime::Supervisor;
+use moongate_testkit::{ControlPlane, Kubelet, Namespace, Pace};
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+
+use super::articles::{converts, webhooks};
+use super::others::define;
+use super::{eventually, install};
+
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/examples");
+/// Files at a time.
+const FILES: usize = 4;
+/// For one of them, beside the others.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+fn files() -> Vec<PathBuf> {
+    let mut folders = vec![PathBuf::from(EXAMPLES)];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "yaml") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+fn documents(path: &Path) -> Vec<Value> {
+    let documents: Vec<Option<Value>> =
+        serde_saphyr::from_multiple(&std::fs::read_to_string(path).unwrap()).unwrap();
+    documents.into_iter().flatten().filter(|document| document["kind"].is_string()).collect()
+}
+
+fn resource(object: &Value) -> ApiResource {
+    let version = object["apiVersion"].as_str().unwrap();
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    let kind = GroupVersionKind::gvk(group, version, object["kind"].as_str().unwrap());
+    // It makes plurals as English does, which is right for all but this.
+    match kind.kind.as_str() {
+        "CoordinatedPolicy" => ApiResource::from_gvk_with_plural(&kind, "coordinatedpolicies"),
+        _ => ApiResource::from_gvk(&kind),
+    }
+}
+
+/// `kubectl apply` of a file into a namespace.
+async fn apply(client: &Client, namespace: &str, file: &Path) {
+    for mut object in documents(file) {
+        object["metadata"].as_object_mut().unwrap().remove("namespace");
+        let resource = resource(&object);
+        let is_global = matches!(resource.kind.as_str(), "ClusterEngineRuntimeProfile" | "PersistentVolume");
+        let api: Api<DynamicObject> = match is_global {
+            true => Api::all_with(client.clone(), &resource),
+            false => Api::namespaced_with(client.clone(), namespace, &resource),
+        };
+        let object: DynamicObject = serde_json::from_value(object).unwrap();
+        eventually(&format!("{} is stored", file.display()), async || {
+            match api.create(&PostParams::default(), &object).await {
+                Ok(_) => Some(()),
+                // A kind of somebody else's, or an object that several files have.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Some(()),
+                Err(kube::Error::Api(status)) if status.message.contains("webhook") => None,
+                Err(other) => unreachable!("{}: {other}", file.display()),
+            }
+        })
+        .await;
+    }
+}
+
+/// What the controller of LeaderWorkerSets would say.
+async fn lead(namespace: &Namespace) {
+    let sets: Api<DynamicObject> =
+        Api::default_namespaced_with(namespace.client.clone(), &Kind::LeaderWorkerSet.resource());
+    for set in sets.list(&ListParams::default()).await.unwrap() {
+        let replicas = &set.data["spec"]["replicas"];
+        let status = json!({ "status": { "replicas": replicas, "readyReplicas": replicas, "updatedReplicas": replicas } });
+        let name = set.metadata.name.unwrap();
+        if set.data["status"] != status["status"] {
+            sets.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+        }
+    }
+}
+
+/// The groups that are not ready, and what they say.
+async fn unready(namespace: &Namespace) -> BTreeMap<String, String> {
+    let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
+    let mut unready = BTreeMap::new();
+    for group in groups.list(&ListParams::default()).await.unwrap() {
+        let status = group.status.unwrap_or_default();
+        let is = |kind: &str, value: &str| {
+            status.conditions.iter().any(|one| one.kind == kind && one.status == value)
+        };
+        let current = status.observed_generation == group.metadata.generation;
+        if !(current && is("Ready", "True") && is("Progressing", "False")) {
+            unready.insert(group.metadata.name.unwrap(), format!("{:?}", status.conditions));
+        }
+    }
+    unready
+}
+
+/// How many groups a file asks for.
+fn asked(file: &Path) -> usize {
+    let count = |object: &Value| match object["kind"].as_str() {
+        Some("RoleBasedGroup") => 1,
+        Some("RoleBasedGroupSet") => object["spec"]["replicas"].as_u64().unwrap_or(1).try_into().unwrap(),
+        _ => 0,
+    };
+    documents(file).iter().map(count).sum()
+}
+
+async fn converges(plane: &ControlPlane, file: &Path) {
+    let asked = asked(file);
+    let namespace = plane.namespace("example").await.unwrap();
+    let _kubelet = Kubelet::start(namespace.client.clone(), &namespace.name, Pace::default()).await.unwrap();
+    apply(&namespace.client, &namespace.name, file).await;
+    let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
+    let mut last = BTreeMap::new();
+    let ready = async {
+        loop {
+            lead(&namespace).await;
+            last = unready(&namespace).await;
+            let made = groups.list(&ListParams::default()).await.unwrap().items.len();
+            if last.is_empty() && made == asked {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let ended = tokio::time::timeout(PATIENCE, ready).await;
+    assert!(ended.is_ok(), "{}: {asked} groups, of which are not ready: {last:#?}", file.display());
+    if asked > 0 {
+        let pods: Api<Pod> = Api::default_namespaced(namespace.client.clone());
+        let lws = std::fs::read_to_string(file).unwrap().contains("LeaderWorkerSet");
+        let pods = pods.list(&ListParams::default()).await.unwrap().items;
+        assert!(lws || !pods.is_empty(), "{} has no pods", file.display());
+    }
+    namespace.delete().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_example_is_applied_and_gets_ready() {
+    // Not the one that other tests share: the webhooks and the operator look at all namespaces.
+    let plane = ControlPlane::start().await.unwrap();
+    let system = plane.namespace("system").await.unwrap();
+    install(&system.client).await;
+    for kind in [Kind::LeaderWorkerSet, Kind::PodGroup, Kind::VolcanoPodGroup] {
+        define(&system.client, kind).await;
+    }
+    let webhooks = webhooks(&system).await;
+    let options = Options { kubeconfig: Some(plane.kubeconfig()), ..Options::default() };
+    let supervisor = Supervisor::new();
+    let running = moongate_operator::run(options, &supervisor);
+    let files = files();
+    assert!(files.len() > 60, "only {}", files.len());
+    let story = async {
+        converts(&system).await;
+        // Files use profiles of other files.
+        let has_profile =
+            |file: &&PathBuf| documents(file).iter().any(|object| object["kind"] == Kind::Profile.name());
+        let (first, others): (Vec<_>, Vec<_>) = files.iter().partition(has_profile);
+        for some in [first, others] {
+            stream::iter(some).for_each_concurrent(FILES, |file| converges(&plane, file)).await;
+        }
+    };
+    tokio::select! {
+        ended = running => unreachable!("{ended:?}"),
+        () = story => {}
+    }
+    supervisor.token().cancel();
+    webhooks.token().cancel();
+}

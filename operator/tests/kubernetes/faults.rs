@@ -1,0 +1,63 @@
+//! An API server that is overloaded, fails, loses connections and forgets versions: the operator gets there all the same.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use moongate_operator::Options;
+use moongate_runtime::Supervisor;
+use moongate_testkit::{ControlPlane, Kubelet, Pace};
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+
+use super::proxy::Proxy;
+use super::{PATIENCE, eventually, group, install, pods, restarts, role, settled};
+
+/// Of a hundred requests so many go wrong.
+const RATE: u32 = 25;
+
+fn roles(image: &str) -> Value {
+    json!([role("a", 2, image), role("b", 2, image)])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_the_api_server_does_groups_are_made_and_updated_once() {
+    let plane = ControlPlane::shared().await.unwrap();
+    let namespace = plane.namespace("faults").await.unwrap();
+    let client = namespace.client.clone();
+    install(&client).await;
+    let _kubelet = Kubelet::start(client.clone(), &namespace.name, Pace::default()).await.unwrap();
+    let proxy = Proxy::start(client.clone()).await;
+    proxy.fail(RATE);
+    let options = Options {
+        kubeconfig: Some(proxy.kubeconfig(plane.logs())),
+        namespace: Some(namespace.name.clone()),
+        ..Options::default()
+    };
+    let supervisor = Supervisor::new();
+    let running = moongate_operator::run(options, &supervisor);
+    let story = async {
+        let groups: Api<RoleBasedGroup> = Api::default_namespaced(client.clone());
+        groups.create(&PostParams::default(), &group(roles("engine:1"))).await.unwrap();
+        settled(&groups).await;
+        let before = pods(&client).await;
+        let made = proxy.requests();
+        let image = Patch::Merge(json!({ "spec": { "roles": roles("engine:2") } }));
+        groups.patch("g", &PatchParams::default(), &image).await.unwrap();
+        settled(&groups).await;
+        let after = pods(&client).await;
+        let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.metadata.uid.clone()).collect::<Vec<_>>();
+        assert_eq!(uids(&after), uids(&before));
+        assert_eq!(after.iter().map(restarts).collect::<Vec<_>>(), [1; 4]);
+        eprintln!("requests: {made} to list all and make a group, {} to update it", proxy.requests() - made);
+        // Until each of them has happened.
+        eventually("all faults", async || (proxy.faults().len() == 6).then_some(())).await;
+        eprintln!("{:?}", proxy.faults());
+        // The queue does not hammer a server that is in trouble.
+        assert!(proxy.requests() < 2000, "{}", proxy.requests());
+    };
+    tokio::select! {
+        ended = running => unreachable!("{ended:?}"),
+        () = story => {}
+    }
+    supervisor.shutdown(PATIENCE).await.unwrap();
+    namespace.delete().await.unwrap();
+}

@@ -1,0 +1,427 @@
+//! The operator with the permissions of `manifests/permissions.yaml` is refused nothing, and has no permission that it does not need.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
+    PostParams,
+};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use moongate_operator::{GangScheduler, Kind, Options, webhooks};
+use moongate_runtime::{Supervisor, bind};
+use moongate_testkit::{Asked, ControlPlane, Kubelet, Namespace, Pace};
+use rbg_api::v1alpha2::{
+    RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleBasedGroupWarmup,
+};
+use rbg_api::{keys, v1alpha2::RoleInstance};
+use serde_json::{Value, json};
+
+use super::others::define;
+use super::{eventually, install, role};
+
+const MANIFEST: &str = include_str!("../../manifests/permissions.yaml");
+const SYSTEM: &str = "moongate-system";
+const ACCOUNT: &str = "moongate-operator";
+
+/// Asked for only if a group of a set is there that no watch has told of yet.
+const BY_CHANCE: (&str, &str, &str) = ("workloads.x-k8s.io", "rolebasedgroups", "get");
+
+/// API group, resource with its subresource, verb.
+type Permission = (String, String, String);
+
+fn documents() -> Vec<Value> {
+    serde_saphyr::from_multiple(MANIFEST).unwrap()
+}
+
+fn granted() -> BTreeSet<Permission> {
+    let mut all = BTreeSet::new();
+    let texts = |list: &Value| -> Vec<String> { serde_json::from_value(list.clone()).unwrap() };
+    for document in documents() {
+        for rule in document["rules"].as_array().into_iter().flatten() {
+            for group in texts(&rule["apiGroups"]) {
+                for resource in texts(&rule["resources"]) {
+                    let verbs = texts(&rule["verbs"]).into_iter();
+                    all.extend(verbs.map(|verb| (group.clone(), resource.clone(), verb)));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// What has been asked for of objects.
+fn used(asked: &[Asked]) -> BTreeSet<Permission> {
+    let mut all = BTreeSet::new();
+    for one in asked {
+        let Some(object) = &one.object_ref else { continue };
+        let resource = match object.subresource.as_str() {
+            "" => object.resource.clone(),
+            subresource => format!("{}/{subresource}", object.resource),
+        };
+        all.insert((object.api_group.clone(), resource.clone(), one.verb.clone()));
+        // A server-side apply of what is not there yet.
+        if one.verb == "patch" && one.code() == 201 {
+            all.insert((object.api_group.clone(), resource, "create".to_owned()));
+        }
+    }
+    all
+}
+
+/// Owners that wait for the end of something: that asks for `finalizers`, which no log tells of.
+async fn waiting_owners(client: &Client) -> BTreeSet<Permission> {
+    let mut all = BTreeSet::new();
+    for kind in Kind::ALL {
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
+        for object in api.list(&ListParams::default()).await.unwrap() {
+            let owners = object.metadata.owner_references.unwrap_or_default();
+            for owner in owners.iter().filter(|owner| owner.block_owner_deletion == Some(true)) {
+                let Some(kind) = Kind::named(&owner.kind) else { continue };
+                let resource = kind.resource();
+                all.insert((resource.group, format!("{}/finalizers", resource.plural), "update".to_owned()));
+            }
+        }
+    }
+    all
+}
+
+struct Scene {
+    plane: ControlPlane,
+    namespace: Namespace,
+    /// As the operator sees the cluster.
+    operator: PathBuf,
+}
+
+impl Scene {
+    async fn begin() -> Self {
+        let plane = ControlPlane::start_audited().await.unwrap();
+        let namespace = plane.namespace("permissions").await.unwrap();
+        let client = namespace.client.clone();
+        install(&client).await;
+        for kind in [Kind::LeaderWorkerSet, Kind::PodGroup, Kind::VolcanoPodGroup] {
+            define(&client, kind).await;
+        }
+        for document in documents() {
+            let text = |pointer: &str| document.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+            let (group, version) = text("/apiVersion").split_once('/').unwrap_or(("", text("/apiVersion")));
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, text("/kind")));
+            let api: Api<DynamicObject> = match text("/metadata/namespace") {
+                "" => Api::all_with(client.clone(), &resource),
+                namespace => Api::namespaced_with(client.clone(), namespace, &resource),
+            };
+            let params = PatchParams::apply("test");
+            api.patch(text("/metadata/name"), &params, &Patch::Apply(&document)).await.unwrap();
+        }
+        let service = json!({ "metadata": { "name": ACCOUNT },
+            "spec": { "type": "ExternalName", "externalName": "localhost" } });
+        let service: Service = serde_json::from_value(service).unwrap();
+        let services = Api::namespaced(client, SYSTEM);
+        services.create(&PostParams::default(), &service).await.unwrap();
+        let operator = plane.kubeconfig_of(SYSTEM, ACCOUNT).await.unwrap();
+        Self { plane, namespace, operator }
+    }
+
+    fn api<T>(&self) -> Api<T>
+    where
+        T: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::default_namespaced(self.namespace.client.clone())
+    }
+
+    /// Runs an operator with its webhooks beside `act`.
+    async fn run(&self, gang: GangScheduler, act: impl Future<Output = ()>) {
+        let supervisor = Supervisor::new();
+        let options = Options {
+            kubeconfig: Some(self.operator.clone()),
+            lease: Some((SYSTEM.to_owned(), "rbg-controller".to_owned())),
+            gang,
+            ..Options::default()
+        };
+        self.hook(&supervisor).await;
+        let running = moongate_operator::run(options, &supervisor);
+        tokio::select! {
+            ended = running => unreachable!("{ended:?}"),
+            () = act => {}
+        }
+        supervisor.token().cancel();
+    }
+
+    async fn hook(&self, supervisor: &Supervisor) {
+        let file = Kubeconfig::read_from(&self.operator).unwrap();
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let options = webhooks::Options {
+            namespace: SYSTEM.to_owned(),
+            service: ACCOUNT.to_owned(),
+            port: listener.local_addr().unwrap().port(),
+            secret: "moongate-webhooks".to_owned(),
+        };
+        let client = Client::try_from(config).unwrap();
+        webhooks::start(listener, client, options, Arc::default(), supervisor).unwrap();
+    }
+
+    /// Stores an object as soon as its webhook answers.
+    async fn create<T>(&self, object: Value)
+    where
+        T: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        T: Clone + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,
+    {
+        let (api, object) = (self.api::<T>(), serde_json::from_value(object).unwrap());
+        eventually("the object is stored", async || {
+            match api.create(&PostParams::default(), &object).await {
+                Ok(_) => Some(()),
+                Err(kube::Error::Api(status)) if status.message.contains("webhook") => None,
+                Err(other) => unreachable!("{other}"),
+            }
+        })
+        .await;
+    }
+
+    /// All that the operator has asked for. It is refused nothing.
+    fn asked(&self) -> Vec<Asked> {
+        let asked = self.plane.audit().unwrap();
+        let refused: Vec<_> = asked.iter().filter(|one| one.code() == 403).collect();
+        assert!(refused.is_empty(), "{refused:#?}");
+        asked
+    }
+
+    async fn patch(&self, group: &str, body: Value) {
+        let groups = self.api::<RoleBasedGroup>();
+        groups.patch(group, &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
+    }
+
+    /// Waits until the operator has asked for this.
+    async fn asks(&self, verb: &str, resource: &str) {
+        eventually(&format!("{verb} {resource}"), async || {
+            let asked = self.asked();
+            let is_it = |(_, of, what): &Permission| (what.as_str(), of.as_str()) == (verb, resource);
+            used(&asked).iter().any(is_it).then_some(())
+        })
+        .await;
+    }
+
+    async fn settled(&self, group: &str) {
+        let groups = self.api::<RoleBasedGroup>();
+        eventually(&format!("{group} is settled"), async || {
+            self.asked();
+            let live = groups.get_opt(group).await.unwrap()?;
+            let status = live.status.unwrap_or_default();
+            let is = |kind: &str, value: &str| {
+                status.conditions.iter().any(|one| one.kind == kind && one.status == value)
+            };
+            let current = status.observed_generation == live.metadata.generation;
+            (current && is("Ready", "True") && is("RollingUpdateInProgress", "False")).then_some(())
+        })
+        .await;
+    }
+}
+
+fn new_group(name: &str, roles: Value) -> Value {
+    json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
+        "metadata": { "name": name }, "spec": { "roles": roles } })
+}
+
+fn of_type(mut role: Value, workload: &str) -> Value {
+    role["annotations"] = json!({ keys::ROLE_WORKLOAD_TYPE: workload });
+    role
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_has_the_permissions_that_it_needs_and_no_others() {
+    let scene = Scene::begin().await;
+    let client = scene.namespace.client.clone();
+    let _kubelet = Kubelet::start(client.clone(), &scene.namespace.name, Pace::default()).await.unwrap();
+    let mut finalizers = BTreeSet::new();
+    scene
+        .run(GangScheduler::SchedulerPlugins, async {
+            finalizers = every_workload(&scene).await;
+            revisions(&scene).await;
+            names_that_are_taken(&scene).await;
+            sets(&scene).await;
+            finalizers.extend(warmup(&scene).await);
+            coordination(&scene).await;
+            registration(&scene).await;
+            finalizers.extend(waiting_owners(&client).await);
+        })
+        .await;
+    scene.run(GangScheduler::Volcano, gang(&scene, "v", Kind::VolcanoPodGroup)).await;
+
+    let (group, resource, verb) = BY_CHANCE;
+    let by_chance = [(group.to_owned(), resource.to_owned(), verb.to_owned())];
+    let used: BTreeSet<_> = used(&scene.asked()).into_iter().chain(by_chance).chain(finalizers).collect();
+    let unused: Vec<_> = granted().difference(&used).cloned().collect();
+    assert!(unused.is_empty(), "granted, but not used: {unused:#?}");
+}
+
+/// Answers whose end waits for others'.
+async fn every_workload(scene: &Scene) -> BTreeSet<Permission> {
+    let mut scaled = role("ris", 1, "engine:1");
+    scaled["scalingAdapter"] = json!({ "enable": true });
+    let template = role("lws", 1, "engine:1")["standalonePattern"]["template"].clone();
+    let leader =
+        json!({ "name": "lws", "replicas": 1, "leaderWorkerPattern": { "size": 2, "template": template } });
+    let roles = json!([
+        scaled,
+        of_type(role("sts", 1, "engine:1"), "apps/v1/StatefulSet"),
+        of_type(role("deploy", 1, "engine:1"), "apps/v1/Deployment"),
+        of_type(leader, "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet"),
+    ]);
+    scene.create::<RoleBasedGroup>(new_group("g", roles.clone())).await;
+    scene.asks("create", "leaderworkersets").await;
+    let sets: Api<DynamicObject> =
+        Api::default_namespaced_with(scene.namespace.client.clone(), &Kind::LeaderWorkerSet.resource());
+    let status = json!({ "status": { "replicas": 1, "readyReplicas": 1, "updatedReplicas": 1, "hpaPodSelector": "a=b" } });
+    sets.patch_status("g-lws", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    scene.settled("g").await;
+    let finalizers = waiting_owners(&scene.namespace.client).await;
+
+    let adapters = scene.api::<RoleBasedGroupScalingAdapter>();
+    scene.asks("patch", "rolebasedgroupscalingadapters/status").await;
+    let scale = Patch::Merge(json!({ "spec": { "replicas": 2 } }));
+    adapters.patch_scale("g-ris", &PatchParams::default(), &scale).await.unwrap();
+    scene.asks("update", "rolebasedgroups").await;
+    scene.settled("g").await;
+
+    // The webhook asks whether the adapter scales the role, too.
+    let mut fewer = json!([roles[0]]);
+    fewer[0]["replicas"] = 2.into();
+    scene.patch("g", json!({ "spec": { "roles": fewer } })).await;
+    for workload in ["statefulsets", "deployments", "leaderworkersets"] {
+        scene.asks("delete", workload).await;
+    }
+    fewer[0]["replicas"] = 1.into();
+    fewer[0]["scalingAdapter"] = json!({ "enable": false });
+    scene.patch("g", json!({ "spec": { "roles": fewer } })).await;
+    scene.asks("delete", "rolebasedgroupscalingadapters").await;
+    scene.asks("delete", "roleinstances").await;
+    scene.patch("g", json!({ "spec": { "roles": [role("other", 1, "engine:1")] } })).await;
+    scene.asks("delete", "roleinstancesets").await;
+    scene.settled("g").await;
+    finalizers
+}
+
+/// More than are kept, one of them a second time, one that pods must be made anew for.
+async fn revisions(scene: &Scene) {
+    for image in ["engine:1", "engine:2", "engine:1", "engine:3", "engine:4", "engine:5", "engine:6"] {
+        scene.patch("g", json!({ "spec": { "roles": [role("other", 1, image)] } })).await;
+        scene.settled("g").await;
+    }
+    let mut other = role("other", 1, "engine:6");
+    other["standalonePattern"]["template"]["spec"]["hostNetwork"] = true.into();
+    scene.patch("g", json!({ "spec": { "roles": [other] } })).await;
+    scene.settled("g").await;
+}
+
+/// Somebody else's objects are where ours shall be: they are looked at, and spared.
+async fn names_that_are_taken(scene: &Scene) {
+    let group = new_group("taken", json!([role("a", 1, "engine:1")]));
+    scene.create::<RoleBasedGroup>(group.clone()).await;
+    scene.settled("taken").await;
+    let of_group = ListParams::default().labels(&format!("{}=taken", keys::GROUP_NAME));
+    let revision = scene.api::<ControllerRevision>().list(&of_group).await.unwrap().items;
+    let revision = revision.iter().find(|one| one.metadata.owner_references.is_some()).unwrap();
+    let revision = json!({ "metadata": { "name": revision.metadata.name }, "revision": 1, "data": {} });
+    scene.api::<RoleBasedGroup>().delete("taken", &DeleteParams::background()).await.unwrap();
+    eventually("the group's pods are gone", async || {
+        scene.api::<Pod>().get_opt("taken-a-0").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    let name = revision["metadata"]["name"].as_str().unwrap().to_owned();
+    eventually("the revision is gone", async || {
+        scene.api::<ControllerRevision>().get_opt(&name).await.unwrap().is_none().then_some(())
+    })
+    .await;
+
+    let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    scene.create::<ControllerRevision>(revision).await;
+    let instance = json!({ "metadata": { "name": "taken-a-0" }, "spec": { "components": [] } });
+    scene.create::<RoleInstance>(instance).await;
+    let pod = json!({ "metadata": { "name": "taken-a-0" },
+        "spec": { "containers": [{ "name": "a", "image": "a" }] } });
+    scene.create::<Pod>(pod).await;
+    scene.create::<RoleBasedGroup>(group).await;
+    scene.asks("get", "controllerrevisions").await;
+    scene.api::<ControllerRevision>().delete(&name, &at_once).await.unwrap();
+    scene.asks("get", "roleinstances").await;
+    scene.api::<RoleInstance>().delete("taken-a-0", &at_once).await.unwrap();
+    scene.asks("get", "pods").await;
+    scene.api::<Pod>().delete("taken-a-0", &at_once).await.unwrap();
+    scene.settled("taken").await;
+}
+
+async fn sets(scene: &Scene) {
+    let template = |image: &str| json!({ "spec": { "roles": [role("a", 1, image)] } });
+    let set = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupSet",
+        "metadata": { "name": "s" }, "spec": { "replicas": 2, "groupTemplate": template("engine:1") } });
+    scene.create::<RoleBasedGroupSet>(set).await;
+    scene.settled("s-1").await;
+    let body = json!({ "spec": { "replicas": 1, "groupTemplate": template("engine:2") } });
+    scene.api::<RoleBasedGroupSet>().patch("s", &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
+    scene.asks("delete", "rolebasedgroups").await;
+    scene.settled("s-0").await;
+}
+
+/// Answers whose end waits for others'.
+async fn warmup(scene: &Scene) -> BTreeSet<Permission> {
+    let target = json!({ "nodeNames": [format!("node-{}", scene.namespace.name)],
+        "imagePreload": { "images": ["engine:1"] } });
+    let warmup = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupWarmup",
+        "metadata": { "name": "w" }, "spec": { "targetNodes": target } });
+    scene.create::<RoleBasedGroupWarmup>(warmup).await;
+    let warmups = scene.api::<RoleBasedGroupWarmup>();
+    eventually("the node is warm", async || {
+        let status = warmups.get("w").await.unwrap().status?;
+        (status.phase == "Completed").then_some(())
+    })
+    .await;
+    let finalizers = waiting_owners(&scene.namespace.client).await;
+    let end = Patch::Merge(json!({ "spec": { "policies": { "ttlSecondsAfterFinished": 0 } } }));
+    warmups.patch("w", &PatchParams::default(), &end).await.unwrap();
+    scene.asks("delete", "rolebasedgroupwarmups").await;
+    finalizers
+}
+
+/// Roles that are scaled together, as v1alpha1 has it; and pods that are scheduled together.
+async fn coordination(scene: &Scene) {
+    let rule =
+        json!([{ "name": "both", "roles": ["a", "b"], "strategy": { "scaling": { "maxSkew": "50%" } } }]);
+    let mut group = new_group("c", json!([role("a", 1, "engine:1"), role("b", 1, "engine:1")]));
+    group["metadata"]["annotations"] = json!({ rbg_api::conversion::COORDINATION: rule.to_string() });
+    scene.create::<RoleBasedGroup>(group).await;
+    scene.settled("c").await;
+    gang(scene, "k", Kind::PodGroup).await;
+}
+
+async fn gang(scene: &Scene, name: &str, kind: Kind) {
+    let mut group = new_group(name, json!([role("a", 1, "engine:1")]));
+    group["metadata"]["annotations"] = json!({ keys::GANG_SCHEDULING: "true" });
+    scene.create::<RoleBasedGroup>(group).await;
+    let pod_groups: Api<DynamicObject> =
+        Api::default_namespaced_with(scene.namespace.client.clone(), &kind.resource());
+    eventually("the gang is there", async || pod_groups.get_opt(name).await.unwrap()).await;
+    let body = json!({ "metadata": { "annotations": { keys::GANG_SCHEDULING: null } } });
+    scene.patch(name, body).await;
+    eventually("the gang is gone", async || pod_groups.get_opt(name).await.unwrap().is_none().then_some(()))
+        .await;
+}
+
+/// What others spoil is put right.
+async fn registration(scene: &Scene) {
+    let client = &scene.namespace.client;
+    let spoil = Patch::Merge(json!({ "data": { "tls.crt": "" } }));
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM);
+    secrets.patch("moongate-webhooks", &PatchParams::default(), &spoil).await.unwrap();
+    scene.asks("update", "secrets").await;
+    let name = "rbgs-validating-webhook-configuration";
+    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let mut live = configurations.get(name).await.unwrap();
+    live.webhooks.as_mut().unwrap().truncate(1);
+    // It may be put right at the same moment.
+    let _ = configurations.replace(name, &PostParams::default(), &live).await;
+    scene.asks("update", "validatingwebhookconfigurations").await;
+}

@@ -1,0 +1,54 @@
+//! An operator as a process of its own, to be killed: this test program, run once more.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use moongate_operator::Options;
+use moongate_runtime::Supervisor;
+
+const KUBECONFIG: &str = "MOONGATE_TEST_KUBECONFIG";
+const NAMESPACE: &str = "MOONGATE_TEST_NAMESPACE";
+
+/// It is killed when this is dropped.
+pub(crate) struct Operator(Child);
+
+impl Operator {
+    pub(crate) fn start(kubeconfig: &Path, namespace: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["process::operator", "--exact", "--ignored", "--nocapture"]);
+        command.env(KUBECONFIG, kubeconfig).env(NAMESPACE, namespace);
+        Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// As `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "it is what other tests start"]
+async fn operator() {
+    let Some(kubeconfig) = std::env::var_os(KUBECONFIG) else { return };
+    let options = Options {
+        kubeconfig: Some(PathBuf::from(kubeconfig)),
+        namespace: std::env::var(NAMESPACE).ok(),
+        ..Options::default()
+    };
+    let supervisor = Supervisor::new();
+    // Whoever has started it is gone.
+    let orphaned = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    tokio::select! {
+        ended = moongate_operator::run(options, &supervisor) => ended.unwrap(),
+        _ = orphaned => {}
+    }
+}

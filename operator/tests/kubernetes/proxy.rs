@@ -1,0 +1,161 @@
+//! Between the operator and the API server: answers late, wrongly or not at all.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::{Request, Response, StatusCode};
+use futures_util::{StreamExt as _, stream};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use kube::Client;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// What may become of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    /// 429 with Retry-After.
+    TooMany,
+    /// 500.
+    Internal,
+    /// The connection ends before the API server is asked.
+    Cut,
+    /// The API server does as asked, and nobody learns of it.
+    Lost,
+    /// The answer comes late.
+    Slow,
+    /// A watch goes well for a moment; then its version is too old.
+    Expired,
+}
+
+const FAULTS: [Fault; 5] = [Fault::TooMany, Fault::Internal, Fault::Cut, Fault::Lost, Fault::Slow];
+const MAX_BODY: usize = 16 << 20;
+
+#[derive(Default)]
+struct Counts {
+    requests: u64,
+    faults: BTreeMap<Fault, u64>,
+}
+
+/// It ends when it is dropped.
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    counts: Arc<Mutex<Counts>>,
+    /// How many of a hundred requests go wrong.
+    rate: Arc<Mutex<u32>>,
+    _tasks: JoinSet<()>,
+}
+
+struct Way {
+    client: Client,
+    counts: Arc<Mutex<Counts>>,
+    rate: Arc<Mutex<u32>>,
+}
+
+impl Proxy {
+    /// Asks the API server as this client.
+    pub(crate) async fn start(client: Client) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (counts, rate) = (Arc::<Mutex<Counts>>::default(), Arc::<Mutex<u32>>::default());
+        let way = Arc::new(Way { client, counts: Arc::clone(&counts), rate: Arc::clone(&rate) });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let way = Arc::clone(&way);
+                let service = service_fn(move |request| pass(Arc::clone(&way), request));
+                let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                connections.spawn(async move { drop(connection.await) });
+            }
+        });
+        Self { address, counts, rate, _tasks: tasks }
+    }
+
+    /// From now on so many of a hundred requests go wrong.
+    pub(crate) fn fail(&self, of_a_hundred: u32) {
+        *self.rate.lock() = of_a_hundred;
+    }
+
+    /// Requests so far.
+    pub(crate) fn requests(&self) -> u64 {
+        self.counts.lock().requests
+    }
+
+    /// What has gone wrong so far.
+    pub(crate) fn faults(&self) -> BTreeMap<Fault, u64> {
+        self.counts.lock().faults.clone()
+    }
+
+    /// A client configuration that leads here.
+    pub(crate) fn kubeconfig(&self, folder: &Path) -> PathBuf {
+        let cluster = json!({ "name": "proxy", "cluster": { "server": format!("http://{}", self.address) } });
+        let context = json!({ "name": "proxy", "context": { "cluster": "proxy", "user": "proxy" } });
+        let file = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
+            "clusters": [cluster], "contexts": [context], "users": [{ "name": "proxy", "user": {} }] });
+        let path = folder.join(format!("kubeconfig-proxy-{}", self.address.port()));
+        std::fs::write(&path, file.to_string()).unwrap();
+        path
+    }
+}
+
+impl Way {
+    fn fault(&self, is_watch: bool) -> Option<Fault> {
+        let unlucky = fastrand::u32(0..100) < *self.rate.lock();
+        let fault = unlucky.then(|| match is_watch {
+            true => Fault::Expired,
+            false => FAULTS[fastrand::usize(..FAULTS.len())],
+        });
+        let mut counts = self.counts.lock();
+        counts.requests += 1;
+        if let Some(fault) = fault {
+            *counts.faults.entry(fault).or_default() += 1;
+        }
+        fault
+    }
+}
+
+async fn pass(way: Arc<Way>, request: Request<Incoming>) -> io::Result<Response<Body>> {
+    let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+    let fault = way.fault(is_watch);
+    let refused = |status: StatusCode, reason: &str| {
+        let text = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason,
+            "message": "by the test", "code": status.as_u16() });
+        let answer = Response::builder().status(status).header("content-type", "application/json");
+        answer.header("retry-after", "1").body(Body::from(text.to_string())).map_err(io::Error::other)
+    };
+    match fault {
+        Some(Fault::TooMany) => return refused(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
+        Some(Fault::Internal) => return refused(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+        Some(Fault::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
+        Some(Fault::Slow) => tokio::time::sleep(Duration::from_millis(fastrand::u64(500..2000))).await,
+        _ => {}
+    }
+    let (head, body) = request.into_parts();
+    let body = to_bytes(Body::new(body), MAX_BODY).await.map_err(io::Error::other)?;
+    let request = Request::from_parts(head, kube::client::Body::from(body.to_vec()));
+    let answer = way.client.send(request).await.map_err(io::Error::other)?;
+    match fault {
+        Some(Fault::Lost) => Err(io::ErrorKind::ConnectionReset.into()),
+        Some(Fault::Expired) => Ok(answer.map(|body| expiring(Body::new(body)))),
+        _ => Ok(answer.map(Body::new)),
+    }
+}
+
+fn expiring(body: Body) -> Body {
+    let status = json!({ "type": "ERROR", "object": { "kind": "Status", "apiVersion": "v1", "status": "Failure",
+        "reason": "Expired", "message": "too old resource version", "code": 410 } });
+    let end = stream::iter([Ok(Bytes::from(format!("{status}\n")))]);
+    let moment = tokio::time::sleep(Duration::from_millis(fastrand::u64(300..1500)));
+    Body::from_stream(body.into_data_stream().take_until(moment).chain(end))
+}

@@ -1,0 +1,170 @@
+//! Objects that upstream's controller left behind on a real control plane are taken over: no pod is restarted or replaced, and an update in
+//! place goes on from there.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use moongate_operator::{Kind, Options};
+use moongate_runtime::Supervisor;
+use moongate_testkit::{ControlPlane, Kubelet, Pace};
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+
+use super::{PATIENCE, eventually, install, pods, restarts};
+
+const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");
+/// Labels have a hash of it.
+const NAMESPACE: &str = "default";
+/// Owners before what they own.
+const KINDS: [Kind; 8] = [
+    Kind::Group,
+    Kind::ConfigMap,
+    Kind::StatefulSet,
+    Kind::Set,
+    Kind::Instance,
+    Kind::Revision,
+    Kind::Service,
+    Kind::Pod,
+];
+
+/// Stores what was recorded, with the UIDs that the objects get now.
+struct Restored {
+    client: Client,
+    /// By what they were.
+    uids: BTreeMap<String, String>,
+}
+
+impl Restored {
+    async fn folder(&mut self, group: &str) {
+        for kind in KINDS {
+            let path = Path::new(RECORDED).join(group).join(format!("{}.yaml", kind.resource().plural));
+            let Ok(text) = std::fs::read_to_string(path) else { continue };
+            let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+            for object in objects {
+                self.object(kind, &object).await;
+            }
+        }
+    }
+
+    async fn object(&mut self, kind: Kind, recorded: &Value) {
+        let mut text = recorded.to_string();
+        for (old, new) in &self.uids {
+            text = text.replace(old, new);
+        }
+        let mut object: Value = serde_json::from_str(&text).unwrap();
+        object["apiVersion"] = kind.api_version().into();
+        object["kind"] = kind.name().into();
+        let metadata = object["metadata"].as_object_mut().unwrap();
+        let old = metadata.remove("uid").unwrap();
+        let generation = metadata.remove("generation");
+        metadata.remove("resourceVersion");
+        match kind {
+            Kind::Pod => object["spec"]["nodeName"] = format!("node-{NAMESPACE}").into(),
+            Kind::Service => drop(object["spec"].as_object_mut().unwrap().remove("clusterIPs")),
+            _ => {}
+        }
+        let mut status = object["status"].take();
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), NAMESPACE, &kind.resource());
+        let created: DynamicObject = serde_json::from_value(object).unwrap();
+        let created = api.create(&PostParams::default(), &created).await.unwrap();
+        self.uids.insert(old.as_str().unwrap().to_owned(), created.metadata.uid.unwrap());
+        if status.is_null() || kind == Kind::Service {
+            return;
+        }
+        // Generations begin anew.
+        if generation.is_some_and(|generation| status["observedGeneration"] == generation) {
+            status["observedGeneration"] = created.metadata.generation.into();
+        }
+        let body = json!({ "status": status });
+        let body = if kind.is_custom() { Patch::Merge(body) } else { Patch::Strategic(body) };
+        let name = created.metadata.name.unwrap();
+        api.patch_status(&name, &PatchParams::default(), &body).await.unwrap();
+    }
+}
+
+async fn settled(client: &Client, group: &str) {
+    let groups: Api<RoleBasedGroup> = Api::namespaced(client.clone(), NAMESPACE);
+    eventually(&format!("{group} is settled"), async || {
+        let live = groups.get(group).await.unwrap();
+        let status = live.status.unwrap_or_default();
+        let is = |kind: &str, value: &str| {
+            status.conditions.iter().any(|one| one.kind == kind && one.status == value)
+        };
+        let current = status.observed_generation == live.metadata.generation;
+        (current && is("Ready", "True") && is("RollingUpdateInProgress", "False")).then_some(())
+    })
+    .await;
+}
+
+/// UID, restarts and image of each pod.
+fn states(pods: &[Pod]) -> BTreeMap<String, (String, i32, String)> {
+    let state = |pod: &Pod| {
+        let image = pod.spec.as_ref().unwrap().containers[0].image.clone().unwrap();
+        (pod.metadata.name.clone().unwrap(), (pod.metadata.uid.clone().unwrap(), restarts(pod), image))
+    };
+    pods.iter().map(state).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_upstream_left_behind_runs_on_and_is_updated_in_place() {
+    // Not the one that other tests share: the objects are in its default namespace.
+    let plane = ControlPlane::start().await.unwrap();
+    let client = Client::try_from(plane.config(NAMESPACE).await.unwrap()).unwrap();
+    install(&client).await;
+    let mut restored = Restored { client: client.clone(), uids: BTreeMap::new() };
+    for folder in ["v1alpha2-pd-mooncake", "v1alpha2-stateless-lw"] {
+        restored.folder(folder).await;
+    }
+    let before = states(&pods(&client).await);
+    assert_eq!(before.len(), 14);
+    let _kubelet = Kubelet::start(client.clone(), NAMESPACE, Pace::default()).await.unwrap();
+    let options = Options { kubeconfig: Some(plane.kubeconfig()), ..Options::default() };
+    let supervisor = Supervisor::new();
+    let running = moongate_operator::run(options, &supervisor);
+    let story = async {
+        let groups = [("sglang-pd-with-mooncake", "mooncake-store"), ("sl", "store")];
+        for (group, _) in groups {
+            settled(&client, group).await;
+        }
+        assert_eq!(states(&pods(&client).await), before);
+        for (group, role) in groups {
+            update(&client, group, role).await;
+        }
+        for (group, _) in groups {
+            settled(&client, group).await;
+        }
+        for (name, (uid, restarts, image)) in states(&pods(&client).await) {
+            let (old_uid, old_restarts, old_image) = &before[&name];
+            let is_updated = name.contains("-store-");
+            let expected =
+                if is_updated { (1 + old_restarts, "new:2") } else { (*old_restarts, &**old_image) };
+            assert_eq!((&uid, (restarts, image.as_str())), (old_uid, expected), "{name}");
+        }
+    };
+    tokio::select! {
+        ended = running => unreachable!("{ended:?}"),
+        () = story => {}
+    }
+    supervisor.shutdown(PATIENCE).await.unwrap();
+}
+
+async fn update(client: &Client, group: &str, role: &str) {
+    let groups: Api<RoleBasedGroup> = Api::namespaced(client.clone(), NAMESPACE);
+    let live = serde_json::to_value(groups.get(group).await.unwrap()).unwrap();
+    let mut roles = live["spec"]["roles"].clone();
+    let role = roles.as_array_mut().unwrap().iter_mut().find(|one| one["name"] == role).unwrap();
+    // Nobody waits for half a minute per pod.
+    role["rolloutStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"] = json!({ "gracePeriodSeconds": 1 });
+    role["rolloutStrategy"]["type"] = "RollingUpdate".into();
+    let pattern = &mut role["standalonePattern"];
+    let template = match pattern.get("template") {
+        Some(_) => &mut pattern["template"],
+        None => &mut pattern["templateRef"]["patch"],
+    };
+    template["spec"]["containers"][0]["image"] = "new:2".into();
+    let body = Patch::Merge(json!({ "spec": { "roles": roles } }));
+    groups.patch(group, &PatchParams::default(), &body).await.unwrap();
+}
