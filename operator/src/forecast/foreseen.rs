@@ -67,7 +67,7 @@ pub struct Foreseen {
     pub what: What,
     /// Kind of the object.
     pub kind: &'static str,
-    /// Its name. One that is drawn will be another.
+    /// Its name.
     pub name: String,
     /// Its role; empty if it is of none.
     pub role: String,

@@ -39,7 +39,7 @@ fn roles(image: &str) -> Value {
 /// Every pod that there ever was, and what went wrong with them.
 #[derive(Default)]
 struct Witness {
-    uids: BTreeSet<String>,
+    pods: BTreeMap<String, Value>,
     /// Pods by name: role, instance, whether it is ready.
     now: HashMap<String, (String, String, bool)>,
     /// Whether all pods have been ready, so that only an update may take some out of service.
@@ -52,7 +52,9 @@ impl Witness {
         let label = |key: &str| pod.metadata.labels.as_ref().and_then(|all| all.get(key)).cloned();
         let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let ready = conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True");
-        self.uids.insert(pod.metadata.uid.clone().unwrap());
+        self.pods
+            .entry(pod.metadata.uid.clone().unwrap())
+            .or_insert_with(|| serde_json::to_value(&pod.metadata).unwrap());
         let role = label(keys::ROLE_NAME).unwrap_or_default();
         let instance = label(keys::ROLE_INSTANCE_NAME).unwrap_or_default();
         self.now.insert(pod.metadata.name.clone().unwrap(), (role, instance, ready));
@@ -96,7 +98,7 @@ impl Killer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "fails now and then: a pod more than needed was made in one of some ten rounds, which is not understood yet"]
+#[ignore = "it takes minutes; CONTRIBUTING.md says how to run it"]
 async fn a_killed_operator_restarts_nothing_twice_and_leaves_nothing_stuck() {
     let kills = std::env::var("MOONGATE_KILLS").map_or(KILLS, |kills| kills.parse().unwrap());
     let plane = ControlPlane::shared().await.unwrap();
@@ -144,10 +146,15 @@ async fn round(client: &kube::Client, killer: &mut Killer) {
     assert_eq!(updated.iter().map(restarts).collect::<Vec<_>>(), [1; 6]);
     {
         let witness = witness.lock();
-        assert_eq!((&witness.uids, &uids(&updated)), (&uids(&made), &uids(&made)), "no other pod was made");
+        let others: Vec<&Value> =
+            witness.pods.iter().filter(|(uid, _)| !uids(&made).contains(*uid)).map(|(_, pod)| pod).collect();
+        assert!(others.is_empty(), "{}", serde_json::to_string_pretty(&others).unwrap());
+        assert_eq!(uids(&updated), uids(&made));
         assert_eq!(witness.wrong, [""; 0]);
     }
     drop(watching);
-    groups.delete("g", &DeleteParams::background()).await.unwrap();
-    eventually("all is gone", async || pods(client).await.is_empty().then_some(())).await;
+    // What it owns goes first, so that nothing of it is left for the next round.
+    groups.delete("g", &DeleteParams::foreground()).await.unwrap();
+    let gone = async || groups.get_opt("g").await.unwrap().is_none();
+    eventually("all is gone", async || (gone().await && pods(client).await.is_empty()).then_some(())).await;
 }
