@@ -219,6 +219,7 @@ impl Observed {
             return Vec::new();
         }
         let Some(held) = self.objects.remove(key) else { return Vec::new() };
+        self.promises.end(key);
         self.unlink(&held.live);
         self.concerned_by(&held.live)
     }

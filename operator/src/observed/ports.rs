@@ -23,6 +23,13 @@ pub(super) struct Promises {
     made: HashMap<(Key, String), (u16, Timestamp)>,
 }
 
+impl Promises {
+    /// The object is gone.
+    pub(super) fn end(&mut self, object: &Key) {
+        self.made.retain(|(other, _), _| other != object);
+    }
+}
+
 /// Ports that an object has: they are numbers in annotations without a prefix, `<component or pod>.<name>`.
 pub(super) fn of(kind: Kind, metadata: &ObjectMeta) -> Vec<u16> {
     if !matches!(kind, Kind::Set | Kind::Instance) {

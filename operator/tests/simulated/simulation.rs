@@ -46,6 +46,8 @@ pub(crate) struct Simulation {
     pub(crate) failing: u8,
     /// Whether objects that cannot be planned for are left alone, which else is a failure.
     pub(crate) refusing: bool,
+    /// Those objects. They are looked at again after whatever news.
+    refused: BTreeSet<Key>,
     /// Pods that were told to end.
     pub(crate) ended: BTreeSet<String>,
 }
@@ -76,6 +78,7 @@ impl Simulation {
             killed_after_answer: None,
             failing: 0,
             refusing: false,
+            refused: BTreeSet::new(),
             ended: BTreeSet::new(),
         };
         simulation.begin_anew();
@@ -108,6 +111,7 @@ impl Simulation {
             }
         };
         self.queue.extend(concerns);
+        self.queue.append(&mut self.refused);
     }
 
     /// Someone else's change.
@@ -211,7 +215,10 @@ impl Simulation {
         self.queue.remove(&key);
         let plan = plan::observed(&self.observed, &key, GangScheduler::default(), self.server.now);
         let plan = match plan {
-            Err(_) if self.refusing => return,
+            Err(_) if self.refusing => {
+                self.refused.insert(key);
+                return;
+            }
             plan => plan.unwrap(),
         };
         if let Some(at) = plan.again_at {
