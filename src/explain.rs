@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use moongate_runtime::Secret;
 use moongate_scheduler::{Instance, PolicyName, Route, Snapshot, Verdict};
 use moongate_telemetry::LogOptions;
 use serde_json::Value;
@@ -25,6 +26,10 @@ pub(crate) struct ExplainCommand {
     /// The gateway's admin address.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN", default_value = "127.0.0.1:9000")]
     admin: String,
+
+    /// The gateway's --admin-token, or a key with the scope `admin`.
+    #[arg(long, value_name = "TOKEN", env = "MOONGATE_ADMIN_TOKEN", hide_env_values = true)]
+    admin_token: Option<Secret>,
 
     /// A saved answer of /debug/decisions/REQUEST instead of a gateway.
     #[arg(long, value_name = "FILE", env = "MOONGATE_DECISIONS_FILE", conflicts_with = "request")]
@@ -79,7 +84,11 @@ async fn ask(command: &ExplainCommand) -> anyhow::Result<Value> {
         path.push(id);
     }
     let client = reqwest::Client::builder().no_proxy().timeout(LIMIT).build()?;
-    let asked = client.get(url.clone()).send().await;
+    let mut request = client.get(url.clone());
+    if let Some(token) = &command.admin_token {
+        request = request.bearer_auth(token.expose());
+    }
+    let asked = request.send().await;
     let response = asked.with_context(|| format!("no gateway answers; is --admin {base} right?"))?;
     let status = response.status();
     let body: Value = response.json().await.with_context(|| format!("what {url} answers is not JSON"))?;

@@ -24,7 +24,7 @@ pub(crate) struct GatewayCommand {
 
 /// Serves until asked to stop, then drains.
 pub(crate) async fn run(command: GatewayCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let traces = Traces::start(&command.telemetry)?;
+    let traces = Traces::start(&command.telemetry, "moongate-gateway")?;
     let gateway = moongate_gateway::start(&command.options, traces.clone(), &supervisor).await?;
     terminated().await;
     tokio::select! {

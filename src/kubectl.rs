@@ -2,6 +2,7 @@
 //! change would do, make it, take it back.
 
 mod change;
+mod doctor;
 mod rollout;
 mod status;
 
@@ -45,6 +46,8 @@ enum Command {
         #[command(subcommand)]
         command: rollout::RolloutCommand,
     },
+    /// Check whether the cluster has what groups need, and say how to mend what is wrong.
+    Doctor,
 }
 
 /// Which cluster, and where in it. As kubectl has them.
@@ -108,6 +111,7 @@ pub(crate) async fn run(command: KubectlCommand) -> anyhow::Result<ExitCode> {
         Command::Plan(command) => command.run(&session).await?,
         Command::Upgrade(command) => command.run(&session).await?,
         Command::Rollout { command } => command.run(&session).await?,
+        Command::Doctor => return doctor::run(&session).await,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,5 +1,6 @@
-//! The one binary: `moongate gateway | operator | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
+//! The one binary: `moongate gateway | config | operator | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
 
+mod config_check;
 mod doctor;
 mod explain;
 mod gateway;
@@ -19,6 +20,7 @@ use clap::{Parser, Subcommand};
 use moongate_loadtest::LoadtestCommand;
 use moongate_runtime::{Supervisor, config, terminated};
 use moongate_telemetry::{LogOptions, init_logs};
+use tokio::runtime::{Builder, Runtime};
 
 /// Freed memory of large bodies goes back to the system sooner, and relaying them costs less time than with the
 /// system's allocator.
@@ -38,7 +40,7 @@ enum Command {
     /// Serve the OpenAI API in front of SGLang and vLLM engines.
     Gateway(Box<gateway::GatewayCommand>),
     /// Run RoleBasedGroups on Kubernetes, in the place of RBG's own controller manager.
-    Operator(operator::OperatorCommand),
+    Operator(Box<operator::OperatorCommand>),
     /// Look at RoleBasedGroups, ask what a change would do, make it, take it back. Called `kubectl-moongate`, it is all there is.
     Kubectl(Box<kubectl::KubectlCommand>),
     /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
@@ -55,6 +57,12 @@ enum Command {
     Up(up::UpCommand),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
     Doctor(Box<doctor::DoctorCommand>),
+    /// Check settings without starting anything.
+    Config {
+        /// What to do with them.
+        #[command(subcommand)]
+        tool: config_check::ConfigCommand,
+    },
     /// Tell why a request went where it went, and what another policy would have done.
     Explain(explain::ExplainCommand),
     /// Simulate engines, generate load, replay traces.
@@ -80,7 +88,9 @@ fn main() -> ExitCode {
         }
         Command::Operator(command) => {
             let logs = command.logs.clone();
-            run(&logs, |supervisor| operator::run(command, supervisor))
+            stay_small();
+            // One thread: it waits for the API server nearly always, and every thread keeps some freed memory for itself.
+            run_on(Builder::new_current_thread(), &logs, |supervisor| operator::run(*command, supervisor))
         }
         Command::Kubectl(command) => run(&kubectl::logs(), |_| kubectl::run(*command)),
         Command::Master(command) => match command.options() {
@@ -93,6 +103,7 @@ fn main() -> ExitCode {
         Command::Store(command) => match command.settings() {
             Ok((flags, config)) => {
                 let logs = flags.logs.clone();
+                store::stay_small(&flags);
                 run(&logs, |supervisor| store::run(flags, config, supervisor))
             }
             Err(code) => code,
@@ -117,6 +128,10 @@ fn main() -> ExitCode {
             let logs = command.logs.clone();
             run(&logs, |supervisor| doctor::run(*command, supervisor))
         }
+        Command::Config { tool: config_check::ConfigCommand::Check(command) } => {
+            let logs = command.logs.clone();
+            run(&logs, |_| async { Ok(config_check::check(*command).await) })
+        }
         Command::Explain(command) => {
             let logs = command.logs.clone();
             run(&logs, |_| explain::run(command))
@@ -132,12 +147,25 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command on a runtime of its own. A failure is told in one line, with exit code 1.
+/// Of a heap of a few megabytes on pages of two megabytes, most would be nothing but room.
+fn stay_small() {
+    // Where the system refuses, there is only more memory.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
+}
+
+/// Runs a command on all cores. A failure is told in one line, with exit code 1.
 fn run<F>(logs: &LogOptions, command: impl FnOnce(Supervisor) -> F) -> ExitCode
 where
     F: Future<Output = anyhow::Result<ExitCode>>,
 {
-    let outcome = start(logs).and_then(|runtime| {
+    run_on(Builder::new_multi_thread(), logs, command)
+}
+
+fn run_on<F>(runtime: Builder, logs: &LogOptions, command: impl FnOnce(Supervisor) -> F) -> ExitCode
+where
+    F: Future<Output = anyhow::Result<ExitCode>>,
+{
+    let outcome = start(runtime, logs).and_then(|runtime| {
         let supervisor = Supervisor::new();
         let outcome = runtime.block_on(command(supervisor));
         runtime.shutdown_background();
@@ -146,13 +174,33 @@ where
     outcome.unwrap_or_else(|error| {
         #[expect(clippy::print_stderr, reason = "the last word to the person who started the command")]
         {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", in_full(&error));
         }
         ExitCode::FAILURE
     })
 }
 
-fn start(logs: &LogOptions) -> anyhow::Result<tokio::runtime::Runtime> {
+fn start(mut runtime: Builder, logs: &LogOptions) -> anyhow::Result<Runtime> {
     init_logs(logs)?;
-    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+    Ok(runtime.enable_all().build()?)
+}
+
+/// An error with its causes. Some tell theirs themselves: nothing is said twice.
+fn in_full(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| match () {
+        () if told.is_empty() => cause,
+        () if told.contains(&cause) => told,
+        () => format!("{told}: {cause}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = anyhow::anyhow!("no route").context("a peer: no route").context("store");
+        assert_eq!(in_full(&error), "store: a peer: no route");
+    }
 }

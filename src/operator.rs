@@ -10,10 +10,13 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use moongate_operator::{GangScheduler, Options, admin, webhooks};
 use moongate_runtime::{Supervisor, bind, terminated};
-use moongate_telemetry::LogOptions;
+use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
 
 /// For writes in progress when the operator is asked to stop.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Time to hand the last spans over.
+const FLUSH: Duration = Duration::from_secs(3);
 
 /// Flags of `moongate operator`.
 #[derive(Debug, Args)]
@@ -57,6 +60,9 @@ pub(crate) struct OperatorCommand {
 
     #[command(flatten)]
     webhooks: WebhookFlags,
+
+    #[command(flatten)]
+    telemetry: TelemetryOptions,
 
     #[command(flatten)]
     pub(crate) logs: LogOptions,
@@ -129,7 +135,9 @@ impl WebhookFlags {
             port: self.webhook_service_port,
             secret: self.webhook_secret,
         };
-        let client = moongate_operator::client(operator.kubeconfig.as_deref(), &operator.metrics).await?;
+        let connecting =
+            moongate_operator::client(operator.kubeconfig.as_deref(), operator.limits, &operator.metrics);
+        let client = connecting.await?;
         let metrics = Arc::clone(&operator.metrics);
         webhooks::start(bind(self.webhook_listen)?, client, options, metrics, supervisor)?;
         Ok(())
@@ -138,6 +146,7 @@ impl WebhookFlags {
 
 /// Keeps groups running until asked to stop, or until another operator leads.
 pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let traces = Traces::start(&command.telemetry, "moongate-operator")?;
     let options = Options {
         kubeconfig: command.kubeconfig,
         namespace: command.namespace,
@@ -145,6 +154,7 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
         gang: command.scheduler_name.into(),
         ports: command.ports.range()?,
         lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
+        traces: traces.clone(),
         ..Options::default()
     };
     admin::start(bind(command.admin_listen)?, Arc::clone(&options.metrics), &supervisor);
@@ -160,6 +170,9 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
     }
     if let Err(still) = supervisor.shutdown(GRACE).await {
         tracing::warn!("{still}");
+    }
+    if let Err(lost) = traces.shutdown(FLUSH).await {
+        tracing::warn!(%lost, "spans were lost");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser as _};
 use moongate_runtime::{Supervisor, terminated};
-use moongate_store::{Config, Flags};
+use moongate_store::{Config, Flags, PageSize};
 
 /// The command line of `moongate store`. Its `--config` is Mooncake's JSON, which is not the file of settings that the
 /// other commands have.
@@ -37,6 +37,15 @@ impl StoreCommand {
                 Err(ExitCode::from(2))
             }
         }
+    }
+}
+
+/// Keeps a node's own memory, a few megabytes here and there, off huge pages: the kernel would make tens of them of it.
+pub(crate) fn stay_small(flags: &Flags) {
+    // The memory that it lends would have none either.
+    if flags.pages != PageSize::Transparent {
+        // Where the system refuses, there is only more memory.
+        let _ = rustix::thread::disable_transparent_huge_pages(true);
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct UpCommand {
     /// Address for clients.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_LISTEN", default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
-    /// Address for /metrics, /health and /ready.
+    /// Address for /console, /metrics, /health and /ready.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN_LISTEN", default_value = "127.0.0.1:9000")]
     admin_listen: SocketAddr,
     /// Simulated prefill engines.
@@ -144,7 +144,8 @@ async fn wait_until_ready(gateway: &RunningGateway) -> anyhow::Result<()> {
 
 fn welcome(command: &UpCommand, gateway: &RunningGateway, engines: &[SimEngine], stores: &Stores) -> String {
     let UpCommand { prefill, decode, model, .. } = command;
-    let (address, store) = (gateway.address, about_store(command.face, engines, stores));
+    let (address, admin) = (gateway.address, gateway.admin_address);
+    let store = about_store(command.face, engines, stores);
     format!(
         "Moongate is up: {prefill} prefill and {decode} decode engines (simulated) behind http://{address}\n\
          \n\
@@ -154,8 +155,8 @@ fn welcome(command: &UpCommand, gateway: &RunningGateway, engines: &[SimEngine],
          \n\
          {store}\
          Any OpenAI client works with base URL http://{address}/v1 and any API key.\n\
-         Metrics: http://{}/metrics    Stop: Ctrl-C",
-        gateway.admin_address
+         Console: http://{admin}/console\n\
+         Metrics: http://{admin}/metrics    Stop: Ctrl-C"
     )
 }
 

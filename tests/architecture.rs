@@ -37,7 +37,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     (
         "operator",
         "moongate-operator",
-        &["moongate-render", "rbg-api", "moongate-runtime", "moongate-testkit"],
+        &["moongate-render", "rbg-api", "moongate-runtime", "moongate-telemetry", "moongate-testkit"],
     ),
     ("kvstore", "moongate-kvstore", &["mooncake-wire", "moongate-runtime"]),
     (

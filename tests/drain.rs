@@ -119,6 +119,8 @@ async fn open_streams_end_and_new_connections_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn during_the_drain_delay_requests_are_served() {
     let stage = Stage::start(Fleet::sglang().pairs(1), &["--drain-delay=2s"]).await;
+    let before = stage.ask(false, 2).await.unwrap();
+    assert_eq!(before.headers().get("connection"), None);
     stage.binary.signal("TERM").await;
     stage.until_ready_is(503).await;
     let public = stage.client.get(format!("http://{}/ready", stage.at.public)).send().await.unwrap();
@@ -127,6 +129,7 @@ async fn during_the_drain_delay_requests_are_served() {
     assert_eq!(answer["status"], "shutting down");
     let response = stage.ask(false, 2).await.unwrap();
     assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["connection"], "close", "the next request is to go elsewhere");
     let ended = stage.binary.ended().await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
 }

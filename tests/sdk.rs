@@ -9,6 +9,8 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use world::binary::Binary;
+use world::fleet::Fleet;
+use world::{PATIENCE, client};
 
 /// Installing the SDKs for the first time takes a while on a slow line.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
@@ -72,6 +74,31 @@ async fn python() {
         let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
         assert_eq!(said.matches("ok ").count(), 8, "{said}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python_with_keys() {
+    const KEY: &str = "sk-of-the-sdk-0123456789";
+    let sdk = installed().await;
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("access.toml");
+    let text = format!("[[key]]\nkey = \"{KEY}\"\ntenant = \"sdk\"\n[quota]\nrequests_per_second = 0.1\n");
+    std::fs::write(&file, text).unwrap();
+    let engines = Fleet::sglang().plain(1).engines().await;
+    let mut flags = engines.flags();
+    flags.push(format!("--access-file={}", file.display()));
+    let (binary, at) = Binary::gateway(&flags).await;
+    let ready = format!("http://{}/ready", at.public);
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while client().get(&ready).send().await.unwrap().status() != 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "{}", binary.shown());
+    let check = folder().join("keys.py");
+    let args = [check.to_str().unwrap(), &format!("http://{}/v1", at.public), "sim", KEY];
+    let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
+    assert_eq!(said.matches("ok ").count(), 4, "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,5 @@
 //! `moongate sidecar` between simulated engines and gateways: registration, drain, restarts, LoRA adapters.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod world;
 
@@ -8,7 +8,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser as _;
 use moongate_loadtest::engine::{Face, Role, SimConfig, SimEngine};
@@ -138,6 +138,62 @@ async fn an_engine_that_comes_up_is_registered_with_every_gateway_as_what_it_is(
             assert!(metrics.contains(line), "{line}: {metrics}");
         }
     }
+}
+
+/// When `what` was so first, asked every few milliseconds.
+async fn first_time<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F) -> Instant {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Instant::now()
+    });
+    waited.await.unwrap_or_else(|_| panic!("{what}"))
+}
+
+/// From the engine's first answer on `/health` until the gateway uses it. The sidecar looks for it every tenth of a second, so what is
+/// beyond a second is the machine's; the best median of some rounds tells them apart.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ready_engine_is_used_within_a_second() {
+    let gateway = gateway(&[]).await;
+    let first = engine(Role::Plain, Face::Vllm).await;
+    let (url, address) = (first.url(), first.addr());
+    let _sidecar = Sidecar::start(&url, &[&gateway], &[]);
+    let is_used = || async { workers(&gateway).await.iter().any(|worker| worker["usable"] == true) };
+    first_time("the engine is used", is_used).await;
+    first.stop().await;
+    let mut medians = Vec::new();
+    for _round in 0..5 {
+        let mut late = Vec::new();
+        for _restart in 0..3 {
+            first_time("the engine is away", || async { !is_used().await }).await;
+            let health = format!("{url}/health");
+            let answers = || async { client().get(&health).send().await.is_ok_and(|it| it.status() == 200) };
+            let start = async {
+                let mut config = SimConfig::new(Role::Plain, Face::Vllm).fast();
+                config.listen = address;
+                SimEngine::start(config).await.unwrap()
+            };
+            let ready = first_time("the engine answers", answers);
+            let used = first_time("the engine is used again", is_used);
+            let (engine, ready, used) = tokio::join!(start, ready, used);
+            late.push(used.saturating_duration_since(ready));
+            engine.stop().await;
+        }
+        late.sort();
+        medians.push(late[1]);
+        if late[1] <= Duration::from_secs(1) {
+            return;
+        }
+    }
+    panic!("used so long after it was ready: {medians:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sidecar_without_a_gateway_says_so() {
+    let mut sidecar = Binary::start(&["sidecar", "--listen=127.0.0.1:0", "--engine-url=http://127.0.0.1:9"]);
+    let line = sidecar.line_with("no gateway is named").await;
+    assert!(line.contains("WARN") && line.contains("--gateway HOST:PORT"), "{line}");
 }
 
 /// Requests without a pause; every one must be answered in full.

@@ -12,7 +12,7 @@ use store::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 use world::fleet::World;
 use world::gateway::Gateway;
 use world::stored::{
-    PAGE, SMALL, THRESHOLD, falls_to, foretold, grows_to, metric, metric_is, objects, prompt,
+    PAGE, SMALL, THRESHOLD, falls_to, foretold, grows_to, metric, metric_is, objects, predicted, prompt,
 };
 
 /// All keys that the master lists.
@@ -51,6 +51,24 @@ async fn pages_count_when_all_of_them_is_there() {
     grows_to(&world, &prompt, 6).await;
     node.put(&late, SMALL).await;
     grows_to(&world, &prompt, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_from_the_same_host_counts_as_near() {
+    let master = RealMaster::start(NEWEST).await;
+    let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
+    let prompt = prompt(1, 10);
+    assert_eq!(node.fill(&objects(&prompt).concat(), SMALL).await, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hosts.toml");
+    for (names, farness) in [("127.0.0.1", 0.5), ("10.0.0.1", 1.0)] {
+        std::fs::write(&file, format!("[[host]]\nnames = [\"{names}\"]\nplace = {{ node = \"n1\" }}\n"))
+            .unwrap();
+        let flag = format!("--instances-file={}", file.display());
+        let world = world::stored::world(&master.admin, &[&flag]).await;
+        grows_to(&world, &prompt, 10).await;
+        assert_eq!(predicted(&world, &prompt).await["l3_farness"], farness, "{names}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

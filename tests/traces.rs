@@ -3,106 +3,186 @@
 
 mod world;
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::routing::post;
-use moongate_loadtest::engine::SimEngine;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::trace::v1::Span;
-use prost::Message as _;
-use serde_json::json;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use std::time::Duration;
 
-use world::binary::Binary;
-use world::fleet::Fleet;
+use moongate_loadtest::engine::{Connector, Fault, FaultPlan, SimEngine};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use serde_json::json;
+
+use world::binary::{Addresses, Binary};
+use world::collector::{Collector, hex, named, told};
+use world::fleet::{Engines, Fleet};
 use world::{PATIENCE, client};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// An OTLP/HTTP receiver; returns its address and what arrives.
-async fn collector() -> (String, UnboundedReceiver<Span>) {
-    async fn take(State(sender): State<UnboundedSender<Span>>, body: Bytes) {
-        let request = ExportTraceServiceRequest::decode(body).unwrap();
-        let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
-        scopes.flat_map(|scope| scope.spans).for_each(|span| sender.send(span).unwrap());
-    }
-    let (sender, received) = unbounded_channel();
-    let router = Router::new().route("/v1/traces", post(take)).with_state(sender);
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    moongate_runtime::Supervisor::new().spawn("collector", async move {
-        axum::serve(listener, router).await.unwrap();
-    });
-    (endpoint, received)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The span id that an engine was given as its parent.
-fn parent_given_to(engine: &SimEngine) -> String {
+/// The `traceparent` of an engine's latest request: trace, span, flags.
+fn parent_given_to(engine: &SimEngine) -> [String; 3] {
     let request = engine.last_requests(1).pop().unwrap();
     let (_, value) = request.headers.iter().find(|(name, _)| name == "traceparent").unwrap();
     let parts: Vec<&str> = value.split('-').collect();
-    assert_eq!(parts[1], TRACE, "the trace goes on at the engine: {value}");
-    parts[2].to_owned()
+    [parts[1].to_owned(), parts[2].to_owned(), parts[3].to_owned()]
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn one_request_is_one_trace_with_a_span_for_each_step() {
-    let (endpoint, mut received) = collector().await;
-    let engines = Fleet::sglang().pairs(1).engines().await;
-    let mut flags = engines.flags();
-    flags.push(format!("--otlp-endpoint={endpoint}"));
-    let (binary, at) = Binary::gateway(&flags).await;
-    let client = client();
-    let ready = format!("http://{}/ready", at.public);
+/// A gateway in front of engines that sends its spans to a collector.
+async fn gateway(engines: &Engines, collector: &Collector, flags: &[&str]) -> (Binary, Addresses) {
+    let mut all = engines.flags();
+    all.push(format!("--otlp-endpoint={}", collector.endpoint));
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let (binary, at) = Binary::gateway(&all).await;
+    let (client, ready) = (client(), format!("http://{}/ready", at.public));
     let serving = async {
         while client.get(&ready).send().await.unwrap().status() != 200 {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(PATIENCE, serving).await.unwrap();
+    (binary, at)
+}
 
-    let body = json!({"model": engines.prefills[0].config().model, "max_tokens": 4, "stream": true,
+/// Asks for a short stream, and waits for its good end.
+async fn ask(at: &Addresses, engines: &Engines, headers: &[(&str, &str)]) {
+    let body = json!({"model": engines.all().next().unwrap().config().model, "max_tokens": 4, "stream": true,
         "stream_options": {"include_usage": true}, "messages": [{"role": "user", "content": "hello"}]});
-    let request = client.post(format!("http://{}/v1/chat/completions", at.public)).json(&body);
-    let answer = request.header("traceparent", format!("00-{TRACE}-{CALLER}-01")).send().await.unwrap();
-    assert!(answer.text().await.unwrap().contains("[DONE]"));
+    let mut request = client().post(format!("http://{}/v1/chat/completions", at.public)).json(&body);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let answer = request.send().await.unwrap().text().await.unwrap();
+    assert!(answer.contains("[DONE]"), "{answer}");
+}
+
+fn one<'a>(spans: &'a [Span], name: &str) -> &'a Span {
+    let found = named(spans, name);
+    let names: Vec<&String> = spans.iter().map(|span| &span.name).collect();
+    assert_eq!(found.len(), 1, "one span {name} in {names:?}");
+    found[0]
+}
+
+/// Both protocols, of which only the second surely lets the decode wait for the KV cache after the prefill's answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_request_is_one_trace_with_a_span_for_each_step() {
+    for fleet in [Fleet::sglang(), Fleet::vllm(Connector::Nixl)] {
+        let mut collector = Collector::start().await;
+        let engines = fleet.pairs(1).engines().await;
+        let (binary, at) = gateway(&engines, &collector, &[]).await;
+        let parent = format!("00-{TRACE}-{CALLER}-01");
+        ask(&at, &engines, &[("traceparent", &parent), ("tracestate", "vendor=opaque")]).await;
+        let metrics = client().get(format!("http://{}/metrics", at.admin)).send().await.unwrap();
+        let metrics = metrics.text().await.unwrap();
+        binary.signal("TERM").await;
+        assert!(binary.ended().await.status.success());
+
+        let spans = collector.spans();
+        let root = one(&spans, &format!("chat {}", engines.prefills[0].config().model));
+        assert_eq!((hex(&root.trace_id).as_str(), hex(&root.parent_span_id).as_str()), (TRACE, CALLER));
+        assert_eq!(root.trace_state, "vendor=opaque");
+        for name in ["prompt", "decide", "prefill", "decode", "relay"] {
+            let span = one(&spans, name);
+            assert_eq!(span.parent_span_id, root.span_id, "{name} is a child of the request");
+            // A prefill whose decode has already answered is left to finish by itself.
+            let may_outlive = name == "prefill";
+            let in_time = span.end_time_unix_nano <= root.end_time_unix_nano;
+            assert!(in_time || may_outlive, "{name} ends before the request");
+        }
+        let decode = one(&spans, "decode");
+        for (name, engine) in [("prefill", &engines.prefills[0]), ("decode", &engines.decodes[0])] {
+            let leg = one(&spans, name);
+            let [trace, span, flags] = parent_given_to(engine);
+            assert_eq!((trace.as_str(), span, flags.as_str()), (TRACE, hex(&leg.span_id), "01"));
+            assert_eq!(told(&leg.attributes, "server.port"), engine.addr().port().to_string());
+            assert_eq!(told(&leg.attributes, "http.response.status_code"), "200");
+        }
+        assert!(named(&spans, "first byte").iter().any(|span| span.parent_span_id == decode.span_id));
+        if !told(&decode.attributes, "gen_ai.provider.name").eq("sglang") {
+            let transfer = one(&spans, "kv transfer");
+            assert_eq!(transfer.parent_span_id, decode.span_id);
+            assert!(transfer.end_time_unix_nano <= one(&spans, "relay").start_time_unix_nano);
+        }
+        for key in [
+            "gen_ai.request.model",
+            "gen_ai.usage.output_tokens",
+            "gen_ai.response.time_to_first_chunk",
+            "http.response.status_code",
+        ] {
+            assert!(!told(&root.attributes, key).is_empty(), "{key} is missing: {:?}", root.attributes);
+        }
+        let candidate = &one(&spans, "decide").events[0];
+        assert_eq!(candidate.name, "candidate");
+        assert!(!told(&candidate.attributes, "moongate.term.service").is_empty(), "{candidate:?}");
+        let exemplar = format!("# {{trace_id=\"{TRACE}\"}}");
+        assert!(metrics.lines().any(|line| line.starts_with("moongate_ttft_") && line.contains(&exemplar)));
+    }
+}
+
+/// What someone who has nothing but the trace can tell: which engine failed, when and how, what was stopped for it, what was tried
+/// instead, and what answered. It is there although nothing is sampled.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_that_dies_is_understood_from_its_trace() {
+    let mut collector = Collector::start().await;
+    let engines = Fleet::sglang().prefill(2).decode(1).engines().await;
+    let flags = ["--trace-sample-ratio=0", "--policy=round_robin"];
+    let (binary, at) = gateway(&engines, &collector, &flags).await;
+    let dying = &engines.prefills[0];
+    dying.set_fault(FaultPlan { fault: Fault::CloseBeforeFirstByte, times: Some(1), ..FaultPlan::default() });
+    // Round robin: it is the turn of the dying one soon.
+    let turns = async {
+        while dying.last_requests(1).is_empty() {
+            ask(&at, &engines, &[]).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, turns).await.unwrap();
+    assert_eq!(parent_given_to(dying)[2], "00", "engines are told that nothing is sampled");
+    binary.signal("TERM").await;
+    let ended = binary.ended().await;
+    assert!(ended.status.success());
+
+    let spans = collector.spans();
+    let root = one(&spans, &format!("chat {}", dying.config().model));
+    assert!(spans.iter().all(|span| span.trace_id == root.trace_id), "only this request went badly");
+    assert_eq!(told(&root.attributes, "http.response.status_code"), "200");
+
+    let [failed, healed] = named(&spans, "prefill")[..] else { panic!("two prefills: {spans:?}") };
+    assert_eq!(told(&failed.attributes, "server.port"), dying.addr().port().to_string());
+    assert!(["closed", "transport"].contains(&told(&failed.attributes, "error.type").as_str()), "{failed:?}");
+    assert_eq!(failed.status.as_ref().unwrap().code, 2);
+    assert_eq!(told(&failed.attributes, "moongate.kept"), "error");
+
+    let [stopped, answered] = named(&spans, "decode")[..] else { panic!("two decodes: {spans:?}") };
+    assert_eq!(stopped.events.iter().map(|event| event.name.as_str()).collect::<Vec<_>>(), ["aborted"]);
+    assert!(stopped.end_time_unix_nano >= failed.start_time_unix_nano);
+
+    let [_, again] = named(&spans, "decide")[..] else { panic!("two decisions: {spans:?}") };
+    let other = &engines.prefills[1];
+    assert_eq!(told(&again.attributes, "moongate.entry"), told(&healed.attributes, "moongate.engine"));
+    assert_eq!(told(&healed.attributes, "server.port"), other.addr().port().to_string());
+    for retried in [again, healed, answered] {
+        assert!(retried.start_time_unix_nano >= failed.end_time_unix_nano);
+        assert_eq!(told(&retried.attributes, "http.request.resend_count"), "1");
+        assert_eq!(retried.links[0].span_id, failed.span_id, "{} is there because of it", retried.name);
+        assert!(retried.status.as_ref().is_none_or(|status| status.code == 0), "neither an error nor more");
+    }
+    assert_eq!(told(&answered.attributes, "http.response.status_code"), "200");
+    assert_eq!(one(&spans, "relay").parent_span_id, root.span_id);
+
+    let line = ended.stderr.lines().find(|line| line.contains("leg failed")).unwrap();
+    assert!(line.contains(&format!("trace_id={}", hex(&root.trace_id))), "{line}");
+    assert!(line.contains(&told(&root.attributes, "moongate.request_id")), "{line}");
+}
+
+/// Everything takes longer than a nanosecond.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_slow_is_exported_whatever_the_sampling() {
+    let mut collector = Collector::start().await;
+    let engines = Fleet::sglang().plain(1).engines().await;
+    let flags = ["--trace-sample-ratio=0", "--trace-slow=1ns"];
+    let (binary, at) = gateway(&engines, &collector, &flags).await;
+    ask(&at, &engines, &[]).await;
     binary.signal("TERM").await;
     assert!(binary.ended().await.status.success());
-
-    let mut spans = Vec::new();
-    while let Ok(span) = received.try_recv() {
-        spans.push(span);
-    }
-    let named = |name: &str| {
-        let found: Vec<&Span> = spans.iter().filter(|span| span.name == name).collect();
-        assert_eq!(
-            found.len(),
-            1,
-            "one span {name} in {:?}",
-            spans.iter().map(|s| &s.name).collect::<Vec<_>>()
-        );
-        found[0]
-    };
-    let root = named("POST /v1/chat/completions");
-    assert_eq!((hex(&root.trace_id).as_str(), hex(&root.parent_span_id).as_str()), (TRACE, CALLER));
-    for name in ["decide", "prefill", "decode", "relay"] {
-        let span = named(name);
-        assert_eq!(span.parent_span_id, root.span_id, "{name} is a child of the request");
-        // A prefill whose decode has already answered is left to finish by itself.
-        let may_outlive = name == "prefill";
-        let in_time = span.end_time_unix_nano <= root.end_time_unix_nano;
-        assert!(in_time || may_outlive, "{name} ends before the request");
-    }
-    assert_eq!(parent_given_to(&engines.prefills[0]), hex(&named("prefill").span_id));
-    assert_eq!(parent_given_to(&engines.decodes[0]), hex(&named("decode").span_id));
-    let attribute = |key: &str| root.attributes.iter().any(|attribute| attribute.key == key);
-    for key in ["gen_ai.request.model", "gen_ai.usage.output_tokens", "gen_ai.response.time_to_first_chunk"] {
-        assert!(attribute(key), "{key} is missing: {:?}", root.attributes);
-    }
+    let spans = collector.spans();
+    let root = one(&spans, &format!("chat {}", engines.workers[0].config().model));
+    assert_eq!(told(&root.attributes, "moongate.kept"), "slow");
+    one(&spans, "worker");
 }

@@ -180,6 +180,7 @@ impl Entry {
             url: self.listed.url.clone(),
             source: self.listed.source,
             place: self.listed.place.clone(),
+            workload: self.listed.workload.clone(),
             declared: self.listed.declared.clone(),
             readiness,
             facts,

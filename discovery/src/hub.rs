@@ -150,7 +150,8 @@ impl Hub {
             .filter(|entry| entry.lacks_connector())
             .map(|entry| entry.instance(prefills_transfer(&decided, &entry.instance(None))))
             .collect();
-        self.publisher.publish(decided.into_iter().chain(undecided).collect());
+        let instances = decided.into_iter().chain(undecided).collect();
+        self.publisher.publish(instances, self.lists.hosts());
     }
 }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::listing::sample;
 use crate::reader::channel;
-use crate::topology::{Declared, Engine, EngineFacts, Place, Readiness, Source};
+use crate::topology::{Declared, Engine, EngineFacts, Place, Readiness, Source, Workload};
 
 fn hub(concurrency: usize) -> (Hub, crate::reader::TopologyReader) {
     let options = ProbeOptions { concurrency, ..ProbeOptions::default() };
@@ -35,6 +35,7 @@ fn instance(role: Role, models: &[&str], transfer: Option<KvTransfer>) -> Arc<In
         url: String::new(),
         source: Source::Static,
         place: Place::default(),
+        workload: Workload::default(),
         declared: Declared::default(),
         readiness: Readiness::Ready,
         facts: Some(facts(models, transfer)),
@@ -45,7 +46,7 @@ fn instance(role: Role, models: &[&str], transfer: Option<KvTransfer>) -> Arc<In
 async fn no_more_probes_run_than_allowed_and_the_rest_follows() {
     let (mut hub, _reader) = hub(3);
     let instances = (0..8).map(|index| sample(&format!("i{index}"), Role::Plain)).collect();
-    hub.list(Update { slot: 0, instances });
+    hub.list(Update::engines(0, instances));
     hub.start_due();
     hub.start_due();
     assert_eq!(hub.running.len(), 3);
@@ -63,11 +64,11 @@ async fn no_more_probes_run_than_allowed_and_the_rest_follows() {
 #[tokio::test]
 async fn an_answer_about_a_removed_instance_does_not_reach_its_namesake() {
     let (mut hub, reader) = hub(3);
-    hub.list(Update { slot: 0, instances: vec![sample("a", Role::Plain)] });
+    hub.list(Update::engines(0, vec![sample("a", Role::Plain)]));
     hub.start_due();
     let late = ("a".into(), hub.tickets, Verdict::Ready(facts(&["m"], None)));
-    hub.list(Update { slot: 0, instances: Vec::new() });
-    hub.list(Update { slot: 0, instances: vec![sample("a", Role::Plain)] });
+    hub.list(Update::engines(0, Vec::new()));
+    hub.list(Update::engines(0, vec![sample("a", Role::Plain)]));
     hub.start_due();
     hub.finish(late);
     assert_eq!(reader.current().instances[0].facts, None);

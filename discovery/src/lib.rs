@@ -11,6 +11,7 @@ mod endpoint;
 mod entry;
 mod error;
 mod file_watch;
+mod hosts;
 mod hub;
 mod kubernetes;
 mod listing;
@@ -28,6 +29,7 @@ mod topology;
 
 pub use cache::{DeclaredKv, KvEventSource, KvHashing, KvStore, PrefetchPolicy, StoreKeys, VllmHash};
 pub use error::{DiscoveryError, FileError, InstanceError};
+pub use hosts::Hosts;
 pub use kubernetes::KubernetesOptions;
 pub use kubernetes::pod::annotation;
 pub use load::{EngineLoad, LoadTrouble, ask_load};
@@ -38,8 +40,8 @@ pub use reader::{TopologyPublisher, TopologyReader, channel};
 pub use registry::{MAX_LEASE, Registered, Registration, Registry, RegistryError};
 pub use roles::{RoleNames, RolePorts};
 pub use start::{probe_once, start};
-pub use static_file::StaticInstance;
+pub use static_file::{StaticInstance, instances_in};
 pub use topology::{
     Bootstrap, Declared, Engine, EngineFacts, Instance, InstanceId, KvConnector, KvTransfer, Place,
-    PriorityOrder, Readiness, Role, Source, Topology,
+    PriorityOrder, Readiness, Role, Source, Topology, Workload,
 };

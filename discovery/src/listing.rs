@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::topology::{Declared, InstanceId, Place, Role, Source};
+use crate::hosts::Hosts;
+use crate::topology::{Declared, InstanceId, Place, Role, Source, Workload};
 
 /// Most instances in one topology: bounds memory and probing if a source goes wrong.
 pub(crate) const MAX_INSTANCES: usize = 10_000;
@@ -17,33 +18,51 @@ pub(crate) struct Listed {
     pub(crate) host: String,
     pub(crate) source: Source,
     pub(crate) place: Place,
+    pub(crate) workload: Workload,
     pub(crate) declared: Declared,
     /// Why the source itself says that it must not serve now.
     pub(crate) held: Option<String>,
 }
 
 /// A source's complete list; replaces its earlier one.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Update {
     /// Which source. Lower slots win where two sources list one id.
     pub(crate) slot: usize,
     pub(crate) instances: Vec<Listed>,
+    /// What else it knows the place of.
+    pub(crate) hosts: Vec<Host>,
+}
+
+/// A host that is no engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// Names and addresses.
+    pub(crate) names: Vec<String>,
+    pub(crate) place: Place,
+}
+
+impl Update {
+    /// Of a source that knows engines only.
+    pub(crate) fn engines(slot: usize, instances: Vec<Listed>) -> Self {
+        Self { slot, instances, hosts: Vec::new() }
+    }
 }
 
 /// All sources' lists as one, by id.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
-    slots: BTreeMap<usize, Vec<Listed>>,
+    slots: BTreeMap<usize, Update>,
 }
 
 impl Lists {
     pub(crate) fn replace(&mut self, update: Update) {
-        self.slots.insert(update.slot, update.instances);
+        self.slots.insert(update.slot, update);
     }
 
     pub(crate) fn merged(&self) -> BTreeMap<InstanceId, Listed> {
         let mut merged: BTreeMap<InstanceId, Listed> = BTreeMap::new();
-        for listed in self.slots.values().flatten() {
+        for listed in self.slots.values().flat_map(|update| &update.instances) {
             if merged.len() >= MAX_INSTANCES && !merged.contains_key(&listed.id) {
                 tracing::error!(
                     limit = MAX_INSTANCES,
@@ -59,6 +78,13 @@ impl Lists {
         }
         merged
     }
+
+    /// Where other hosts run.
+    pub(crate) fn hosts(&self) -> Hosts {
+        let hosts = self.slots.values().flat_map(|update| &update.hosts).take(MAX_INSTANCES);
+        let places = hosts.flat_map(|host| host.names.iter().map(|name| (name.clone(), host.place.clone())));
+        places.collect()
+    }
 }
 
 #[cfg(test)]
@@ -70,6 +96,7 @@ pub(crate) fn sample(id: &str, role: Role) -> Listed {
         host: id.to_owned(),
         source: Source::Static,
         place: Place::default(),
+        workload: Workload::default(),
         declared: Declared::default(),
         held: None,
     }
@@ -82,15 +109,13 @@ mod tests {
     #[test]
     fn lower_slots_win_and_an_update_replaces_only_its_slot() {
         let mut lists = Lists::default();
-        lists.replace(Update {
-            slot: 1,
-            instances: vec![sample("a", Role::Decode), sample("b", Role::Decode)],
-        });
-        lists.replace(Update { slot: 0, instances: vec![sample("a", Role::Prefill)] });
+        let both = vec![sample("a", Role::Decode), sample("b", Role::Decode)];
+        lists.replace(Update::engines(1, both));
+        lists.replace(Update::engines(0, vec![sample("a", Role::Prefill)]));
         let merged = lists.merged();
         assert_eq!(merged.len(), 2);
         assert_eq!(merged[&InstanceId::from("a")].role, Role::Prefill);
-        lists.replace(Update { slot: 0, instances: Vec::new() });
+        lists.replace(Update::engines(0, Vec::new()));
         assert_eq!(lists.merged()[&InstanceId::from("a")].role, Role::Decode);
     }
 
@@ -101,8 +126,8 @@ mod tests {
             [(held.clone(), sample("a", Role::Prefill)), (sample("a", Role::Prefill), held)]
         {
             let mut lists = Lists::default();
-            lists.replace(Update { slot: 0, instances: vec![first.clone()] });
-            lists.replace(Update { slot: 1, instances: vec![second] });
+            lists.replace(Update::engines(0, vec![first.clone()]));
+            lists.replace(Update::engines(1, vec![second]));
             let merged = lists.merged().remove(&InstanceId::from("a")).unwrap();
             assert_eq!((merged.role, merged.held.as_deref()), (first.role, Some("draining")));
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, watch};
 
+use crate::hosts::Hosts;
 use crate::topology::{Instance, InstanceId, Topology};
 
 /// Probe requests that may wait. More mean that the prober is busy with all of them anyway.
@@ -35,7 +36,7 @@ pub struct TopologyPublisher {
 impl TopologyPublisher {
     /// Publishes the next generation unless the content is unchanged. Of instances with one id the first stays.
     /// Answers whether it published.
-    pub fn publish(&mut self, mut instances: Vec<Arc<Instance>>) -> bool {
+    pub fn publish(&mut self, mut instances: Vec<Arc<Instance>>, hosts: Hosts) -> bool {
         instances.sort_by(|a, b| a.id.cmp(&b.id));
         instances.dedup_by(|later, earlier| later.id == earlier.id);
         let previous = self.current.load_full();
@@ -45,11 +46,11 @@ impl TopologyPublisher {
                 *instance = same.clone();
             }
         }
-        if previous.instances == instances {
+        if previous.instances == instances && *previous.hosts == hosts {
             return false;
         }
         let generation = previous.generation + 1;
-        self.current.store(Arc::new(Topology { generation, instances }));
+        self.current.store(Arc::new(Topology { generation, instances, hosts: Arc::new(hosts) }));
         self.generation.send_replace(generation);
         true
     }
@@ -105,7 +106,7 @@ impl TopologyReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::{Declared, Place, Readiness, Role, Source};
+    use crate::topology::{Declared, Place, Readiness, Role, Source, Workload};
 
     fn instance(id: &str, url: &str) -> Arc<Instance> {
         Arc::new(Instance {
@@ -114,6 +115,7 @@ mod tests {
             url: url.into(),
             source: Source::Static,
             place: Place::default(),
+            workload: Workload::default(),
             declared: Declared::default(),
             readiness: Readiness::Ready,
             facts: None,
@@ -123,15 +125,20 @@ mod tests {
     #[tokio::test]
     async fn only_changes_are_published_and_unchanged_instances_are_shared() {
         let (mut publisher, mut reader) = channel();
-        assert!(publisher.publish(vec![instance("b", "1"), instance("a", "1")]));
+        assert!(publisher.publish(vec![instance("b", "1"), instance("a", "1")], Hosts::default()));
         let first = reader.changed().await.unwrap();
         assert_eq!(first.generation, 1);
         assert!(first.get(&"b".into()).is_some() && first.get(&"c".into()).is_none());
-        assert!(!publisher.publish(vec![instance("a", "1"), instance("b", "1")]), "same content");
-        assert!(publisher.publish(vec![instance("a", "2"), instance("b", "1")]));
+        let same = vec![instance("a", "1"), instance("b", "1")];
+        assert!(!publisher.publish(same, Hosts::default()), "same content");
+        assert!(publisher.publish(vec![instance("a", "2"), instance("b", "1")], Hosts::default()));
         let second = reader.changed().await.unwrap();
         assert_eq!(second.generation, 2);
         assert!(Arc::ptr_eq(&first.instances[1], &second.instances[1]));
+        let place = Place { node: Some("n".into()), ..Place::default() };
+        let hosts = Hosts::from_iter([("store".to_owned(), place)]);
+        assert!(publisher.publish(second.instances.clone(), hosts), "a host is somewhere else");
+        assert!(reader.changed().await.is_some());
         drop(publisher);
         assert!(reader.changed().await.is_none());
     }

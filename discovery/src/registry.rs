@@ -104,7 +104,7 @@ impl Registry {
             let (instances, next_end) = self.0.leases.lock().current(Instant::now());
             if instances != sent {
                 sent.clone_from(&instances);
-                if out.send(Update { slot, instances }).await.is_err() {
+                if out.send(Update::engines(slot, instances)).await.is_err() {
                     return;
                 }
             }

@@ -51,19 +51,19 @@ pub async fn start(
     let (out, updates) = mpsc::channel(MAX_UPDATES);
     let mut hub = Hub::new(prober, options.probe, publisher);
     if !options.instances.is_empty() {
-        hub.list(Update { slot: SLOT_FLAGS, instances: static_file::listing(&options.instances)? });
+        hub.list(Update::engines(SLOT_FLAGS, static_file::listing(&options.instances)?));
     }
     let mut tasks = Vec::new();
     if let Some(path) = &options.file {
         let mut file = FileWatch::new(path);
-        let instances = file.read().await.and_then(|text| static_file::parse(&text)).map_err(at(path))?;
-        hub.list(Update { slot: SLOT_FILE, instances });
+        let read = file.read().await;
+        hub.list(read.and_then(|text| static_file::parse(&text, SLOT_FILE)).map_err(at(path))?);
         tasks.push(Task::File(file));
     }
     if let Some(rbg) = options.rbg {
         let mut file = FileWatch::new(&rbg.path);
         let members = file.read().await.and_then(|text| rbg::parse(&text, &rbg)).map_err(at(&rbg.path))?;
-        hub.list(Update { slot: SLOT_RBG, instances: rbg::listing(&members, &rbg::Names::default(), &rbg) });
+        hub.list(rbg::listing(&members, &rbg::Names::default(), &rbg, SLOT_RBG));
         tasks.push(Task::Rbg(Box::new(rbg::follow::Follower {
             file,
             options: rbg,

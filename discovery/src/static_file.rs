@@ -11,11 +11,11 @@ use crate::cache::DeclaredKv;
 use crate::endpoint::Endpoint;
 use crate::error::{FileError, InstanceError};
 use crate::file_watch::FileWatch;
-use crate::listing::{Listed, MAX_INSTANCES, Update};
+use crate::listing::{Host, Listed, MAX_INSTANCES, Update};
 use crate::probe::answers::MAX_RANKS;
 use crate::probe::store::MAX_TEXT;
 use crate::tcp_address::TcpAddress;
-use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source};
+use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source, Workload};
 
 /// One engine as a person names it. In the file: one `[[instance]]` table.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -87,6 +87,7 @@ impl StaticInstance {
             host: endpoint.host,
             source: Source::Static,
             place: self.place.clone(),
+            workload: Workload::default(),
             declared: Declared {
                 // A connector or a hash is vLLM's, so naming one says the engine too.
                 engine: self.engine.or(is_vllm.then_some(Engine::Vllm)),
@@ -129,6 +130,16 @@ fn wrong_kv(kv: &DeclaredKv) -> Option<(&'static str, &'static str)> {
 struct Document {
     #[serde(default, rename = "instance")]
     instances: Vec<StaticInstance>,
+    #[serde(default, rename = "host")]
+    hosts: Vec<StaticHost>,
+}
+
+/// A host that is no engine.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StaticHost {
+    names: Vec<String>,
+    place: Place,
 }
 
 /// Checks a whole list: one wrong instance refuses it, since half a fleet is worse than the last good one.
@@ -145,9 +156,18 @@ pub(crate) fn listing(instances: &[StaticInstance]) -> Result<Vec<Listed>, Insta
 }
 
 /// Reads the file's text.
-pub(crate) fn parse(text: &str) -> Result<Vec<Listed>, FileError> {
+pub(crate) fn parse(text: &str, slot: usize) -> Result<Update, FileError> {
     let document: Document = toml::from_str(text).map_err(|error| FileError::Syntax(error.to_string()))?;
-    Ok(listing(&document.instances)?)
+    let hosts = document.hosts.into_iter().map(|StaticHost { names, place }| Host { names, place });
+    Ok(Update { slot, instances: listing(&document.instances)?, hosts: hosts.collect() })
+}
+
+/// Reads and checks the file, and tells how many instances it lists.
+///
+/// # Errors
+/// [`FileError`]
+pub async fn instances_in(path: &Path) -> Result<usize, FileError> {
+    Ok(parse(&FileWatch::new(path).read().await?, 0)?.instances.len())
 }
 
 /// Sends the new list after every change of the file; a bad file is logged and changes nothing.
@@ -162,10 +182,10 @@ pub(crate) async fn follow(
             () = stop.cancelled() => return,
             read = file.changed() => read,
         };
-        match read.and_then(|text| parse(&text)) {
-            Ok(instances) => {
-                tracing::info!(file = %file.path().display(), instances = instances.len(), "instances file read again");
-                if out.send(Update { slot, instances }).await.is_err() {
+        match read.and_then(|text| parse(&text, slot)) {
+            Ok(update) => {
+                tracing::info!(file = %file.path().display(), instances = update.instances.len(), "instances file read again");
+                if out.send(update).await.is_err() {
                     return;
                 }
             }
@@ -187,6 +207,19 @@ mod tests {
     use super::*;
     use crate::cache::VllmHash;
     use proptest::prelude::*;
+
+    fn parse(text: &str) -> Result<Vec<Listed>, FileError> {
+        super::parse(text, 0).map(|update| update.instances)
+    }
+
+    #[test]
+    fn hosts_of_stores_have_places() {
+        let text = "[[host]]\nnames = [\"10.0.0.7\", \"store-0\"]\nplace = { rack = \"r1\" }\n";
+        let place = Place { rack: Some("r1".into()), ..Place::default() };
+        let host = Host { names: vec!["10.0.0.7".into(), "store-0".into()], place };
+        assert_eq!(super::parse(text, 0).unwrap().hosts, [host]);
+        assert!(parse("[[host]]\nnames = [\"a\"]\n").is_err(), "a host without a place");
+    }
 
     #[test]
     fn a_full_entry_and_a_minimal_one() {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cache::{DeclaredKv, KvEventSource, KvHashing, KvStore};
+use crate::hosts::Hosts;
 
 /// Everything discovery knows at one moment. Immutable: a change is a new snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub struct Topology {
     pub generation: u64,
     /// Sorted by id, ids are unique.
     pub instances: Vec<Arc<Instance>>,
+    /// Where hosts run that are no engines.
+    pub hosts: Arc<Hosts>,
 }
 
 impl Topology {
@@ -53,6 +56,8 @@ pub struct Instance {
     pub source: Source,
     /// Where it runs, as far as known: prices distance between a prefill, a decode and a store node.
     pub place: Place,
+    /// What runs it.
+    pub workload: Workload,
     /// What the source says about the engine; wins over what is probed.
     pub declared: Declared,
     /// Whether traffic may be sent there.
@@ -138,6 +143,19 @@ impl From<rbg_api::Place> for Place {
         let rbg_api::Place { node, nvlink_domain, rack, zone } = place;
         Self { zone, rack, node, nvlink_domain }
     }
+}
+
+/// What runs an engine on Kubernetes, as far as its source knows: tells which instances have been replaced by a rollout.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Workload {
+    /// The RoleBasedGroup.
+    pub group: Option<String>,
+    /// The role in it.
+    pub role: Option<String>,
+    /// Revision that its pod was made or last updated to.
+    pub revision: Option<String>,
+    /// Image of the pod's first container.
+    pub image: Option<String>,
 }
 
 /// Facts stated by the source (file, annotation). Each overrides its probed counterpart.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use moongate_discovery::{DiscoveryError, TopologyReader};
 use moongate_kvstore::admin::{Admin, AdminError, Options as AdminOptions};
-use moongate_runtime::{BindError, Serving, Supervisor};
+use moongate_runtime::{BindError, Serving, Socket, Supervisor};
 use moongate_scheduler::Scheduler;
 use moongate_telemetry::Traces;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,8 @@ use crate::config::GatewayOptions;
 use crate::dispatch::{Aborter, Clock, Desk, Dispatcher};
 use crate::feedback::{Decisions, Metrics};
 use crate::fleet::{Endpoint, FleetReader, check_health, follow, poll_loads};
-use crate::ingress::{Gateway, admin_router, public_router};
+use crate::guard::{GuardError, Guards};
+use crate::ingress::{FleetState, Gateway, admin_router, public_router};
 use crate::predict::{EngineTokenizer, Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
 
 /// Time for streams to take in their final error event before their connections are cut.
@@ -27,6 +28,9 @@ pub enum StartError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// A listener cannot be guarded as wanted.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
     /// The engines cannot be found out.
     #[error("discovery: {0}")]
     Discovery(#[from] DiscoveryError),
@@ -69,10 +73,15 @@ pub async fn start(
     traces: Traces,
     supervisor: &Supervisor,
 ) -> Result<RunningGateway, StartError> {
+    let guards = Guards::load(options)?;
     let listener = moongate_runtime::bind(options.listen)?;
     let admin_listener = moongate_runtime::bind(options.admin_listen)?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
 
+    for exposure in guards.exposures(options, [address, admin_address]) {
+        exposure.log();
+    }
+    let (gate, tls, admin_tls) = guards.keep_current(supervisor);
     let discovery = options.discovery_options();
     let registry = discovery.registry.clone();
     let topology = moongate_discovery::start(discovery, supervisor).await?;
@@ -126,7 +135,7 @@ pub async fn start(
     }
     let engines = EngineTokenizer::new(
         options.tokenize_timeout,
-        options.engine_api_key.as_deref(),
+        options.engine_authorization(),
         metrics.tokenize.clone(),
     );
     let dispatcher = Dispatcher {
@@ -143,22 +152,27 @@ pub async fn start(
         index,
         metrics,
         traces,
-        body_limits: options.body_limits(),
+        body_limits: options.listeners.body_limits(),
         standing: options.standing(),
         decisions,
+        fleet_state: FleetState::new(options.policy),
         registry,
         registration_token: options.registration_token.clone(),
+        gate,
+        admin_open: options.access.admin_open.clone(),
+        engine_key: options.engine_authorization(),
         supervisor: supervisor.clone(),
         draining: CancellationToken::new(),
         forced_end: CancellationToken::new(),
     });
 
     let (public_drain, admin_drain) = (CancellationToken::new(), CancellationToken::new());
-    let serve = |listener, router, drain: &CancellationToken| {
-        moongate_runtime::serve(listener, router, options.listener_limits(), drain.clone(), supervisor)
+    let serve = |listener, tls, router, drain: &CancellationToken| {
+        let limits = options.listeners.limits();
+        moongate_runtime::serve(Socket { listener, tls }, router, limits, drain.clone(), supervisor)
     };
-    let public = serve(listener, public_router(state.clone()), &public_drain);
-    let admin = serve(admin_listener, admin_router(state.clone()), &admin_drain);
+    let public = serve(listener, tls, public_router(state.clone()), &public_drain);
+    let admin = serve(admin_listener, admin_tls, admin_router(state.clone()), &admin_drain);
     tracing::info!(%address, admin = %admin_address, policy = %options.policy, "gateway listens");
     Ok(RunningGateway {
         address,

@@ -1,23 +1,30 @@
 //! Settings of the gateway: each is a flag, an environment variable and a key of the config file.
 
+mod access;
+mod listeners;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use http::HeaderName;
+use http::{HeaderName, HeaderValue};
 use moongate_discovery::{
     DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Registry, Role,
     RolePorts, StaticInstance,
 };
-use moongate_runtime::ListenerLimits;
+use moongate_runtime::Secret;
 use moongate_scheduler::{PolicyName, Settings, TtftTarget};
 
 use crate::dispatch::{AttemptLimits, RetryLimits};
 use crate::fleet::{BreakerLimits, EndpointLimits, HealthLimits};
-use crate::ingress::{BodyLimits, Standing};
+use crate::ingress::Standing;
 use crate::upstream::{LegLimits, PoolLimits};
+
+pub(crate) use access::TokenRules;
+pub use access::{AccessOptions, OpenPath};
+pub use listeners::ListenerOptions;
 
 /// Where engines come from, beside the ones given by flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -58,9 +65,17 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "ADDR", env = "MOONGATE_LISTEN", default_value = "127.0.0.1:8000")]
     pub listen: SocketAddr,
 
-    /// Address for /metrics, /health and /ready.
+    /// Address for /console, /metrics, /health and /ready.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN_LISTEN", default_value = "127.0.0.1:9000")]
     pub admin_listen: SocketAddr,
+
+    /// TLS and limits of both listeners.
+    #[command(flatten)]
+    pub listeners: ListenerOptions,
+
+    /// Who may ask.
+    #[command(flatten)]
+    pub access: AccessOptions,
 
     /// A prefill engine, as http://host:port or http://host:port,bootstrap-port. Repeatable.
     #[arg(long, value_name = "URL[,PORT]", env = "MOONGATE_PREFILL", value_delimiter = ' ', value_parser = parse_prefill)]
@@ -108,8 +123,8 @@ pub struct GatewayOptions {
     pub registration: bool,
 
     /// Token that /workers asks for, as `Authorization: Bearer TOKEN`; without one nobody is asked.
-    #[arg(long, value_name = "TOKEN", env = "MOONGATE_REGISTRATION_TOKEN", hide_env_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    pub registration_token: Option<String>,
+    #[arg(long, value_name = "TOKEN", env = "MOONGATE_REGISTRATION_TOKEN", hide_env_values = true)]
+    pub registration_token: Option<Secret>,
 
     /// RBG and Kubernetes: HTTP port of prefill engines that name none. Default 8000: vLLM's own, and the usual one in RBG's
     /// examples; SGLang's own is 30000.
@@ -136,9 +151,10 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "nixl|mooncake|store", env = "MOONGATE_KV_CONNECTOR", value_parser = parse_connector)]
     pub kv_connector: Option<KvConnector>,
 
-    /// API key that engines ask for, for the gateway's own questions. Clients' keys are passed on as they are.
+    /// API key that engines ask for: for the gateway's own questions, and for clients' requests if the gateway asks clients for keys of
+    /// its own. Else clients' keys are passed on as they are.
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
-    pub engine_api_key: Option<String>,
+    pub engine_api_key: Option<Secret>,
 
     /// How routes are chosen. By predicted time: predictive. By load: least_load, least_requests, power_of_two, round_robin, random. Like
     /// other routers, to compare with: cache_aware and prefix_hash (smg), llm_d, lmetric, dynamo, dynamo_queue, conductor. Default
@@ -232,21 +248,9 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "TIME", env = "MOONGATE_IDLE_TIMEOUT", default_value = "60s", value_parser = humantime::parse_duration)]
     pub idle_timeout: Duration,
 
-    /// Largest request body. Default 32 MiB: a million tokens of text, or a few images.
-    #[arg(long, value_name = "BYTES", env = "MOONGATE_MAX_BODY_BYTES", default_value_t = 32 << 20)]
-    pub max_body_bytes: usize,
-
-    /// Longest pause while a request body arrives.
-    #[arg(long, value_name = "TIME", env = "MOONGATE_BODY_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
-    pub body_timeout: Duration,
-
     /// Answers that are not streams are held up to this size before they are passed on, so that one that breaks off can be retried.
     #[arg(long, value_name = "BYTES", env = "MOONGATE_HELD_ANSWER_BYTES", default_value_t = 1 << 20)]
     pub held_answer_bytes: usize,
-
-    /// Connections from clients at once; more wait.
-    #[arg(long, value_name = "N", env = "MOONGATE_MAX_CONNECTIONS", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_connections: u32,
 
     /// Idle connections kept per engine.
     #[arg(long, value_name = "N", env = "MOONGATE_MAX_IDLE_CONNECTIONS", default_value_t = 1024)]
@@ -299,7 +303,10 @@ impl GatewayOptions {
             instances: self.static_instances(),
             file: self.instances_file.clone(),
             registry: self.registration.then(Registry::default),
-            probe: ProbeOptions { api_key: self.engine_api_key.clone(), ..ProbeOptions::default() },
+            probe: ProbeOptions {
+                api_key: self.engine_api_key.as_ref().map(|key| key.expose().to_owned()),
+                ..ProbeOptions::default()
+            },
             ..DiscoveryOptions::default()
         };
         match self.discovery {
@@ -349,14 +356,6 @@ impl GatewayOptions {
             .collect()
     }
 
-    pub(crate) fn listener_limits(&self) -> ListenerLimits {
-        ListenerLimits { connections: self.max_connections as usize, ..ListenerLimits::default() }
-    }
-
-    pub(crate) fn body_limits(&self) -> BodyLimits {
-        BodyLimits { max_bytes: self.max_body_bytes, idle: self.body_timeout }
-    }
-
     pub(crate) fn endpoint_limits(&self) -> EndpointLimits {
         EndpointLimits {
             pool: PoolLimits {
@@ -390,6 +389,14 @@ impl GatewayOptions {
         let base = self.ttft_target.as_secs_f64();
         let target = TtftTarget { base, cold_factor: self.ttft_target_factor };
         Settings { ttft_target: (base > 0.0).then_some(target), ..Settings::default() }
+    }
+
+    /// The engines' key as the header that carries it.
+    pub(crate) fn engine_authorization(&self) -> Option<HeaderValue> {
+        let mut value =
+            HeaderValue::try_from(format!("Bearer {}", self.engine_api_key.as_ref()?.expose())).ok()?;
+        value.set_sensitive(true);
+        Some(value)
     }
 
     /// What decides on a request's turn.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 
 /// Stable machine-readable reasons, listed in `docs/errors.md`.
@@ -21,8 +21,14 @@ pub enum Code {
     BodyIncomplete,
     /// No engine serves the model.
     ModelNotFound,
-    /// The admin listener wants a token.
+    /// `/workers` wants the registration token.
     Unauthorized,
+    /// No API key or token, or none that is known.
+    InvalidApiKey,
+    /// The key is known, but not for this.
+    InsufficientPermissions,
+    /// The tenant has used its quota.
+    RateLimited,
     /// No such path.
     NotFound,
     /// The path exists, the method does not.
@@ -56,6 +62,9 @@ impl Code {
             Code::BodyIncomplete => "body_incomplete",
             Code::ModelNotFound => "model_not_found",
             Code::Unauthorized => "unauthorized",
+            Code::InvalidApiKey => "invalid_api_key",
+            Code::InsufficientPermissions => "insufficient_permissions",
+            Code::RateLimited => "rate_limit_exceeded",
             Code::NotFound => "not_found",
             Code::MethodNotAllowed => "method_not_allowed",
             Code::NoEngineAvailable => "no_engine_available",
@@ -75,11 +84,12 @@ impl Code {
         match self {
             Code::InvalidJson | Code::InvalidRequest | Code::BodyIncomplete => StatusCode::BAD_REQUEST,
             Code::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Code::Unauthorized => StatusCode::UNAUTHORIZED,
+            Code::Unauthorized | Code::InvalidApiKey => StatusCode::UNAUTHORIZED,
+            Code::InsufficientPermissions => StatusCode::FORBIDDEN,
             Code::ModelNotFound | Code::NotFound => StatusCode::NOT_FOUND,
             Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Code::NoEngineAvailable | Code::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-            Code::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            Code::Overloaded | Code::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             Code::UnsupportedByFleet => StatusCode::NOT_IMPLEMENTED,
             Code::PrefillFailed | Code::DecodeFailed | Code::WorkerFailed => StatusCode::BAD_GATEWAY,
             Code::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
@@ -151,7 +161,11 @@ impl ApiError {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(after) = self.retry_after {
-            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+            // Whole seconds; asking earlier would be too early.
+            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs_f64().ceil().max(1.0) as u64));
+        }
+        if self.code.status() == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }

@@ -5,20 +5,25 @@
 //! and drives the engines' protocols over `upstream` connections, `relay` brings the answer back, `feedback` learns from
 //! it. `fleet` is the current set of engines.
 
+mod access;
 mod app;
 mod config;
 mod dispatch;
 mod error;
 mod feedback;
 mod fleet;
+mod guard;
 mod ingress;
 mod predict;
 mod prompt;
 mod relay;
 mod upstream;
 
+pub use access::AccessError;
 pub use app::{RunningGateway, StartError, start};
-pub use config::{DiscoverySource, GatewayOptions};
+pub use config::{AccessOptions, DiscoverySource, GatewayOptions, ListenerOptions, OpenPath};
 pub use error::{ApiError, Code};
+pub use feedback::all_metrics;
+pub use guard::{GuardError, exposures};
 #[doc(hidden)]
 pub use prompt::accepts;

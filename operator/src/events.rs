@@ -31,7 +31,8 @@ const MAX_TOLD: usize = 4096;
 const MAX_NOTE: usize = 1024;
 
 /// Reasons of conditions that someone should look at.
-const WARNINGS: [&str; 3] = ["InvalidSpec", "RestartPolicyTriggered", status::TIMED_OUT];
+const WARNINGS: [&str; 5] =
+    ["InvalidSpec", "RestartPolicyTriggered", status::TIMED_OUT, status::CANNOT_PULL, status::NOT_PULLED];
 
 /// Something to tell of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

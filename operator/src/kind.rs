@@ -40,7 +40,7 @@ pub enum Kind {
     VolcanoPodGroup,
     /// `RoleBasedGroupWarmup`
     Warmup,
-    /// `Pod` of a warmup
+    /// `Pod` of a warmup, or one that pulls images for others
     WarmupPod,
     /// `Pod` of a role that a StatefulSet, Deployment or LeaderWorkerSet made
     ForeignPod,

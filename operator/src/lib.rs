@@ -24,10 +24,11 @@ pub mod kubectl;
 mod metrics;
 pub mod observed;
 pub mod plan;
+mod spans;
 pub mod status;
 pub mod webhooks;
 
-pub use controllers::{Options, client, run};
+pub use controllers::{Options, TimeLimits, client, run};
 pub use kind::Kind;
 pub use metrics::Metrics;
 pub use moongate_render::GangScheduler;

@@ -3,6 +3,7 @@
 //! A write's answer is taken in at once, so that the next look at the same object does not repeat it. What a watch tells
 //! later counts only if it is newer. Objects are kept as text: a tree of JSON takes ten times the memory.
 
+mod index;
 mod ports;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -51,7 +52,7 @@ pub struct Live {
 #[derive(Debug, Default)]
 pub struct Observed {
     objects: BTreeMap<Key, Held>,
-    by_owner: HashMap<String, BTreeSet<Key>>,
+    index: index::Index,
     gone: HashSet<String>,
     gone_order: VecDeque<String>,
     /// Counts lists, to tell what a list has confirmed.
@@ -194,12 +195,10 @@ impl Observed {
             }
             let old = Arc::clone(&held.live);
             is_same = old.text == live.text;
-            self.unlink(&old);
+            self.index.unlink(&old);
         }
         let concerns = if is_same { Vec::new() } else { self.concerned_by(&live) };
-        if let Some((_, owner)) = &live.controller {
-            self.by_owner.entry(owner.clone()).or_default().insert(live.key.clone());
-        }
+        self.index.link(&live);
         self.objects.insert(live.key.clone(), Held { live: Arc::new(live), era });
         concerns
     }
@@ -220,7 +219,7 @@ impl Observed {
         }
         let Some(held) = self.objects.remove(key) else { return Vec::new() };
         self.promises.end(key);
-        self.unlink(&held.live);
+        self.index.unlink(&held.live);
         self.concerned_by(&held.live)
     }
 
@@ -228,7 +227,7 @@ impl Observed {
     fn concerned_by(&self, live: &Live) -> Vec<Key> {
         let mut concerns = live.concerns();
         if live.key.kind == Kind::Group {
-            let parts = self.by_owner.get(&live.uid).into_iter().flatten();
+            let parts = self.index.parts(&live.uid);
             concerns.extend(parts.filter(|key| key.kind == Kind::Adapter).cloned());
         }
         let naming = match live.key.kind {
@@ -328,8 +327,14 @@ impl Observed {
     /// Objects of a kind that belong to the owner of that UID.
     #[must_use]
     pub fn children(&self, owner: &str, kind: Kind) -> Vec<Arc<Live>> {
-        let keys = self.by_owner.get(owner).into_iter().flatten().filter(|key| key.kind == kind);
+        let keys = self.index.parts(owner).filter(|key| key.kind == kind);
         keys.filter_map(|key| self.get(key)).collect()
+    }
+
+    /// Pods of a group, whoever made them.
+    #[must_use]
+    pub fn pods_of_group(&self, namespace: &str, group: &str) -> Vec<Arc<Live>> {
+        self.index.pods(namespace, group).filter_map(|key| self.get(key)).collect()
     }
 
     /// How many objects there are of each kind.
@@ -340,16 +345,6 @@ impl Observed {
             *counts.entry(key.kind).or_default() += 1;
         }
         counts
-    }
-
-    fn unlink(&mut self, live: &Live) {
-        let Some((_, owner)) = &live.controller else { return };
-        if let Some(keys) = self.by_owner.get_mut(owner) {
-            keys.remove(&live.key);
-            if keys.is_empty() {
-                self.by_owner.remove(owner);
-            }
-        }
     }
 }
 

@@ -94,8 +94,39 @@ impl World {
                 self.set.status = Some(serde_json::from_value(body["status"].clone()).unwrap());
                 None
             }
+            Action::Patch { kind: Kind::Revision, name, body, .. } => {
+                let mut revisions = self.revisions.iter_mut();
+                let stored = revisions.find(|stored| stored.metadata.name.as_ref() == Some(&name)).unwrap();
+                stored.revision = body["revision"].as_i64().unwrap();
+                None
+            }
+            Action::Patch { kind: Kind::Instance, name, status: false, body } => {
+                let live = self.named(&name);
+                let labels = live.metadata.labels.get_or_insert_default();
+                let state = body["metadata"]["labels"][keys::LIFECYCLE_STATE].as_str().unwrap();
+                labels.insert(keys::LIFECYCLE_STATE.to_owned(), state.to_owned());
+                let annotations = live.metadata.annotations.get_or_insert_default();
+                for (key, value) in body["metadata"]["annotations"].as_object().unwrap() {
+                    annotations.remove(key);
+                    annotations.extend(value.as_str().map(|value| (key.clone(), value.to_owned())));
+                }
+                Some(format!("{name} is {state}"))
+            }
             other => panic!("{other:?}"),
         }
+    }
+
+    fn named(&mut self, name: &str) -> &mut RoleInstance {
+        self.instances.iter_mut().find(|live| live.metadata.name.as_deref() == Some(name)).unwrap()
+    }
+
+    /// Somebody puts his label on an instance, or takes it away.
+    fn guard(&mut self, name: &str, is_guarded: bool) {
+        let labels = self.named(name).metadata.labels.get_or_insert_default();
+        match is_guarded {
+            true => labels.insert("guarded".to_owned(), "yes".to_owned()),
+            false => labels.remove("guarded"),
+        };
     }
 
     /// All instances are ready as they are now.
@@ -219,4 +250,42 @@ fn an_earlier_spec_finds_its_revision_again() {
         matches!(step.action, Action::Patch { kind: Kind::Revision, name, .. } if Some(&name) == first.as_ref())
     });
     assert!(renumbered);
+}
+
+/// Whoever keeps a label on an instance is told what is to happen to it, and waited for.
+#[test]
+fn an_instance_with_a_hook_is_told_and_waited_for() {
+    let hook = json!({ "labelsHandler": { "guarded": "yes" }, "markPodNotReady": true });
+    let mut world = World::new(2, json!({ "maxUnavailable": 1 }));
+    world.set.spec.lifecycle =
+        Some(serde_json::from_value(json!({ "inPlaceUpdate": hook, "preDelete": hook })).unwrap());
+    world.settle();
+    world.guard("s-1", true);
+    world.image("image:2");
+    assert_eq!(world.settle(), [["s-1 is PreparingUpdate"]], "s-0 is not touched while s-1 waits");
+    assert_eq!(world.instances[1].metadata.annotations.as_ref().unwrap()[keys::LIFECYCLE_NOT_READY], "true");
+
+    world.image("image:1");
+    assert_eq!(world.settle(), [["s-1 is Normal"]], "the update was taken back");
+    assert!(
+        !world.instances[1].metadata.annotations.as_ref().unwrap().contains_key(keys::LIFECYCLE_NOT_READY)
+    );
+
+    world.image("image:2");
+    world.settle();
+    world.guard("s-1", false);
+    let rounds = world.settle();
+    // Who has not put his label back is told that the update is over.
+    assert_eq!(rounds, [vec!["update s-1"], vec!["update s-0", "s-1 is Updated"], vec!["s-0 is Updated"]]);
+    world.guard("s-1", true);
+    assert_eq!(world.settle(), [["s-1 is Normal"]]);
+
+    world.set.spec.replicas = Some(1);
+    assert_eq!(world.settle(), [["s-1 is PreparingDelete"]]);
+    world.set.spec.replicas = Some(2);
+    assert_eq!(world.settle(), [["s-1 is Normal"]]);
+    world.set.spec.replicas = Some(1);
+    world.settle();
+    world.guard("s-1", false);
+    assert_eq!(world.settle(), [["delete s-1"]]);
 }

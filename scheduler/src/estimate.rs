@@ -1,18 +1,12 @@
 //! What one engine would need for one prompt.
 
 use crate::cache_rules::{CacheRules, Prefetch};
-use crate::cluster::{Distance, Instance, InstanceIx, Load, Place};
-use crate::prediction::{L3Run, Medium, Prediction};
+use crate::cluster::{Instance, InstanceIx, Load};
+use crate::prediction::Prediction;
 use crate::request::Seconds;
 
 /// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
 pub(crate) const FETCH_LATENCY: Seconds = 0.002;
-
-/// How much longer a fetch takes from another zone.
-const FAR: f64 = 4.0;
-
-/// How much longer it takes from a disk than from memory.
-const NVME: f64 = 3.0;
 
 /// Times for one prompt on one engine, if it were sent now.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,8 +42,7 @@ impl Estimate {
         let (fetched, fetch) = if hits.l3_tokens == 0 || hits.l3_tokens < rules.prefetch_threshold {
             (0, 0.0)
         } else {
-            let farness = farness(&prediction.shared, own, hits.l3_tokens, &instance.place);
-            fetched(hits.l3_tokens, farness, wait, load.fetch_wait, rules)
+            fetched(hits.l3_tokens, prediction.farness(ix), wait, load.fetch_wait, rules)
         };
         let cached = own.saturating_add(fetched);
         // An engine always computes the last token.
@@ -98,39 +91,10 @@ fn fetched(offered: u32, farness: f64, wait: Seconds, queue: Seconds, rules: &Ca
     (tokens as u32, given_up)
 }
 
-/// How much longer than usual it can take to fetch these runs, wherever the engine is.
-pub(crate) fn farthest(runs: &[L3Run]) -> f64 {
-    let far = if runs.iter().any(|run| run.place != Place::default()) { FAR } else { 1.0 };
-    let slow = if runs.iter().any(|run| run.medium == Medium::Nvme) { NVME } else { 1.0 };
-    far * slow
-}
-
-/// How much longer than usual it takes to fetch `tokens` behind `first` to `place`, by where they are.
-fn farness(runs: &[L3Run], first: u32, tokens: u32, place: &Place) -> f64 {
-    let last = first.saturating_add(tokens);
-    let (mut weighted, mut known) = (0.0, 0_u32);
-    for run in runs {
-        let overlap =
-            run.first_token.saturating_add(run.tokens).min(last).saturating_sub(run.first_token.max(first));
-        let of_link = match run.place.distance(place) {
-            Distance::Nvlink | Distance::Node => 0.5,
-            Distance::Rack | Distance::Zone | Distance::Unknown => 1.0,
-            Distance::Far => FAR,
-        };
-        let of_medium = match run.medium {
-            Medium::Dram => 1.0,
-            Medium::Nvme => NVME,
-        };
-        weighted += f64::from(overlap) * of_link * of_medium;
-        known += overlap;
-    }
-    if known == 0 { 1.0 } else { weighted / f64::from(known) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{PairingDomain, Role};
+    use crate::cluster::{PairingDomain, Place, Role};
     use crate::prediction::TierHits;
     use crate::service::ServiceModel;
 
@@ -168,15 +132,18 @@ mod tests {
     }
 
     #[test]
-    fn far_and_slow_stores_take_longer() {
-        let here = instance(CacheRules::default()).place;
-        let run = |first_token, place, medium| L3Run { first_token, tokens: 100, place, medium };
-        let far = Place { zone: Some(9), ..Place::default() };
-        let runs = [run(0, here, Medium::Dram), run(100, far, Medium::Dram), run(200, here, Medium::Nvme)];
-        assert_eq!(farness(&runs, 0, 100, &here), 0.5);
-        assert_eq!(farness(&runs, 0, 200, &here), 2.25);
-        assert_eq!(farness(&runs, 150, 100, &here), 2.75);
-        assert_eq!(farness(&[], 0, 100, &here), 1.0);
+    fn what_is_near_is_there_sooner() {
+        let hits = TierHits { l3_tokens: 1000, ..TierHits::default() };
+        let prediction =
+            Prediction { per_instance: vec![hits; 2], farness: vec![0.5, 4.0], ..Prediction::default() };
+        let instance = instance(rules(Prefetch::WaitComplete));
+        let fetch = |at| {
+            let at = (InstanceIx(at), &instance);
+            Estimate::of(1000, &prediction, at, &Load::default(), 0.0).fetch
+        };
+        assert!(
+            (fetch(0) - FETCH_LATENCY - 0.5).abs() < 1e-9 && (fetch(1) - FETCH_LATENCY - 4.0).abs() < 1e-9
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod cache_rules;
 mod cluster;
 mod decision;
 mod estimate;
+mod farness;
 pub mod index;
 mod learn;
 mod policy;
@@ -28,6 +29,7 @@ pub use cluster::{
 };
 pub use decision::{Booking, Candidate, Decision, Explanation, Refusal, Route, Term, Terms};
 pub use estimate::Estimate;
+pub use farness::{Site, SiteRun, farness, tokens_by_site};
 pub use policy::{Input, Policy, PolicyName, Round, UnknownPolicy, Verdict};
 pub use prediction::{L3Run, Medium, Prediction, TierHits};
 pub use request::{Request, Seconds};

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::cluster::{InstanceIx, Place};
-use crate::estimate::farthest;
+use crate::cluster::InstanceIx;
 
 /// Hits per instance, in the cluster's order. Empty where nothing is known.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Prediction {
     /// One entry per instance, or none at all.
     pub per_instance: Vec<TierHits>,
+    /// How much longer than usual each instance's fetch from the shared store takes, by [where its pages are](crate::farness()). Empty
+    /// where all take as long as usual.
+    #[serde(default)]
+    pub farness: Vec<f32>,
     /// Runs of the prompt's pages in the shared store, in prompt order; there may be gaps between them.
     pub shared: Vec<L3Run>,
     /// Keys of the prompt's full pages, in order, for policies that keep a picture of their own. Each key stands for its
@@ -27,12 +30,17 @@ impl Prediction {
         self.per_instance.get(instance.at()).copied().unwrap_or_default()
     }
 
-    /// Most tokens that any instance would take from the shared store, each counted as often as it takes longer than one nearby: an upper
-    /// bound.
+    /// Most tokens that any instance would take from the shared store, each counted as often as it takes longer than usual.
     #[must_use]
     pub fn stored(&self) -> f64 {
-        let most = self.per_instance.iter().map(|hits| hits.l3_tokens).max().unwrap_or(0);
-        farthest(&self.shared) * f64::from(most)
+        let instances = (0..).map(InstanceIx).zip(&self.per_instance);
+        instances.map(|(ix, hits)| self.farness(ix) * f64::from(hits.l3_tokens)).fold(0.0, f64::max)
+    }
+
+    /// How much longer than usual a fetch of `instance` takes.
+    #[must_use]
+    pub fn farness(&self, instance: InstanceIx) -> f64 {
+        self.farness.get(instance.at()).copied().map_or(1.0, f64::from)
     }
 
     /// Tokens of the prompt that `instance` need not compute, as far as known.
@@ -70,17 +78,13 @@ pub enum Medium {
     Nvme,
 }
 
-/// A run of consecutive pages on one store node.
+/// A run of consecutive pages in the shared store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct L3Run {
     /// Tokens of the prompt before the run.
     pub first_token: u32,
     /// Tokens covered.
     pub tokens: u32,
-    /// Where the store node runs.
-    pub place: Place,
-    /// What it keeps them on.
-    pub medium: Medium,
 }
 
 #[cfg(test)]

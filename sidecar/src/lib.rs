@@ -20,5 +20,6 @@ mod sidecar;
 mod state;
 
 pub use gateways::Address;
+pub use metrics::all_metrics;
 pub use options::SidecarOptions;
 pub use sidecar::{StartError, start};

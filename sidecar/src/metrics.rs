@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
+use moongate_discovery::EngineLoad;
+use tokio::time::Instant;
+
 use crate::link::Link;
-use crate::state::State;
+use crate::state::{Look, State};
 
 /// All of them. `registrations`: those that were taken, and those that were not.
 pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrations: [u64; 2]) -> String {
@@ -26,8 +29,18 @@ pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrati
         &[("", state.drain.is_some().into())],
     );
     if let Some(load) = load {
-        family("engine_running", "gauge", "Requests that the engine works on.", &[("", load.running.into())]);
-        family("engine_waiting", "gauge", "Requests that wait there.", &[("", load.waiting.into())]);
+        family(
+            "engine_running",
+            "gauge",
+            "Requests that the engine works on, if it tells.",
+            &[("", load.running.into())],
+        );
+        family(
+            "engine_waiting",
+            "gauge",
+            "Requests that wait there, if it tells.",
+            &[("", load.waiting.into())],
+        );
     }
     let count = |wanted: fn(&Link) -> bool| links.values().filter(|link| wanted(link)).count() as u64;
     let gateways = [
@@ -41,17 +54,34 @@ pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrati
         ),
         (r#"{state="silent"}"#, count(|link| link.trouble.is_some())),
     ];
-    family("gateways", "gauge", "Gateways, by whether they send requests to the engine.", &gateways);
+    family("gateways", "gauge", "Gateways: `using` the engine, `not_using` it, `silent`.", &gateways);
     let [taken, refused] = registrations;
     let registrations = [(r#"{outcome="taken"}"#, taken), (r#"{outcome="refused"}"#, refused)];
-    family("registrations_total", "counter", "Registrations and renewals.", &registrations);
+    family(
+        "registrations_total",
+        "counter",
+        "Registrations and renewals: `taken`, `refused` (or not answered).",
+        &registrations,
+    );
     let adapters = [
         (r#"{state="loaded"}"#, state.adapters.loaded.len() as u64),
         (r#"{state="pending"}"#, state.adapters.pending.len() as u64),
         (r#"{state="failed"}"#, state.adapters.failed.len() as u64),
     ];
-    family("lora_adapters", "gauge", "LoRA adapters that the engine shall have.", &adapters);
+    family(
+        "lora_adapters",
+        "gauge",
+        "Adapters that the engine shall have: `loaded`, `pending`, `failed`.",
+        &adapters,
+    );
     text
+}
+
+/// All metrics of a sidecar as Prometheus scrapes them: what the table in `docs/metrics.md` is made of.
+#[must_use]
+pub fn all_metrics() -> String {
+    let look = Look { begun: Instant::now(), load: Some(EngineLoad::default()) };
+    text(&State { look: Some(look), ..State::default() }, &BTreeMap::new(), [0; 2])
 }
 
 fn up(state: &State) -> u64 {

@@ -58,6 +58,7 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         .pool_max_idle_per_host(0)
         .build()?;
     let state = State { place: options.place(), ..State::default() };
+    let names_none = !options.has_gateways();
     let sidecar = Arc::new(Sidecar {
         options,
         client,
@@ -73,5 +74,11 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
     supervisor.spawn("watch the engine", engine::watch(Arc::clone(&sidecar), supervisor.token()));
     supervisor.spawn("find gateways", gateways::follow(sidecar, supervisor.token()));
     tracing::info!(%address, "sidecar listens");
+    if names_none {
+        tracing::warn!(
+            "no gateway is named, so the engine is registered nowhere and gets no requests because of this sidecar; give --gateway \
+             HOST:PORT, the admin listener of a gateway with --registration, or --gateway-role ROLE"
+        );
+    }
     Ok(address)
 }

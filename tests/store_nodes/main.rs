@@ -4,6 +4,7 @@
 #[path = "../../kvstore/master/tests/caller/mod.rs"]
 mod caller;
 mod disk;
+mod drain;
 mod lasting;
 mod masters;
 mod node;

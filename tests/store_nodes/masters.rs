@@ -24,7 +24,7 @@ pub(crate) enum Found {
 pub(crate) struct Store {
     pub(crate) rpc: String,
     pub(crate) metadata: String,
-    admin: String,
+    pub(crate) admin: String,
     pub(crate) theirs: Option<RealMaster>,
     _ours: Vec<Ours>,
 }
@@ -67,6 +67,24 @@ impl Store {
             }
             Whose::Theirs => {
                 let theirs = RealMaster::start_with(NEWEST, FLAGS).await;
+                let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
+                Self { rpc, metadata, admin, theirs: Some(theirs), _ours: Vec::new() }
+            }
+        }
+    }
+
+    /// A master whose leases last half a second.
+    pub(crate) async fn with_short_leases(whose: Whose) -> Self {
+        let metadata = HANDSHAKE.to_owned();
+        match whose {
+            Whose::Ours => {
+                let ours =
+                    ours_with(None, Settings { lease_ttl_ms: 500, ramp_ms: 0, ..Settings::default() }).await;
+                let (rpc, admin) = (ours.rpc.clone(), ours.faces.admin.to_string());
+                Self { rpc, metadata, admin, theirs: None, _ours: vec![ours] }
+            }
+            Whose::Theirs => {
+                let theirs = RealMaster::start_with(NEWEST, &["--default_kv_lease_ttl=500"]).await;
                 let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
                 Self { rpc, metadata, admin, theirs: Some(theirs), _ours: Vec::new() }
             }

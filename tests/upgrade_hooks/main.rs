@@ -1,11 +1,7 @@
 //! The operator replaces real store nodes in place: each drains first and settles before the next, and no object is lost.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
-#![expect(clippy::print_stderr, reason = "the kubelet says what went wrong")]
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
-#[path = "../../operator/tests/kubernetes/kubelet.rs"]
-#[expect(dead_code, reason = "pods are never empty here")]
-mod kubelet;
 mod nodes;
 #[path = "../world/mod.rs"]
 mod world;
@@ -21,11 +17,10 @@ use moongate_master::RunningMaster;
 use moongate_master::flags::{self, Asked};
 use moongate_operator::Options;
 use moongate_runtime::Supervisor;
-use moongate_testkit::ControlPlane;
+use moongate_testkit::{ControlPlane, Kubelet, Pace};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use kubelet::Kubelet;
 use nodes::Nodes;
 
 /// Long, because it only says when something hangs.
@@ -101,7 +96,8 @@ async fn store_nodes_are_replaced_one_after_another_without_a_loss() {
     let client = namespace.client.clone();
     install(&client).await;
     let nodes = Nodes::new(&master.rpc_address().to_string(), &master.faces().admin.to_string()).await;
-    let _kubelet = Kubelet::run(client.clone(), &namespace.name, nodes.clone()).await;
+    let _kubelet =
+        Kubelet::run(client.clone(), &namespace.name, Pace::default(), nodes.clone()).await.unwrap();
     let options = Options {
         kubeconfig: Some(plane.kubeconfig()),
         namespace: Some(namespace.name.clone()),

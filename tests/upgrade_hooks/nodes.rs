@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use moongate_testkit::{Runtime, address};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::kubelet::{Runtime, address};
 use crate::world::binary::Binary;
 use crate::world::{client, until};
 
@@ -95,8 +95,8 @@ impl Nodes {
 }
 
 impl Runtime for Nodes {
-    async fn start(&mut self, pod: &Pod) -> String {
-        let ip = address(pod.metadata.uid.as_deref().unwrap(), 127);
+    async fn start(&self, pod: &Pod) -> String {
+        let ip = address(pod, 127);
         let socket = self.folder.path().join(&ip);
         self.holders.lock().push(Binary::start(&["store-holder", "--socket", socket.to_str().unwrap()]));
         until("the holder is there", || socket.exists()).await;
@@ -108,7 +108,7 @@ impl Runtime for Nodes {
     }
 
     /// Nobody but this node may be away, and it must have been drained.
-    async fn restart(&mut self, pod: &Pod) {
+    async fn restart(&self, pod: &Pod, _: &str) {
         let name = pod.metadata.name.clone().unwrap();
         let status = pod.status.as_ref().unwrap();
         let ip = status.pod_ip.clone().unwrap();

@@ -7,10 +7,12 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 pub(crate) mod binary;
+pub(crate) mod collector;
 pub(crate) mod fleet;
 pub(crate) mod gateway;
 pub(crate) mod raw_http;
 pub(crate) mod scripted;
+pub(crate) mod secured;
 pub(crate) mod stored;
 pub(crate) mod wire_json;
 

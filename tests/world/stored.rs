@@ -44,12 +44,21 @@ pub(crate) async fn foretold(world: &World, prompt: &[u32]) -> u64 {
 
 /// The same of the gateway whose admin listener has this URL.
 pub(crate) async fn foretold_at(client: &reqwest::Client, admin: &str, model: &str, prompt: &[u32]) -> u64 {
+    let engine = predicted_at(client, admin, model, prompt).await;
+    assert_eq!((&engine["l1_tokens"], &engine["l2_tokens"]), (&json!(0), &json!(0)), "{engine}");
+    engine["l3_tokens"].as_u64().unwrap()
+}
+
+/// What the gateway says of the first engine.
+pub(crate) async fn predicted(world: &World, prompt: &[u32]) -> Value {
+    predicted_at(&world.client, &world.gateway.admin_url(""), &world.model(), prompt).await
+}
+
+async fn predicted_at(client: &reqwest::Client, admin: &str, model: &str, prompt: &[u32]) -> Value {
     let body = json!({"model": model, "prompt": prompt});
     let request = client.post(format!("{admin}/debug/predict/v1/completions")).json(&body);
     let answer: Value = request.send().await.unwrap().json().await.unwrap();
-    let engine = &answer["engines"][0];
-    assert_eq!((&engine["l1_tokens"], &engine["l2_tokens"]), (&json!(0), &json!(0)), "{answer}");
-    engine["l3_tokens"].as_u64().unwrap()
+    answer["engines"][0].clone()
 }
 
 /// Waits until so many pages are foretold. On the way there, `allowed` must hold of the number.

@@ -24,6 +24,8 @@ pub(super) enum Kind {
     Moongate {
         path: PathBuf,
         flags: Vec<String>,
+        /// The share of requests whose traces it exports, if it makes any.
+        traces: Option<f64>,
     },
     Smg {
         path: PathBuf,
@@ -120,8 +122,15 @@ impl Running {
     pub(super) async fn start(gateway: &Gateway, engines: &Engines, places: &Places) -> anyhow::Result<Self> {
         let (port, admin) = (free_port()?, free_port()?);
         let command = match &gateway.kind {
-            Kind::Moongate { path, flags } => {
-                moongate(places.command(places.gateway_cpu, path), port, admin, engines, flags)
+            Kind::Moongate { path, flags, traces } => {
+                let mut command = places.command(places.gateway_cpu, path);
+                command.arg("gateway");
+                if let Some(ratio) = traces {
+                    let collector = engines.plain.first().context("no plain engine")?;
+                    command.args(["--otlp-endpoint", &format!("http://127.0.0.1:{collector}")]);
+                    command.args(["--trace-sample-ratio", &ratio.to_string()]);
+                }
+                moongate(command, port, admin, engines, flags)
             }
             Kind::Smg { path, policy } => {
                 smg(places.command(places.gateway_cpu, path), port, admin, engines, policy)
@@ -172,7 +181,7 @@ fn free_port() -> anyhow::Result<u16> {
 }
 
 fn moongate(mut command: Command, port: u16, admin: u16, engines: &Engines, flags: &[String]) -> Command {
-    command.args(["gateway", "--listen", &format!("127.0.0.1:{port}")]);
+    command.args(["--listen", &format!("127.0.0.1:{port}")]);
     command.args(["--admin-listen", &format!("127.0.0.1:{admin}"), "--log-filter", "warn"]);
     for (port, bootstrap) in &engines.prefill {
         command.args(["--prefill", &format!("http://127.0.0.1:{port},{bootstrap}")]);

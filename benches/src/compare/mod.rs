@@ -59,6 +59,10 @@ pub(crate) struct Options {
     #[arg(long)]
     no_reference: bool,
 
+    /// Measures Moongate a second time, with this share of requests traced, and says what that costs.
+    #[arg(long, value_name = "RATIO")]
+    traces: Option<f64>,
+
     /// Further flags of the moongate gateway, as one word each. Repeatable.
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     moongate_flag: Vec<String>,
@@ -97,7 +101,12 @@ async fn gateways(options: &Options) -> anyhow::Result<Vec<Gateway>> {
     let mut gateways = Vec::new();
     if let Some(path) = &options.moongate {
         let flags = options.moongate_flag.clone();
-        gateways.push(Gateway::new("moongate", Kind::Moongate { path: existing(path)?, flags }).await);
+        let path = existing(path)?;
+        let kind = |traces| Kind::Moongate { path: path.clone(), flags: flags.clone(), traces };
+        gateways.push(Gateway::new("moongate", kind(None)).await);
+        if let Some(ratio) = options.traces {
+            gateways.push(Gateway::new(&format!("moongate, {ratio} traced"), kind(Some(ratio))).await);
+        }
     }
     if let Some(path) = &options.smg {
         for policy in ["cache_aware", "round_robin"] {

@@ -55,11 +55,46 @@ const TARGETS: [Target; 6] = [
     },
 ];
 
+/// What traces may cost, as multiples of the same without.
+const TRACED: [Target; 3] = [
+    Target {
+        title: "CPU per request, 200 B",
+        scenario: "json-200b",
+        key: "cpu_us_per_request",
+        limit: 1.03,
+        of_smg: false,
+    },
+    Target {
+        title: "CPU per unpaced chunk",
+        scenario: "sse-unpaced",
+        key: "cpu_us_per_chunk",
+        limit: 1.03,
+        of_smg: false,
+    },
+    Target {
+        title: "CPU per paced chunk",
+        scenario: "sse-paced",
+        key: "cpu_us_per_chunk",
+        limit: 1.03,
+        of_smg: false,
+    },
+];
+
 /// A line for each target that was measured.
 pub(super) fn lines(gateways: &[Gateway], runs: &[Run]) -> String {
     let mut text = String::new();
     let ours = gateways.iter().filter(|gateway| matches!(gateway.kind, Kind::Moongate { .. }));
+    let (traced, ours): (Vec<_>, Vec<_>) =
+        ours.partition(|gateway| matches!(gateway.kind, Kind::Moongate { traces: Some(_), .. }));
     for our in ours {
+        for (target, traced) in
+            TRACED.iter().flat_map(|target| traced.iter().map(move |traced| (target, traced)))
+        {
+            let without = Series::of(runs, &our.name, target.scenario, target.key);
+            let with = Series::of(runs, &traced.name, target.scenario, target.key);
+            let title = format!("{}, {}, of {}", target.title, traced.name, our.name);
+            line(&mut text, target, &title, &ratios(&with, &without), with.failed + without.failed);
+        }
         for target in &TARGETS {
             let series = Series::of(runs, &our.name, target.scenario, target.key);
             if !target.of_smg {

@@ -129,6 +129,8 @@ fn engine_paths(mode: &str, bootstrap_port: Value) -> Vec<(&'static str, Vec<u8>
         (whole(200, &model_info.to_string()), whole(200, &server_info.to_string()));
     vec![
         ("/health", whole(200, "")),
+        // As a collector of traces, which takes everything.
+        ("/v1/traces", whole(200, "")),
         ("/health_generate", whole(200, "")),
         ("/abort_request", whole(200, "")),
         ("/flush_cache", whole(200, "")),

@@ -48,6 +48,14 @@ securityContext:
   valueFrom: { fieldRef: { fieldPath: status.podIP } }
 {{- end }}
 
+{{/* Environment: headers of exports to a collector of traces. */}}
+{{- define "moongate.otlp.env" -}}
+{{- with .Values.otlp.headersSecret }}
+- name: MOONGATE_OTLP_HEADERS
+  valueFrom: { secretKeyRef: { name: {{ .name }}, key: {{ .key }} } }
+{{- end }}
+{{- end }}
+
 {{/* Environment: where the process is, what is ours, and what is given, which wins. */}}
 {{- define "moongate.env" -}}
 {{- include "moongate.whereabouts" . }}

@@ -1,11 +1,18 @@
-//! What every long-running command shares: supervised tasks, signals, drain, listeners, configuration.
+//! What every long-running command shares: supervised tasks, signals, drain, listeners, configuration, secrets.
 
 pub mod config;
+mod file_changes;
 pub mod listener;
+mod secret;
 pub mod signals;
 pub mod supervisor;
 
 pub use config::{ConfigError, Origin, Setting, effective, parse};
-pub use listener::{BindError, ListenerLimits, PeerAddr, Serving, bind, serve};
+pub use file_changes::FileChanges;
+pub use listener::{
+    BindError, ClientCertificate, ListenerLimits, PeerAddr, Serving, Socket, Tls, TlsError, TlsFiles, bind,
+    serve,
+};
+pub use secret::{EmptySecret, Secret};
 pub use signals::terminated;
 pub use supervisor::{StillRunning, Supervisor};

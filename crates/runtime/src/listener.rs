@@ -8,6 +8,9 @@
 mod connection;
 #[cfg(test)]
 mod tests;
+mod tls;
+#[cfg(test)]
+mod tls_tests;
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -24,6 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Supervisor;
 
+pub use tls::{ClientCertificate, Tls, TlsError, TlsFiles};
+
 /// Connections the kernel keeps ready while the loop is busy (bounded by `net.core.somaxconn` too).
 const BACKLOG: u32 = 4096;
 /// Pause after a failed accept: doubled from the first to the last while accepts keep failing.
@@ -32,6 +37,21 @@ const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::
 /// The address of the client, in the extensions of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddr(pub SocketAddr);
+
+/// Where connections come from.
+#[derive(Debug)]
+pub struct Socket {
+    /// Accepts them.
+    pub listener: TcpListener,
+    /// With it, clients must speak TLS.
+    pub tls: Option<Tls>,
+}
+
+impl From<TcpListener> for Socket {
+    fn from(listener: TcpListener) -> Self {
+        Self { listener, tls: None }
+    }
+}
 
 /// What one listener accepts.
 #[derive(Debug, Clone)]
@@ -103,7 +123,7 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
 /// The error a service or a body may have: anything that can be boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Serves `service` on `listener` until `drain` is cancelled or `supervisor` shuts down.
+/// Serves `service` on `socket` until `drain` is cancelled or `supervisor` shuts down.
 ///
 /// Each connection is one task of the supervisor and works on a clone of the service; an HTTP/1.1 request
 /// starts no task and boxes nothing here. When draining begins, the socket is closed, idle connections are
@@ -112,7 +132,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A request that is not HTTP is answered or cut by its own connection. A failing accept (out of file
 /// descriptors, say) is logged and tried again after a pause.
 pub fn serve<S, B>(
-    listener: TcpListener,
+    socket: impl Into<Socket>,
     service: S,
     limits: ListenerLimits,
     drain: CancellationToken,
@@ -128,7 +148,7 @@ where
 {
     let shared = Arc::new(Shared::default());
     let accept = AcceptLoop {
-        listener,
+        socket: socket.into(),
         slots: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
         protocol: Arc::new(connection::Protocols::new(&limits, supervisor)),
         open: Accepting::new(Arc::clone(&shared)),
@@ -278,7 +298,7 @@ impl Drop for Open {
 }
 
 struct AcceptLoop {
-    listener: TcpListener,
+    socket: Socket,
     slots: Arc<Semaphore>,
     protocol: Arc<connection::Protocols>,
     open: Accepting,
@@ -304,7 +324,7 @@ impl AcceptLoop {
             () = self.accept_all(service) => {}
         }
         // The socket goes first, so that a new connection is refused rather than accepted and forgotten.
-        drop(self.listener);
+        drop(self.socket);
         drop(self.open);
     }
 
@@ -319,12 +339,16 @@ impl AcceptLoop {
     {
         // The semaphore is never closed, so this ends only by being dropped.
         while let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await {
-            let (stream, peer) = accept_one(&self.listener).await;
+            let (stream, peer) = accept_one(&self.socket.listener).await;
             let protocol = Arc::clone(&self.protocol);
             let open = Open::new(&self.open.0, slot);
             let service = connection::WithPeer::new(service.clone(), PeerAddr(peer));
+            let tls = self.socket.tls.clone();
             self.supervisor.spawn("connection", async move {
-                protocol.run(stream, service, &open.shared).await;
+                match tls {
+                    None => protocol.run(stream, service, &open.shared).await,
+                    Some(tls) => protocol.run_secured(stream, &tls, service, &open.shared).await,
+                }
             });
         }
     }

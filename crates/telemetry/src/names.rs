@@ -1,4 +1,4 @@
-//! Attribute names of the OpenTelemetry semantic conventions, as far as the gateway uses them.
+//! Attribute names of the OpenTelemetry semantic conventions, as far as they are used here, and our own.
 //!
 //! The `GEN_AI_*` constants of `opentelemetry-semantic-conventions` are deprecated (they moved to a
 //! repository of their own), so the names stand here.
@@ -50,3 +50,6 @@ pub const HTTP_RESPONSE_STATUS_CODE: &str = "http.response.status_code";
 pub const HTTP_ROUTE: &str = "http.route";
 /// Path of the request.
 pub const URL_PATH: &str = "url.path";
+
+/// Why a trace is exported although it may not have been sampled: `error`, `slow` or `mispredicted`.
+pub const KEPT: &str = "moongate.kept";

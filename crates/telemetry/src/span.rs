@@ -5,19 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
-use opentelemetry::propagation::TextMapPropagator as _;
-use opentelemetry::trace::{
-    Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, TraceFlags, Tracer as _,
-};
-use opentelemetry::{Context, KeyValue, Value};
-use opentelemetry_http::HeaderExtractor;
-use opentelemetry_sdk::propagation::TraceContextPropagator;
-use opentelemetry_sdk::trace::{SdkTracer, Span};
+use http::header::HeaderMap;
+use opentelemetry::trace::{Event, Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId};
+use opentelemetry::{KeyValue, Value};
 
-/// <https://www.w3.org/TR/trace-context/>
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+use crate::context;
+use crate::trace::Trace;
 
 /// A span that ends when it is dropped. It may be stored, in a response body for instance, and sent to
 /// another thread.
@@ -31,14 +24,50 @@ pub struct SpanHandle {
 enum State {
     /// Tracing is off.
     Off,
-    /// The sampler said no: there is an identity to hand on, and nothing to record.
-    Unsampled(SpanContext),
-    Recorded(Box<Recorded>),
+    /// Not sampled, and no room to hold it: there is an identity to hand on, and nothing to record.
+    Unrecorded(Box<SpanContext>),
+    Recorded(Arc<Trace>, Box<Record>),
 }
 
-struct Recorded {
-    span: Span,
-    tracer: Arc<SdkTracer>,
+/// What is known of a span.
+pub(crate) struct Record {
+    pub(crate) id: SpanId,
+    pub(crate) parent: SpanId,
+    /// Whether it has no parent in this process.
+    pub(crate) is_root: bool,
+    pub(crate) kind: SpanKind,
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) start: SystemTime,
+    pub(crate) end: SystemTime,
+    pub(crate) links: Vec<Link>,
+    pub(crate) status: Status,
+    pub(crate) notes: Notes,
+    /// Tells the rest once the span is exported.
+    pub(crate) later: Option<Later>,
+}
+
+/// Spans that have ended; boxed, because they go through three hands without being copied.
+pub(crate) type Spans = Vec<Box<Record>>;
+
+type Later = Box<dyn FnOnce(&mut Notes) + Send + Sync>;
+
+/// What is written on a span.
+#[derive(Debug, Default)]
+pub struct Notes {
+    pub(crate) attributes: Vec<KeyValue>,
+    pub(crate) events: Vec<Event>,
+}
+
+impl Notes {
+    /// Sets an attribute; [`crate::names`] has the standard ones. Set each once: the last does not replace.
+    pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
+        self.attributes.push(KeyValue::new(key, value));
+    }
+
+    /// Notes that something happened at `time`.
+    pub fn event(&mut self, name: &'static str, time: SystemTime, attributes: Vec<KeyValue>) {
+        self.events.push(Event::new(name, time, attributes, 0));
+    }
 }
 
 impl SpanHandle {
@@ -47,102 +76,132 @@ impl SpanHandle {
         Self { state: State::Off }
     }
 
-    /// A span of kind server, whose parent is the caller named in `headers`, if it is.
-    pub(crate) fn server(
-        tracer: &Arc<SdkTracer>,
-        name: Cow<'static, str>,
-        headers: &HeaderMap,
-        start: Option<SystemTime>,
-    ) -> Self {
-        let parent =
-            TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers));
-        Self::start(tracer, name, SpanKind::Server, &parent, start)
+    /// A handle that only hands an identity on.
+    pub(crate) fn unrecorded(context: SpanContext) -> Self {
+        Self { state: State::Unrecorded(Box::new(context)) }
     }
 
-    fn start(
-        tracer: &Arc<SdkTracer>,
-        name: Cow<'static, str>,
-        kind: SpanKind,
-        parent: &Context,
-        start: Option<SystemTime>,
+    /// The first span of a trace in this process, below the parent if that is valid.
+    pub(crate) fn root(
+        trace: Arc<Trace>,
+        (parent, name, kind, start): (SpanId, Cow<'static, str>, SpanKind, SystemTime),
     ) -> Self {
-        let mut builder = SpanBuilder::from_name(name).with_kind(kind);
-        if let Some(start) = start {
-            builder = builder.with_start_time(start);
-        }
-        let span = tracer.build_with_context(builder, parent);
-        let state = if span.is_recording() {
-            State::Recorded(Box::new(Recorded { span, tracer: Arc::clone(tracer) }))
-        } else {
-            State::Unsampled(span.span_context().clone())
-        };
-        Self { state }
+        let mut record = Record::new(parent, name, kind, start);
+        record.is_root = true;
+        Self { state: State::Recorded(trace, record) }
     }
 
     /// Starts a span below this one.
     pub fn child(&self, name: impl Into<Cow<'static, str>>, kind: SpanKind) -> Self {
-        self.start_child(name, kind, None)
+        self.child_at(name, kind, SystemTime::now())
     }
 
     /// [`SpanHandle::child`] for something that began at `start`.
     pub fn child_at(&self, name: impl Into<Cow<'static, str>>, kind: SpanKind, start: SystemTime) -> Self {
-        self.start_child(name, kind, Some(start))
+        let state = match &self.state {
+            State::Off => State::Off,
+            // A child of what is not recorded is not recorded either; the parent's identity serves for both.
+            State::Unrecorded(context) => State::Unrecorded(context.clone()),
+            State::Recorded(trace, parent) => {
+                State::Recorded(trace.clone(), Record::new(parent.id, name.into(), kind, start))
+            }
+        };
+        Self { state }
     }
 
-    fn start_child(
-        &self,
-        name: impl Into<Cow<'static, str>>,
-        kind: SpanKind,
-        start: Option<SystemTime>,
-    ) -> Self {
+    /// Whether what is set here may be exported. Worth asking before computing an expensive value.
+    #[must_use]
+    pub fn is_recording(&self) -> bool {
+        matches!(self.state, State::Recorded(..))
+    }
+
+    /// When the span began; now, if it is not recorded.
+    #[must_use]
+    pub fn start(&self) -> SystemTime {
         match &self.state {
-            State::Off => Self::off(),
-            // A child of what is not recorded is not recorded either; the parent's identity serves for both.
-            State::Unsampled(context) => Self { state: State::Unsampled(context.clone()) },
-            State::Recorded(recorded) => {
-                let parent = Context::new().with_remote_span_context(recorded.span.span_context().clone());
-                Self::start(&recorded.tracer, name.into(), kind, &parent, start)
-            }
+            State::Recorded(_, record) => record.start,
+            State::Off | State::Unrecorded(_) => SystemTime::now(),
         }
     }
 
-    /// Whether what is set here will be exported. Worth asking before computing an expensive value.
+    /// Identity of the trace, to be named in logs.
     #[must_use]
-    pub fn is_recording(&self) -> bool {
-        matches!(self.state, State::Recorded(_))
+    pub fn trace_id(&self) -> Option<TraceId> {
+        match &self.state {
+            State::Off => None,
+            State::Unrecorded(context) => Some(context.trace_id()),
+            State::Recorded(trace, _) => Some(trace.id),
+        }
     }
 
-    /// Trace id as 32 hexadecimal digits, to be named in logs.
+    /// [`SpanHandle::trace_id`], if the collector will get this trace for sure: what metrics may point to.
     #[must_use]
-    pub fn trace_id(&self) -> Option<String> {
-        self.context().map(|context| context.trace_id().to_string())
+    pub fn exported_trace_id(&self) -> Option<TraceId> {
+        match &self.state {
+            State::Recorded(trace, _) if trace.is_exported() => Some(trace.id),
+            _ => None,
+        }
     }
 
-    /// Sets an attribute; [`crate::names`] has the standard ones. Set each once: the last does not replace.
+    /// Identity of the span, for links to it. `None` if it is not recorded.
+    #[must_use]
+    pub fn context(&self) -> Option<SpanContext> {
+        match &self.state {
+            State::Recorded(trace, record) => {
+                let flags = if trace.sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
+                Some(SpanContext::new(trace.id, record.id, flags, false, trace.state.clone()))
+            }
+            State::Off | State::Unrecorded(_) => None,
+        }
+    }
+
+    /// Has the whole trace exported, whatever the sampler said, and notes why. That is done for so many traces in a second only.
+    pub fn keep(&mut self, why: &'static str) {
+        if let State::Recorded(trace, record) = &mut self.state {
+            record.notes.set(crate::names::KEPT, why);
+            trace.keep();
+        }
+    }
+
+    /// Sets an attribute, see [`Notes::set`].
     pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
-        if let State::Recorded(recorded) = &mut self.state {
-            recorded.span.set_attribute(KeyValue::new(key, value));
+        if let State::Recorded(_, record) = &mut self.state {
+            record.notes.set(key, value);
+        }
+    }
+
+    /// Has attributes and events written only if the span is exported. The last such call counts.
+    pub fn set_later(&mut self, tell: impl FnOnce(&mut Notes) + Send + Sync + 'static) {
+        if let State::Recorded(_, record) = &mut self.state {
+            record.later = Some(Box::new(tell));
         }
     }
 
     /// Gives the span another name, when more is known than at its start.
     pub fn rename(&mut self, name: impl Into<Cow<'static, str>>) {
-        if let State::Recorded(recorded) = &mut self.state {
-            recorded.span.update_name(name);
+        if let State::Recorded(_, record) = &mut self.state {
+            record.name = name.into();
         }
     }
 
     /// Notes that something happened now.
-    pub fn event(&mut self, name: impl Into<Cow<'static, str>>) {
-        if let State::Recorded(recorded) = &mut self.state {
-            recorded.span.add_event(name, Vec::new());
+    pub fn event(&mut self, name: &'static str, attributes: Vec<KeyValue>) {
+        if let State::Recorded(_, record) = &mut self.state {
+            record.notes.event(name, SystemTime::now(), attributes);
+        }
+    }
+
+    /// Says that this span is there because of another one.
+    pub fn link(&mut self, to: SpanContext) {
+        if let State::Recorded(_, record) = &mut self.state {
+            record.links.push(Link::with_context(to));
         }
     }
 
     /// Marks the span as failed.
     pub fn error(&mut self, message: impl Into<Cow<'static, str>>) {
-        if let State::Recorded(recorded) = &mut self.state {
-            recorded.span.set_status(Status::error(message));
+        if let State::Recorded(_, record) = &mut self.state {
+            record.status = Status::error(message);
         }
     }
 
@@ -150,43 +209,53 @@ impl SpanHandle {
     ///
     /// Where tracing is off, the headers stay, so that those of the client pass through.
     pub fn inject(&self, headers: &mut HeaderMap) {
-        let Some(context) = self.context() else { return };
-        let parent = format!(
-            "00-{}-{}-{:02x}",
-            context.trace_id(),
-            context.span_id(),
-            context.trace_flags() & TraceFlags::SAMPLED
-        );
-        let Ok(parent) = HeaderValue::try_from(parent) else { return };
-        headers.insert(TRACEPARENT, parent);
-        match HeaderValue::try_from(context.trace_state().header()) {
-            Ok(state) if !state.is_empty() => {
-                headers.insert(TRACESTATE, state);
+        match &self.state {
+            State::Off => {}
+            State::Unrecorded(context) => {
+                let ids = (context.trace_id(), context.span_id());
+                context::inject(headers, ids, context.is_sampled(), context.trace_state());
             }
-            _ => {
-                headers.remove(TRACESTATE);
+            State::Recorded(trace, record) => {
+                context::inject(headers, (trace.id, record.id), trace.sampled, &trace.state);
             }
         }
     }
 
     /// Ends the span now.
     pub fn end(self) {}
+}
 
-    /// Ends the span with another time than now.
-    pub fn end_at(self, end: SystemTime) {
-        if let State::Recorded(mut recorded) = self.state {
-            recorded.span.end_with_timestamp(end);
+impl Drop for SpanHandle {
+    fn drop(&mut self) {
+        if let State::Recorded(trace, mut record) = std::mem::replace(&mut self.state, State::Off) {
+            // The clock may have been set back meanwhile.
+            record.end = SystemTime::now().max(record.start);
+            trace.ended(record);
         }
     }
+}
 
-    fn context(&self) -> Option<&SpanContext> {
-        match &self.state {
-            State::Off => None,
-            State::Unsampled(context) => Some(context),
-            State::Recorded(recorded) => Some(recorded.span.span_context()),
-        }
-        // Invalid after the exporter has been shut down.
-        .filter(|context| context.is_valid())
+impl Record {
+    fn new(parent: SpanId, name: Cow<'static, str>, kind: SpanKind, start: SystemTime) -> Box<Self> {
+        Box::new(Self {
+            id: SpanId::from(fastrand::u64(1..)),
+            parent,
+            is_root: false,
+            kind,
+            name,
+            start,
+            end: start,
+            links: Vec::new(),
+            status: Status::Unset,
+            notes: Notes::default(),
+            later: None,
+        })
+    }
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
     }
 }
 

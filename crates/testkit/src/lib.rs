@@ -6,4 +6,4 @@ mod kubelet;
 
 pub use audit::{Answer, Asked, Object, User};
 pub use control_plane::{ControlPlane, ControlPlaneError, Namespace};
-pub use kubelet::{Kubelet, Pace};
+pub use kubelet::{Empty, Kubelet, Pace, Runtime, State, address};

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{KubernetesOptions, pod};
-use crate::listing::{Listed, MAX_INSTANCES, Update};
+use crate::listing::{Host, Listed, MAX_INSTANCES, Update};
 
 /// For a complete list; then it is begun anew.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,8 +32,28 @@ pub(crate) struct Follower {
     pub(crate) out: mpsc::Sender<Update>,
 }
 
-/// Listed instances by pod UID: a name comes back with another UID.
-type Pods = BTreeMap<String, Listed>;
+/// By pod UID: a name comes back with another UID.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Pods {
+    engines: BTreeMap<String, Listed>,
+    others: BTreeMap<String, Host>,
+}
+
+impl Pods {
+    fn remove(&mut self, uid: &str) {
+        self.engines.remove(uid);
+        self.others.remove(uid);
+    }
+
+    fn len(&self) -> usize {
+        self.engines.len() + self.others.len()
+    }
+
+    fn update(&self, slot: usize) -> Update {
+        let (instances, hosts) = (self.engines.values().cloned(), self.others.values().cloned());
+        Update { slot, instances: instances.collect(), hosts: hosts.collect() }
+    }
+}
 
 /// The pods as the events tell.
 #[derive(Default)]
@@ -49,7 +69,7 @@ impl Follower {
     pub(crate) async fn run(self, stop: CancellationToken) {
         tracing::info!(namespace = self.namespace, selector = self.selector, "watching engine pods");
         let mut store = Store::default();
-        let mut sent: Option<Vec<Listed>> = None;
+        let mut sent: Option<Update> = None;
         while !stop.is_cancelled() {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -59,7 +79,7 @@ impl Follower {
     }
 
     /// One list and its watch, until it is time to list again. Answers whether nobody listens any more.
-    async fn watch(&self, store: &mut Store, sent: &mut Option<Vec<Listed>>) -> bool {
+    async fn watch(&self, store: &mut Store, sent: &mut Option<Update>) -> bool {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let config = watcher::Config::default().labels(&self.selector);
         let mut events = pin!(watcher(api, config).default_backoff());
@@ -92,10 +112,10 @@ impl Follower {
                     continue;
                 }
             }
-            let instances: Vec<Listed> = store.current.values().cloned().collect();
-            if sent.as_ref() != Some(&instances) {
-                *sent = Some(instances.clone());
-                if self.out.send(Update { slot: self.slot, instances }).await.is_err() {
+            let update = store.current.update(self.slot);
+            if sent.as_ref() != Some(&update) {
+                *sent = Some(update.clone());
+                if self.out.send(update).await.is_err() {
                     return true;
                 }
             }
@@ -107,7 +127,7 @@ impl Store {
     /// Answers whether a list has just become complete.
     fn take(&mut self, event: watcher::Event<Pod>, options: &KubernetesOptions) -> bool {
         match event {
-            watcher::Event::Init => self.incoming.clear(),
+            watcher::Event::Init => self.incoming = Pods::default(),
             watcher::Event::InitApply(pod) => apply(&mut self.incoming, &pod, options),
             watcher::Event::InitDone => {
                 self.current = std::mem::take(&mut self.incoming);
@@ -127,13 +147,13 @@ impl Store {
 
 fn apply(pods: &mut Pods, pod: &Pod, options: &KubernetesOptions) {
     let Some(uid) = &pod.metadata.uid else { return };
-    match pod::listed(pod, options) {
-        Some(listed) if pods.len() < MAX_INSTANCES || pods.contains_key(uid) => {
-            pods.insert(uid.clone(), listed);
-        }
-        Some(_) => tracing::error!(limit = MAX_INSTANCES, "too many engine pods; narrow the selector"),
-        None => {
-            pods.remove(uid);
-        }
+    pods.remove(uid);
+    let (listed, host) = (pod::listed(pod, options), pod::host(pod));
+    if pods.len() >= MAX_INSTANCES {
+        tracing::error!(limit = MAX_INSTANCES, "too many pods; narrow the selector");
+    } else if let Some(listed) = listed {
+        pods.engines.insert(uid.clone(), listed);
+    } else if let Some(host) = host {
+        pods.others.insert(uid.clone(), host);
     }
 }

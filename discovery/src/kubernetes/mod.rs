@@ -3,6 +3,7 @@
 pub(crate) mod follow;
 pub(crate) mod pod;
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -81,24 +82,37 @@ impl KubernetesOptions {
 
 /// The API client and the namespace to look in.
 pub(crate) async fn client(options: &KubernetesOptions) -> Result<(Client, String), DiscoveryError> {
-    let wrong = |error: String| DiscoveryError::KubernetesConfig(error);
+    let wrong = |error: &dyn Display| DiscoveryError::KubernetesConfig(words(error));
     let config = match &options.kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| wrong(error.to_string()))?;
+            let file = Kubeconfig::read_from(path).map_err(|error| wrong(&error))?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
                 .await
-                .map_err(|error| wrong(error.to_string()))?
+                .map_err(|error| wrong(&error))?
         }
-        None => Config::infer().await.map_err(|error| wrong(error.to_string()))?,
+        None => Config::infer().await.map_err(|error| wrong(&error))?,
     };
     let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).map_err(|error| wrong(error.to_string()))?;
+    let client = Client::try_from(config).map_err(|error| wrong(&error))?;
     Ok((client, namespace))
+}
+
+/// What an error of kube says. It quotes a path that is in quotes already.
+fn words(error: &dyn Display) -> String {
+    error.to_string().replace("'\"", "'").replace("\"'", "'")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_missing_client_configuration_is_named_in_plain_words() {
+        let options =
+            KubernetesOptions { kubeconfig: Some("/no/such".into()), ..KubernetesOptions::default() };
+        let error = client(&options).await.err().unwrap().to_string();
+        assert!(error.contains("'/no/such'"), "{error}");
+    }
 
     #[test]
     fn selectors_are_disjoint_and_cover_both_label_generations() {

@@ -5,9 +5,9 @@ use rbg_api::keys;
 
 use super::KubernetesOptions;
 use crate::endpoint::Endpoint;
-use crate::listing::Listed;
+use crate::listing::{Host, Listed};
 use crate::roles::{bootstrap_port, http_port};
-use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, Source};
+use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, Source, Workload};
 
 /// Annotations (or labels) by which a pod says what its labels and ports do not.
 pub mod annotation {
@@ -51,6 +51,7 @@ pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
         host: endpoint.host,
         source: Source::Kubernetes,
         place: place(pod),
+        workload: workload(pod),
         declared: Declared {
             engine: parsed(pod, annotation::ENGINE, engine)
                 .or(options.engine)
@@ -62,6 +63,18 @@ pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
         },
         held: held(pod, status),
     })
+}
+
+/// Where a pod that is no engine runs; `None` for one that has no address yet or is over.
+pub(crate) fn host(pod: &Pod) -> Option<Host> {
+    let status = pod.status.as_ref()?;
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let ip = status.pod_ip.as_ref().filter(|ip| !ip.is_empty())?;
+    let others = status.pod_ips.iter().flatten().map(|it| &it.ip).filter(|other| *other != ip);
+    let names = pod.metadata.name.iter().chain([ip]).chain(others).cloned().collect();
+    Some(Host { names, place: place(pod) })
 }
 
 /// Why the pod must not be sent requests, if so.
@@ -139,6 +152,17 @@ fn place(pod: &Pod) -> Place {
         rack: said(pod, keys::RACK).map(str::to_owned),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         nvlink_domain: said(pod, keys::NVLINK_DOMAIN).map(str::to_owned),
+    }
+}
+
+fn workload(pod: &Pod) -> Workload {
+    let either = |key, legacy| label(pod, key).or_else(|| label(pod, legacy)).map(str::to_owned);
+    let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
+    Workload {
+        group: either(keys::GROUP_NAME, keys::legacy::GROUP_NAME),
+        role: either(keys::ROLE_NAME, keys::legacy::ROLE_NAME),
+        revision: label(pod, keys::CONTROLLER_REVISION_HASH).map(str::to_owned),
+        image: first.and_then(|container| container.image.clone()),
     }
 }
 

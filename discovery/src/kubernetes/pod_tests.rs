@@ -36,6 +36,13 @@ fn recorded_decode_pod() {
         "default/sglang-pd-with-mooncake-decode-0@2df75664-7d00-4a39-8789-c92d9a479685"
     );
     assert_eq!((listed.place.node.as_deref(), listed.place.zone.as_deref()), (Some("n0"), Some("z0")));
+    let workload = Workload {
+        group: Some("sglang-pd-with-mooncake".to_owned()),
+        role: Some("decode".to_owned()),
+        revision: Some("599f8f96f6".to_owned()),
+        image: Some("lmsysorg/sglang:v0.5.5".to_owned()),
+    };
+    assert_eq!(listed.workload, workload);
 }
 
 #[test]
@@ -46,6 +53,18 @@ fn recorded_leader_serves_and_its_follower_does_not() {
     };
     assert_eq!(listed(&recorded("sl-lw-0-0"), &options).unwrap().role, Role::Plain);
     assert_eq!(listed(&recorded("sl-lw-0-1"), &options), None);
+}
+
+#[test]
+fn pods_without_an_engine_have_a_place() {
+    let store = pod("store", |pod| {
+        pod["metadata"]["annotations"]["moongate.io/rack"] = "r7".into();
+        pod["status"]["podIPs"] = json!([{"ip": "10.1.0.10"}, {"ip": "fd00::10"}]);
+    });
+    assert_eq!(listed(&store, &options()), None);
+    let host = host(&store).unwrap();
+    assert_eq!(host.names, ["p", "10.1.0.10", "fd00::10"]);
+    assert_eq!((host.place.node.as_deref(), host.place.rack.as_deref()), (Some("n1"), Some("r7")));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::names::{Names, Resolve};
 use super::{Member, RbgOptions, listing, parse};
 use crate::file_watch::FileWatch;
-use crate::listing::{Listed, Update};
+use crate::listing::Update;
 use crate::static_file::log_refused;
 
 /// Between two looks at the host names.
@@ -28,7 +28,7 @@ pub(crate) struct Follower {
 impl Follower {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut names = Names::default();
-        let mut sent: Vec<Listed> = listing(&self.members, &names, &self.options);
+        let mut sent = listing(&self.members, &names, &self.options, self.slot);
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -36,7 +36,7 @@ impl Follower {
                 () = stop.cancelled() => return,
                 read = self.file.changed() => match read.and_then(|text| parse(&text, &self.options)) {
                     Ok(members) => {
-                        tracing::info!(file = %self.file.path().display(), engines = members.len(), "RBG file read again");
+                        tracing::info!(file = %self.file.path().display(), members = members.len(), "RBG file read again");
                         self.members = members;
                     }
                     Err(error) => {
@@ -50,10 +50,10 @@ impl Follower {
                 () = stop.cancelled() => return,
                 () = names.look(&self.members, &self.resolve) => {}
             }
-            let instances = listing(&self.members, &names, &self.options);
-            if instances != sent {
-                sent.clone_from(&instances);
-                if self.out.send(Update { slot: self.slot, instances }).await.is_err() {
+            let update = listing(&self.members, &names, &self.options, self.slot);
+            if update != sent {
+                sent.clone_from(&update);
+                if self.out.send(update).await.is_err() {
                     return;
                 }
             }

@@ -13,9 +13,9 @@ use rbg_api::{ClusterConfig, ClusterFile, Identity};
 
 use crate::endpoint::Endpoint;
 use crate::error::FileError;
-use crate::listing::Listed;
+use crate::listing::{Host, Listed, Update};
 use crate::roles::{RoleNames, RolePorts, bootstrap_port, http_port};
-use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source};
+use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source, Workload};
 
 pub(crate) use self::names::{Names, system_resolver};
 
@@ -67,15 +67,17 @@ impl RbgOptions {
     }
 }
 
-/// One engine instance of the file and the host names it may have.
+/// One instance of the file and the host names it may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Member {
     /// The address as in the file: stable, whatever name resolves.
     id: String,
-    role: Role,
+    /// `None` for what is no engine, and listed for its place only.
+    role: Option<Role>,
     port: u16,
     bootstrap_port: Option<u16>,
     place: Place,
+    workload: Workload,
     /// The name as listed.
     pub(crate) host: String,
     /// The leader's name, in a role whose listed names are no pods'.
@@ -91,18 +93,27 @@ pub(crate) fn parse(text: &str, options: &RbgOptions) -> Result<Vec<Member>, Fil
     let namespace = options.namespace.as_deref().or(config.namespace.as_deref());
     let mut members = Vec::new();
     for role in &config.roles {
-        let Some(engine_role) = options.roles.role(&role.name) else {
+        let engine_role = options.roles.role(&role.name);
+        if engine_role.is_none() {
             tracing::debug!(role = role.name, "role is no engine");
-            continue;
-        };
+        }
+        let group = Some(config.group.clone()).filter(|group| !group.is_empty());
+        let workload = Workload { group, role: Some(role.name.clone()), ..Workload::default() };
         for instance in &role.instances {
+            let place = Place::from(instance.place.clone());
+            if engine_role.is_none() && place == Place::default() {
+                continue;
+            }
             let ports = || instance.ports.iter().map(|(name, port)| (name.as_str(), *port));
             members.push(Member {
                 id: instance.address.clone(),
                 role: engine_role,
-                port: http_port(ports()).unwrap_or_else(|| options.ports.of(engine_role)),
+                port: http_port(ports())
+                    .or_else(|| engine_role.map(|role| options.ports.of(role)))
+                    .unwrap_or_default(),
                 bootstrap_port: bootstrap_port(ports()).or(options.bootstrap_port),
-                place: instance.place.clone().into(),
+                place,
+                workload: workload.clone(),
                 host: qualified(&instance.address, namespace),
                 alternative: instance.alternative.as_deref().map(|host| qualified(host, namespace)),
             });
@@ -129,27 +140,32 @@ fn warn_of_another_group(config: &ClusterConfig) {
     }
 }
 
-/// Members as listed instances, under the host names that `names` decided for.
-pub(crate) fn listing(members: &[Member], names: &Names, options: &RbgOptions) -> Vec<Listed> {
-    members.iter().filter_map(|member| member.listed(names.chosen(member), options)).collect()
+/// Engines as listed instances, under the host names that `names` decided for, and where the other members run.
+pub(crate) fn listing(members: &[Member], names: &Names, options: &RbgOptions, slot: usize) -> Update {
+    let instances = members.iter().filter_map(|member| member.listed(names.chosen(member), options));
+    let others = members.iter().filter(|member| member.role.is_none());
+    let hosts = others.map(|member| Host { names: names.all(member), place: member.place.clone() });
+    Update { slot, instances: instances.collect(), hosts: hosts.collect() }
 }
 
 impl Member {
     fn listed(&self, host: &str, options: &RbgOptions) -> Option<Listed> {
+        let role = self.role?;
         let endpoint = Endpoint::from_host_port(host, self.port)
             .inspect_err(|error| tracing::error!(%error, "instance of the RBG file skipped"))
             .ok()?;
         Some(Listed {
             id: self.id.as_str().into(),
-            role: self.role,
+            role,
             url: endpoint.url,
             host: endpoint.host,
             source: Source::Rbg,
             place: self.place.clone(),
+            workload: self.workload.clone(),
             declared: Declared {
                 engine: options.engine.or_else(|| options.connector.map(|_| Engine::Vllm)),
                 connector: options.connector,
-                bootstrap_port: self.bootstrap_port.filter(|_| self.role == Role::Prefill),
+                bootstrap_port: self.bootstrap_port.filter(|_| role == Role::Prefill),
                 ..Declared::default()
             },
             held: None,

@@ -1,9 +1,11 @@
 //! Which of an instance's possible host names exists.
 //!
 //! The file of every release so far lists `<instance>.<service>` for all roles, but the pods of leader-worker and
-//! custom-component roles are named `<instance>-<n>`, and nothing in the file tells such a role. DNS does.
+//! custom-component roles are named `<instance>-<n>`, and nothing in the file tells such a role. DNS does. It also tells the addresses
+//! under which others know the members that are no engines.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,25 +19,28 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Look-ups at the same time.
 const LOOKUPS: usize = 16;
 
-/// Answers whether a host name exists.
-pub(crate) type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, bool> + Send + Sync>;
+/// Answers the addresses of a host; none if its name does not exist.
+pub(crate) type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, Vec<IpAddr>> + Send + Sync>;
 
 pub(crate) fn system_resolver() -> Resolve {
     Arc::new(|host| {
         Box::pin(async move {
             let lookup = tokio::net::lookup_host((host, 0));
             match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
-                Ok(Ok(mut found)) => found.next().is_some(),
-                _ => false,
+                Ok(Ok(found)) => found.map(|address| address.ip()).collect(),
+                _ => Vec::new(),
             }
         })
     })
 }
 
-/// Ids of the members that are reached under their alternative name.
+/// What DNS told, by the ids of members.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
+    /// Whether they are reached under their alternative name.
     alternative: BTreeMap<String, bool>,
+    /// Addresses of what is no engine.
+    addresses: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl Names {
@@ -46,10 +51,24 @@ impl Names {
         }
     }
 
+    /// Names and addresses of a member that is no engine.
+    pub(crate) fn all(&self, member: &Member) -> Vec<String> {
+        let pod = member.host.split('.').next().unwrap_or_default();
+        let addresses = self.addresses.get(&member.id).into_iter().flatten();
+        [pod.to_owned(), member.host.clone()].into_iter().chain(addresses.map(IpAddr::to_string)).collect()
+    }
+
     /// Looks again. A name in use stays while it exists, and while neither exists: pods come and go.
     pub(crate) async fn look(&mut self, members: &[Member], resolve: &Resolve) {
+        let (engines, others): (Vec<_>, Vec<_>) = members.iter().partition(|member| member.role.is_some());
+        let mut found = Vec::new();
+        for member in others {
+            let (id, addresses) = (member.id.clone(), resolve(member.host.clone()));
+            found.push(async move { (id, addresses.await) });
+        }
+        self.addresses = stream::iter(found).buffer_unordered(LOOKUPS).collect().await;
         let mut lookups = Vec::new();
-        for member in members {
+        for member in engines {
             let Some(alternative) = member.alternative.clone() else { continue };
             let uses_alternative = self.alternative.get(&member.id).copied().unwrap_or(false);
             let (current, other) = if uses_alternative {
@@ -70,6 +89,6 @@ async fn which(
     other: String,
     resolve: Resolve,
 ) -> (String, bool) {
-    let switch = !resolve(current).await && resolve(other).await;
+    let switch = resolve(current).await.is_empty() && !resolve(other).await.is_empty();
     (id, uses_alternative != switch)
 }

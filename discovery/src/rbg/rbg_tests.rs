@@ -1,3 +1,4 @@
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -9,7 +10,7 @@ use super::*;
 const RECORDED: &str = include_str!("../../tests/data/rbg-config-pd-mooncake.yaml");
 
 fn listed(text: &str, options: &RbgOptions) -> Vec<Listed> {
-    listing(&parse(text, options).unwrap(), &Names::default(), options)
+    listing(&parse(text, options).unwrap(), &Names::default(), options, 0).instances
 }
 
 #[test]
@@ -52,6 +53,21 @@ fn the_file_may_say_where_instances_run() {
     assert_eq!(listed[1].place, Place::default());
 }
 
+#[tokio::test]
+async fn places_of_store_nodes_are_known_by_name_and_address() {
+    let text = "group: {name: g, roles: [store]}\nroles:\n  store:\n    instances:\n    - address: g-store-0.s-g-store\n      place: {node: n1}\n    - address: g-store-1.s-g-store\n";
+    let options = RbgOptions { namespace: Some("prod".into()), ..RbgOptions::default() };
+    let members = parse(text, &options).unwrap();
+    let mut names = Names::default();
+    let resolve: Resolve = Arc::new(|_| Box::pin(async { vec![IpAddr::from([10, 0, 0, 7])] }));
+    names.look(&members, &resolve).await;
+    let update = listing(&members, &names, &options, 0);
+    let known = ["g-store-0", "g-store-0.s-g-store.prod", "10.0.0.7"].map(str::to_owned);
+    let place = Place { node: Some("n1".into()), ..Place::default() };
+    assert_eq!(update.hosts, [Host { names: known.into(), place }], "nothing is said of the other one");
+    assert_eq!(update.instances, []);
+}
+
 #[test]
 fn full_names_and_addresses_are_not_qualified() {
     assert_eq!(qualified("a.b", Some("ns")), "a.b.ns");
@@ -68,10 +84,11 @@ async fn dns_tells_a_leader_worker_role_and_a_name_in_use_stays() {
     let members = parse(text, &options).unwrap();
     let mut names = Names::default();
     let existing = |hosts: &'static [&'static str]| -> Resolve {
-        Arc::new(move |host: String| Box::pin(async move { hosts.contains(&host.as_str()) }))
+        let address = |host: String| hosts.contains(&host.as_str()).then_some(IpAddr::from([10, 0, 0, 7]));
+        Arc::new(move |host: String| Box::pin(async move { address(host).into_iter().collect() }))
     };
     let urls = |names: &Names| -> Vec<String> {
-        listing(&members, names, &options).into_iter().map(|instance| instance.url).collect()
+        listing(&members, names, &options, 0).instances.into_iter().map(|instance| instance.url).collect()
     };
     names.look(&members, &existing(&["g-decode-0.s-g-decode", "g-prefill-0-0.s-g-prefill"])).await;
     let leader = ["http://g-decode-0.s-g-decode:8000", "http://g-prefill-0-0.s-g-prefill:8000"];
@@ -97,7 +114,7 @@ proptest! {
     #[test]
     fn arbitrary_text_never_panics(text in "\\PC{0,200}") {
         if let Ok(members) = parse(&text, &RbgOptions::default()) {
-            listing(&members, &Names::default(), &RbgOptions::default());
+            listing(&members, &Names::default(), &RbgOptions::default(), 0);
         }
     }
 
@@ -109,7 +126,7 @@ proptest! {
     ) {
         let text = format!("group: {group}\nroles:\n  {role}: {body}\n");
         if let Ok(members) = parse(&text, &RbgOptions::default()) {
-            listing(&members, &Names::default(), &RbgOptions::default());
+            listing(&members, &Names::default(), &RbgOptions::default(), 0);
         }
     }
 }

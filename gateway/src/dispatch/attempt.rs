@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use http::Response;
 use moongate_discovery::KvTransfer;
 use moongate_scheduler::Decision;
+use moongate_telemetry::SpanContext;
 use serde::de::IgnoredAny;
 
 use super::abort::{Aborter, Ticket};
@@ -16,7 +17,7 @@ use super::decide::{Chosen, Exit};
 use super::pair::{Pair, PairEvent, Running, Side, is_event_stream};
 use super::protocol::Protocol;
 use super::{sglang, vllm};
-use crate::feedback::{Expected, RequestSpan};
+use crate::feedback::{Expected, Foreseen, Try};
 use crate::fleet::{Endpoint, Member};
 use crate::prompt::{Api, Spliced};
 use crate::relay::{SseFault, SseGate, Usage};
@@ -43,6 +44,8 @@ pub(crate) struct Started {
     pub(crate) booked: Booked,
     /// What was predicted for the engine that computes the prompt.
     pub(crate) expected: Option<Expected>,
+    /// When the first token was predicted to come.
+    pub(crate) foreseen: Option<Foreseen>,
     /// What the prefill said of its cache, if it has ended already.
     pub(crate) prefill_usage: Option<Usage>,
 }
@@ -72,6 +75,8 @@ pub(crate) struct Failure {
     /// A prefill whose facts may be out of date: a restarted MooncakeConnector prefill has a new engine id, and it is the
     /// decode that answers 500 to the old one.
     pub(crate) suspect: Option<Member>,
+    /// The span of the leg that failed, for those that follow from it.
+    pub(crate) leg: Option<SpanContext>,
 }
 
 /// Runs one attempt until the answer has begun.
@@ -80,10 +85,10 @@ pub(crate) async fn attempt(
     chosen: Chosen,
     limits: AttemptLimits,
     aborter: &Arc<Aborter>,
-    span: &RequestSpan,
+    number: &Try<'_>,
 ) -> Result<Started, Failure> {
-    let Chosen { entry, exit, booked, decision } = chosen;
-    let decision = decision.as_ref();
+    let Chosen { entry, exit, booked, reasons } = chosen;
+    let decision = reasons.as_ref().map(|reasons| &*reasons.decision);
     let mut suspect = None;
     let pair = match exit {
         Some(exit) => {
@@ -91,12 +96,12 @@ pub(crate) async fn attempt(
             if facts.is_some_and(|facts| matches!(facts.transfer, Some(KvTransfer::VllmMooncake { .. }))) {
                 suspect = Some(entry.clone());
             }
-            start_pair(ask, decision, (&entry, &exit), limits, aborter, span).await?
+            start_pair(ask, decision, (&entry, &exit), limits, aborter, number).await?
         }
         None => {
             let body = sglang::worker_body(ask, sglang::priority(decision, entry.facts()));
             let request = ask.prepare(&entry.endpoint, body, Vec::new());
-            let main = leg(Side::Worker, &entry.endpoint, request, limits.main(ask), span);
+            let main = leg(Side::Worker, &entry, request, limits.main(ask), number);
             Pair::new(None, main, Side::Worker, aborter.clone())
         }
     };
@@ -110,13 +115,14 @@ pub(crate) async fn attempt(
 
 fn leg(
     side: Side,
-    endpoint: &Arc<Endpoint>,
+    member: &Member,
     mut request: PreparedRequest,
     limits: LegLimits,
-    span: &RequestSpan,
+    number: &Try<'_>,
 ) -> Running {
-    let span = span.leg(side, endpoint.pool.authority());
+    let span = number.leg(side, member);
     span.inject(&mut request.headers);
+    let endpoint = &member.endpoint;
     Running::new(Leg::start(endpoint.pool.clone(), request, limits), endpoint.clone(), span)
 }
 
@@ -126,13 +132,14 @@ async fn start_pair(
     (prefill, exit): (&Member, &Exit),
     limits: AttemptLimits,
     aborter: &Arc<Aborter>,
-    span: &RequestSpan,
+    number: &Try<'_>,
 ) -> Result<Pair, Failure> {
     let fail = |what: &'static str| Failure {
         side: Side::Prefill,
         endpoint: prefill.endpoint.clone(),
         error: LegError::Garbage(what),
         suspect: None,
+        leg: None,
     };
     let facts = prefill.facts().ok_or_else(|| fail("has not been probed"))?;
     let decode_dp = exit.decode.facts().map_or(1, |facts| facts.dp_size);
@@ -147,7 +154,7 @@ async fn start_pair(
         d_headers = vllm::headers(&id, exit.decode_rank, decode_dp);
     }
     let alone = |body: Spliced, headers| {
-        let main = leg(Side::Decode, d, ask.prepare(d, body, headers), limits.main(ask), span);
+        let main = leg(Side::Decode, &exit.decode, ask.prepare(d, body, headers), limits.main(ask), number);
         Pair::new(None, main, Side::Decode, aborter.clone())
     };
     let protocol = Protocol::of(facts, exit.prefill_rank).map_err(fail)?;
@@ -161,8 +168,10 @@ async fn start_pair(
             let tie = sglang::Tie { bootstrap, ranks, rid: &rid, entropy: fastrand::u64(..) };
             let body = |facts| sglang::body(ask, tie, sglang::priority(decision, facts));
             let (p_body, d_body) = (body(Some(facts)), body(exit.decode.facts()));
-            let prefill = leg(Side::Prefill, p, ask.prepare(p, p_body, p_headers), limits.prefill, span);
-            let main = leg(Side::Decode, d, ask.prepare(d, d_body, d_headers), limits.main(ask), span);
+            let prefill =
+                leg(Side::Prefill, prefill, ask.prepare(p, p_body, p_headers), limits.prefill, number);
+            let main =
+                leg(Side::Decode, &exit.decode, ask.prepare(d, d_body, d_headers), limits.main(ask), number);
             let ticket = Ticket { rid };
             let (prefill, main) = (prefill.with_ticket(ticket.clone()), main.with_ticket(ticket));
             Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
@@ -170,21 +179,23 @@ async fn start_pair(
         Protocol::Mooncake { bootstrap, engine_id } => {
             let transfer = format!("xfer-{id}");
             let body = vllm::mooncake_prefill(ask, &transfer);
-            let prefill = leg(Side::Prefill, p, ask.prepare(p, body, p_headers), limits.prefill, span);
+            let prefill =
+                leg(Side::Prefill, prefill, ask.prepare(p, body, p_headers), limits.prefill, number);
             let body = vllm::mooncake_decode(ask, &transfer, bootstrap, engine_id);
-            let main = leg(Side::Decode, d, ask.prepare(d, body, d_headers), limits.main(ask), span);
+            let main =
+                leg(Side::Decode, &exit.decode, ask.prepare(d, body, d_headers), limits.main(ask), number);
             Ok(Pair::new(Some(prefill.running_on()), main, Side::Decode, aborter.clone()))
         }
         Protocol::Nixl => {
             let request = ask.prepare(p, vllm::nixl_prefill(ask), p_headers);
-            let answer = prefill_first(p, request, limits, aborter, span).await?;
+            let answer = prefill_first(prefill, request, limits, aborter, number).await?;
             let params = vllm::read_params(&answer)
                 .map_err(|_| fail("answered its prefill with something that is not JSON"))?;
             Ok(alone(vllm::nixl_decode(ask, params.as_deref()), d_headers).with_prefill_answer(answer))
         }
         Protocol::Store => {
             let request = ask.prepare(p, vllm::store_prefill(ask), p_headers);
-            let answer = prefill_first(p, request, limits, aborter, span).await?;
+            let answer = prefill_first(prefill, request, limits, aborter, number).await?;
             Ok(alone(vllm::nixl_decode(ask, None), d_headers).with_prefill_answer(answer))
         }
     }
@@ -192,39 +203,27 @@ async fn start_pair(
 
 /// Runs a prefill leg to its end and returns its answer.
 async fn prefill_first(
-    endpoint: &Arc<Endpoint>,
+    prefill: &Member,
     request: PreparedRequest,
     limits: AttemptLimits,
     aborter: &Arc<Aborter>,
-    span: &RequestSpan,
+    number: &Try<'_>,
 ) -> Result<Bytes, Failure> {
-    let running = leg(Side::Prefill, endpoint, request, limits.prefill, span);
+    let running = leg(Side::Prefill, prefill, request, limits.prefill, number);
     let mut pair = Pair::new(None, running, Side::Prefill, aborter.clone());
     let mut answer = BytesMut::new();
     loop {
         match poll_fn(|cx| pair.poll_event(cx)).await {
             PairEvent::Data(data) if answer.len() + data.len() > limits.held_answer_bytes => {
                 let error = LegError::Garbage("answered its prefill with more data than is ever needed");
-                return Err(Failure {
-                    side: Side::Prefill,
-                    endpoint: endpoint.clone(),
-                    error,
-                    suspect: None,
-                });
+                return Err(failure(&mut pair, Side::Prefill, error));
             }
             PairEvent::Data(data) => answer.extend_from_slice(&data),
             PairEvent::End => {
-                endpoint.breaker.success();
+                prefill.endpoint.breaker.success();
                 return Ok(answer.freeze());
             }
-            PairEvent::Failed(_, error) => {
-                return Err(Failure {
-                    side: Side::Prefill,
-                    endpoint: endpoint.clone(),
-                    error,
-                    suspect: None,
-                });
-            }
+            PairEvent::Failed(side, error) => return Err(failure(&mut pair, side, error)),
         }
     }
 }
@@ -249,7 +248,7 @@ async fn first_bytes(
         });
         match event.await {
             PairEvent::Failed(side, error) => {
-                return Err(Failure { side, endpoint: pair.endpoint(side), error, suspect: None });
+                return Err(failure(&mut pair, side, error));
             }
             PairEvent::Data(data) => {
                 if gate.is_none() && held.is_empty() && pair.head().is_some_and(is_event_stream) {
@@ -257,7 +256,7 @@ async fn first_bytes(
                 }
                 let first = match &mut gate {
                     // A whole answer tells nothing of its first token.
-                    Some(gate) => gate.push(data).map_err(|fault| sse_failure(&pair, fault))?,
+                    Some(gate) => gate.push(data).map_err(|fault| sse_failure(&mut pair, fault))?,
                     None => {
                         held.extend_from_slice(&data);
                         if held.len() <= held_bytes && ask.api != Api::Other {
@@ -276,9 +275,10 @@ async fn first_bytes(
             PairEvent::End => {
                 let mut whole = held.freeze();
                 if let Some(mut gate) = gate {
-                    whole = gate.finish(ask.api != Api::Other).map_err(|fault| sse_failure(&pair, fault))?;
+                    whole =
+                        gate.finish(ask.api != Api::Other).map_err(|fault| sse_failure(&mut pair, fault))?;
                 } else if ask.api != Api::Other {
-                    check_answer(&whole).map_err(|what| failure(&pair, LegError::Garbage(what)))?;
+                    check_answer(&whole).map_err(|what| main_failure(&mut pair, LegError::Garbage(what)))?;
                 }
                 pair.main_endpoint().breaker.success();
                 pair.leave_prefill_to_finish();
@@ -289,6 +289,7 @@ async fn first_bytes(
                     answer: Answer::Whole(whole),
                     booked,
                     expected: None,
+                    foreseen: None,
                     prefill_usage,
                 });
             }
@@ -299,7 +300,8 @@ async fn first_bytes(
 fn begun(pair: Pair, first: Bytes, gate: Option<SseGate>, booked: Booked) -> Started {
     let head = take_head(&pair);
     let prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
-    Started { head, answer: Answer::Begun { pair, first, gate }, booked, expected: None, prefill_usage }
+    let answer = Answer::Begun { pair, first, gate };
+    Started { head, answer, booked, expected: None, foreseen: None, prefill_usage }
 }
 
 fn take_head(pair: &Pair) -> Response<()> {
@@ -311,12 +313,17 @@ fn take_head(pair: &Pair) -> Response<()> {
     head
 }
 
-fn failure(pair: &Pair, error: LegError) -> Failure {
-    Failure { side: pair.main_side(), endpoint: pair.main_endpoint().clone(), error, suspect: None }
+fn failure(pair: &mut Pair, side: Side, error: LegError) -> Failure {
+    let leg = pair.blame(side, &error);
+    Failure { side, endpoint: pair.endpoint(side), error, suspect: None, leg }
 }
 
-fn sse_failure(pair: &Pair, fault: SseFault) -> Failure {
-    failure(pair, LegError::from(fault))
+fn main_failure(pair: &mut Pair, error: LegError) -> Failure {
+    failure(pair, pair.main_side(), error)
+}
+
+fn sse_failure(pair: &mut Pair, fault: SseFault) -> Failure {
+    main_failure(pair, LegError::from(fault))
 }
 
 /// An answer to a generation request must be JSON: an object, or an array for SGLang's batches.

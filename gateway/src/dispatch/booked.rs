@@ -11,7 +11,8 @@ use crate::relay::Usage;
 /// Entries that are taken back when dropped.
 #[derive(Debug)]
 pub(crate) struct Booked {
-    _engines: (OnEngine, Option<OnEngine>),
+    entry: OnEngine,
+    _exit: Option<OnEngine>,
     /// `None` for what is passed through without a decision.
     sent: Option<(Arc<Desk>, Ticket)>,
     computed: bool,
@@ -25,13 +26,18 @@ impl Booked {
         entry: Arc<Endpoint>,
         exit: Option<Arc<Endpoint>>,
     ) -> Self {
-        let engines = (OnEngine::new(entry), exit.map(OnEngine::new));
-        Self { _engines: engines, sent: Some((desk, ticket)), computed: false }
+        let (entry, exit) = (OnEngine::new(entry), exit.map(OnEngine::new));
+        Self { entry, _exit: exit, sent: Some((desk, ticket)), computed: false }
     }
 
     /// A request that is passed through.
     pub(super) fn passing(endpoint: Arc<Endpoint>) -> Self {
-        Self { _engines: (OnEngine::new(endpoint), None), sent: None, computed: true }
+        Self { entry: OnEngine::new(endpoint), _exit: None, sent: None, computed: true }
+    }
+
+    /// The engine that computes the prompt.
+    pub(crate) fn entry(&self) -> &Arc<Endpoint> {
+        self.entry.endpoint()
     }
 
     /// The prompt is computed. `usage` is what its engine says of it, if it has said so yet.

@@ -26,6 +26,11 @@ impl Clock {
         self.started_at + self.start.elapsed().as_secs_f64() * self.scale
     }
 
+    /// How long so many of the scheduler's seconds take; 0 for times that cannot be.
+    pub(super) fn real(&self, seconds: f64) -> Duration {
+        Duration::try_from_secs_f64(seconds / self.scale).unwrap_or_default()
+    }
+
     /// When it will be `at`, in the scheduler's seconds; `None` for times that never come.
     pub(super) fn when(&self, at: f64) -> Option<Instant> {
         let after = Duration::try_from_secs_f64((at - self.started_at).max(0.0) / self.scale).ok()?;

@@ -18,7 +18,14 @@ pub(crate) struct Chosen {
     pub(crate) exit: Option<Exit>,
     pub(crate) booked: Booked,
     /// `None` on paths that are passed through without a decision.
-    pub(crate) decision: Option<Decision>,
+    pub(crate) reasons: Option<Reasons>,
+}
+
+/// A decision, with the fleet that it was made for.
+#[derive(Debug, Clone)]
+pub(crate) struct Reasons {
+    pub(crate) decision: Arc<Decision>,
+    pub(crate) fleet: Arc<Fleet>,
 }
 
 /// The decode side of a pair.
@@ -116,5 +123,5 @@ pub(super) fn choose_passthrough(
         return Err(Refusal::NoneAvailable { entries: 0, decodes: 0 });
     };
     let booked = Booked::passing(member.endpoint.clone());
-    Ok(Chosen { entry: member.clone(), exit: None, booked, decision: None })
+    Ok(Chosen { entry: member.clone(), exit: None, booked, reasons: None })
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::HeaderValue;
 use moongate_scheduler::{
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::ask::Ask;
 use super::booked::Booked;
 use super::clock::Clock;
-use super::decide::{Chosen, Pickiness, Wish, choose_passthrough, engines};
+use super::decide::{Chosen, Pickiness, Reasons, Wish, choose_passthrough, engines};
 use crate::feedback::{Decisions, Metrics};
 use crate::fleet::{Endpoint, Fleet, FleetReader};
 use crate::prompt::Api;
@@ -144,6 +145,11 @@ impl Desk {
         answer
     }
 
+    /// The scheduler's seconds as they pass here.
+    pub(super) fn real(&self, seconds: f64) -> Duration {
+        self.clock.real(seconds)
+    }
+
     /// The prompt of a sent request is computed.
     pub(super) fn computed(self: &Arc<Self>, ticket: Ticket, cached_tokens: Option<u32>) {
         self.change(|state, now| state.scheduler.first_token(now, ticket, cached_tokens));
@@ -269,11 +275,12 @@ impl State {
 }
 
 /// `None` if the engines are not in the fleet, which the scheduler knows.
-fn chosen(fleet: &Fleet, ticket: Ticket, decision: Decision, desk: &Arc<Desk>) -> Option<Chosen> {
+fn chosen(fleet: &Arc<Fleet>, ticket: Ticket, decision: Decision, desk: &Arc<Desk>) -> Option<Chosen> {
     let (entry, exit) = engines(fleet, decision.route)?;
     let decode = exit.as_ref().map(|exit| exit.decode.endpoint.clone());
     let booked = Booked::sent(desk.clone(), ticket, entry.endpoint.clone(), decode);
-    Some(Chosen { entry, exit, booked, decision: Some(decision) })
+    let reasons = Reasons { decision: Arc::new(decision), fleet: fleet.clone() };
+    Some(Chosen { entry, exit, booked, reasons: Some(reasons) })
 }
 
 impl Drop for Place<'_> {

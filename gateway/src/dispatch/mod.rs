@@ -20,7 +20,7 @@ pub(crate) use ask::Ask;
 pub(crate) use attempt::{Answer, AttemptLimits, Started};
 pub(crate) use booked::Booked;
 pub(crate) use clock::Clock;
-pub(crate) use decide::Chosen;
+pub(crate) use decide::{Chosen, Reasons};
 pub(crate) use desk::Desk;
 pub(crate) use pair::{Pair, PairEvent, Side};
 pub(crate) use retry::{Dispatcher, Refused, RetryLimits, failure_code};

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::SystemTime;
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
 use http::header::CONTENT_TYPE;
-use moongate_telemetry::SpanHandle;
+use moongate_telemetry::{SpanContext, SpanHandle, SpanKind, names};
 use serde::de::IgnoredAny;
 
 use super::abort::{Aborter, Ticket};
@@ -43,6 +44,8 @@ pub(crate) struct Running {
     ticket: Option<Ticket>,
     /// Whether it must be let run to its end even if nobody needs it any more.
     runs_on: bool,
+    /// Until the first byte of an answer that is for the client. Before the leg's: fields are dropped in order.
+    first_byte: Option<SpanHandle>,
     /// Ends with the leg.
     span: SpanHandle,
     head: Option<Response<()>>,
@@ -52,7 +55,16 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn new(leg: Leg, endpoint: Arc<Endpoint>, span: SpanHandle) -> Self {
-        Self { leg, endpoint, ticket: None, runs_on: false, span, head: None, kept: BytesMut::new() }
+        Self {
+            leg,
+            endpoint,
+            ticket: None,
+            runs_on: false,
+            first_byte: None,
+            span,
+            head: None,
+            kept: BytesMut::new(),
+        }
     }
 
     /// Gives the means to stop it by request id.
@@ -70,12 +82,25 @@ impl Running {
 
     fn poll_leg(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
         let event = self.leg.poll_event(cx);
-        if let Poll::Ready(LegEvent::Failed(error)) = &event
-            && self.span.is_recording()
-        {
-            self.span.error(error.to_string());
+        match &event {
+            Poll::Ready(LegEvent::Head(head)) => {
+                self.span.set(names::HTTP_RESPONSE_STATUS_CODE, i64::from(head.status().as_u16()));
+            }
+            Poll::Ready(LegEvent::Data(_)) => self.first_byte = None,
+            _ => {}
         }
         event
+    }
+
+    /// Notes on the leg's span how it failed. The engine's words to a request that it finds at fault may quote the prompt: they are left out.
+    fn blame(&mut self, error: &LegError) -> Option<SpanContext> {
+        self.span.set(names::ERROR_TYPE, error.reason());
+        if error.blames_engine() {
+            self.span.keep("error");
+            self.span.error(error.to_string());
+        }
+        self.first_byte = None;
+        self.span.context()
     }
 
     fn is_error_answer(&self) -> bool {
@@ -141,6 +166,8 @@ pub(crate) struct Pair {
     aborter: Arc<Aborter>,
     /// What the prefill answered, once it has ended well.
     prefill_answer: Option<Bytes>,
+    /// When the prefill ended, until the decode shows that it has the KV cache.
+    handed_over: Option<SystemTime>,
 }
 
 /// What a pair reports next.
@@ -157,17 +184,43 @@ pub(crate) enum PairEvent {
 impl Pair {
     pub(crate) fn new(
         prefill: Option<Running>,
-        main: Running,
+        mut main: Running,
         main_side: Side,
         aborter: Arc<Aborter>,
     ) -> Self {
-        Self { prefill, main, main_side, aborter, prefill_answer: None }
+        if main_side != Side::Prefill {
+            main.first_byte = Some(main.span.child("first byte", SpanKind::Internal));
+        }
+        Self { prefill, main, main_side, aborter, prefill_answer: None, handed_over: None }
     }
 
     /// Remembers the answer of a prefill that ran before this pair.
     pub(super) fn with_prefill_answer(mut self, answer: Bytes) -> Self {
-        self.prefill_answer = Some(answer);
+        self.prefill_has_ended(answer);
         self
+    }
+
+    fn prefill_has_ended(&mut self, answer: Bytes) {
+        self.prefill_answer = Some(answer);
+        if self.main.first_byte.is_some() {
+            self.handed_over = Some(SystemTime::now());
+        }
+    }
+
+    /// The decode answers, or has failed: it waits for the KV cache no longer.
+    fn transfer_has_ended(&mut self) {
+        if let Some(since) = self.handed_over.take() {
+            self.main.span.child_at("kv transfer", SpanKind::Internal, since).end();
+        }
+    }
+
+    /// Notes on the span of a leg how it failed, and tells which span that is.
+    pub(crate) fn blame(&mut self, side: Side, error: &LegError) -> Option<SpanContext> {
+        if side == self.main_side {
+            self.transfer_has_ended();
+            return self.main.blame(error);
+        }
+        self.prefill.as_mut()?.blame(error)
     }
 
     /// Status and headers of the answer, once the first event has come.
@@ -200,7 +253,10 @@ impl Pair {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(LegEvent::Head(head)) => self.main.head = Some(head),
                 Poll::Ready(LegEvent::Data(data)) if self.main.is_error_answer() => self.main.keep(&data),
-                Poll::Ready(LegEvent::Data(data)) => return Poll::Ready(PairEvent::Data(data)),
+                Poll::Ready(LegEvent::Data(data)) => {
+                    self.transfer_has_ended();
+                    return Poll::Ready(PairEvent::Data(data));
+                }
                 Poll::Ready(LegEvent::Failed(error)) => {
                     return Poll::Ready(PairEvent::Failed(self.main_side, error));
                 }
@@ -224,8 +280,8 @@ impl Pair {
         match outcome {
             Ok(answer) => {
                 prefill.endpoint.breaker.success();
-                self.prefill_answer = Some(answer);
                 self.prefill = None;
+                self.prefill_has_ended(answer);
                 Poll::Ready(Ok(()))
             }
             Err(error) => Poll::Ready(Err(error)),
@@ -235,10 +291,12 @@ impl Pair {
     /// The first token is with the client: from here on a failing prefill harms nobody and is not reported.
     pub(crate) fn poll_after_first_token(&mut self, cx: &mut Context<'_>) -> Poll<PairEvent> {
         if let Poll::Ready(Err(error)) = self.poll_prefill(cx)
-            && let Some(prefill) = self.prefill.take()
+            && let Some(mut prefill) = self.prefill.take()
         {
             prefill.endpoint.failed(&error);
-            tracing::debug!(instance = %prefill.endpoint.id, %error, "prefill failed after hand-over");
+            prefill.blame(&error);
+            let trace_id = prefill.span.trace_id().map(tracing::field::display);
+            tracing::debug!(instance = %prefill.endpoint.id, %error, trace_id, "prefill failed after hand-over");
         }
         loop {
             return match self.main.poll_leg(cx) {
@@ -274,10 +332,12 @@ impl Drop for Pair {
         if let Some(prefill) = self.prefill.take_if(|prefill| prefill.runs_on && prefill.leg.is_open()) {
             self.aborter.run_on(prefill);
         }
-        if let Some(prefill) = self.prefill.take().filter(|prefill| prefill.leg.is_running()) {
+        if let Some(mut prefill) = self.prefill.take().filter(|prefill| prefill.leg.is_running()) {
+            prefill.span.event("aborted", Vec::new());
             self.aborter.abort(Side::Prefill, &prefill.endpoint, prefill.ticket.as_ref());
         }
         if self.main.leg.is_running() {
+            self.main.span.event("aborted", Vec::new());
             self.aborter.abort(self.main_side, &self.main.endpoint, self.main.ticket.as_ref());
         }
     }

@@ -9,14 +9,16 @@ use http::StatusCode;
 use moongate_discovery::{Topology, TopologyReader};
 use moongate_scheduler::Refusal;
 use serde::Deserialize;
+use tokio::time::Instant;
 
 use super::abort::Aborter;
 use super::ask::Ask;
 use super::attempt::{AttemptLimits, Failure, Started, attempt};
+use super::decide::Chosen;
 use super::desk::Desk;
 use super::pair::Side;
 use crate::error::{ApiError, Code};
-use crate::feedback::{Metrics, RequestSpan};
+use crate::feedback::{Foreseen, Metrics, RequestSpan, Try};
 use crate::fleet::{Endpoint, FleetReader, Member};
 use crate::upstream::LegError;
 
@@ -58,8 +60,10 @@ impl Dispatcher {
     pub(crate) async fn dispatch(&self, ask: &Ask, span: &RequestSpan) -> Result<Started, Refused> {
         let mut tried: Vec<Arc<Endpoint>> = Vec::new();
         let mut last: Option<Failure> = None;
+        let mut failed_leg = None;
         for number in 1..=self.limits.attempts.max(1) {
-            let decide = span.decide();
+            let attempt_span = Try { span, number, after: failed_leg.take() };
+            let decide = attempt_span.decide();
             let chosen = self.desk.choose(ask, &tried).await;
             decide.decided(&chosen);
             let chosen = match (chosen, last.take()) {
@@ -68,10 +72,11 @@ impl Dispatcher {
                 (Err(refusal), None) => return Err(Refused::Error(refused(&refusal, ask))),
             };
             let expected = ask.predicted.as_ref().map(|predicted| predicted.expected_of(&chosen.entry));
-            match attempt(ask, chosen, self.limits.attempt, &self.aborter, span).await {
-                Ok(started) => return Ok(Started { expected, ..started }),
-                Err(failure) => {
-                    self.note(&failure);
+            let foreseen = self.foreseen(&chosen);
+            match attempt(ask, chosen, self.limits.attempt, &self.aborter, &attempt_span).await {
+                Ok(started) => return Ok(Started { expected, foreseen, ..started }),
+                Err(mut failure) => {
+                    self.note(&failure, ask, span);
                     if !may_retry(&failure.error) || number >= self.limits.attempts {
                         return Err(explain(failure, number));
                     }
@@ -83,6 +88,7 @@ impl Dispatcher {
                     if !refreshed {
                         tried.push(failure.endpoint.clone());
                     }
+                    failed_leg = failure.leg.take();
                     last = Some(failure);
                     tokio::time::sleep(backoff(self.limits.backoff, number)).await;
                 }
@@ -108,16 +114,23 @@ impl Dispatcher {
         true
     }
 
-    fn note(&self, failure: &Failure) {
+    fn foreseen(&self, chosen: &Chosen) -> Option<Foreseen> {
+        let ttft = chosen.reasons.as_ref()?.decision.predicted_ttft?;
+        Some(Foreseen { since: Instant::now(), ttft: self.desk.real(ttft) })
+    }
+
+    fn note(&self, failure: &Failure, ask: &Ask, span: &RequestSpan) {
         let Failure { side, endpoint, error, .. } = failure;
         endpoint.failed(error);
         self.metrics.leg_failed(*side, error);
+        let request_id = ask.id.to_str().ok();
+        let trace_id = span.trace_id().map(tracing::field::display);
         if !error.blames_engine() {
             // The client's fault, and the client is told. The engine's words may quote the prompt: not for a log.
-            tracing::debug!(side = side.as_str(), instance = %endpoint.id, "engine refused the request");
+            tracing::debug!(side = side.as_str(), instance = %endpoint.id, request_id, trace_id, "engine refused the request");
             return;
         }
-        tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, "leg failed");
+        tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, request_id, trace_id, "leg failed");
         // A restarted engine answers with errors until its new facts are known.
         self.topology.request_probe(&endpoint.id);
     }

@@ -1,9 +1,12 @@
 //! How well cache hits are predicted, and the feeds that predictions rest on.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use moongate_scheduler::TierHits;
+use moongate_telemetry::TraceId;
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,6 +18,11 @@ use prometheus_client::registry::Registry;
 const ERROR_BUCKETS: [f64; 8] = [0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0];
 /// Fewer tokens than this are not worth an alarm: engines round down to pages, and leave small prefixes alone.
 const ALARM_TOKENS: u64 = 256;
+/// Models that have labels of their own, and the label of the others.
+const MAX_MODELS: usize = 100;
+const OTHER_MODELS: &str = "other";
+/// Wrong by more than this part of the prompt is a misprediction that is worth a trace.
+const MISPREDICTED_PART: u64 = 4;
 /// Seconds between two log lines about false predictions.
 const ALARM_PAUSE: i64 = 30;
 
@@ -95,6 +103,8 @@ pub(crate) struct PredictionMetrics {
     missed: Family<ModelLabel, Counter>,
     false_hits: Family<ModelLabel, Counter>,
     refuted: Family<ModelLabel, Counter>,
+    /// Models that have labels of their own.
+    models: Mutex<HashSet<String>>,
     error: Histogram,
     /// Seconds since 1970 of the last log line about a false prediction.
     alarmed: AtomicI64,
@@ -119,7 +129,7 @@ impl StoreMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         let sub = registry.sub_registry_with_prefix("store");
         sub.register("nodes", "Store nodes that are there", self.nodes.clone());
-        sub.register("objects", "Objects of known pages at the last reading", self.objects.clone());
+        sub.register("objects", "Objects of known pages that the last reading of the store's keys has found. A full index takes no further pages from a reading", self.objects.clone());
         for (name, help, counter) in [
             ("readings", "Complete readings of the store's keys", &self.readings),
             ("confirmations", "Prompts whose pages the master was asked for", &self.confirmed),
@@ -128,11 +138,19 @@ impl StoreMetrics {
                 "Prompts for which the master did not answer in time",
                 &self.unconfirmed,
             ),
-            ("events", "Events of the store's master about known pages", &self.events),
-            ("events_unread", "Messages and events of it that were not understood", &self.events_unread),
+            (
+                "events",
+                "Events of the store's master about objects of known pages (`--mooncake-events`)",
+                &self.events,
+            ),
+            (
+                "events_unread",
+                "Messages and events of the master that were not understood",
+                &self.events_unread,
+            ),
             (
                 "event_gaps",
-                "Times that its events were missed, so that all keys were read again",
+                "Times that events were missed. Nothing is forgotten; all keys are read once more",
                 &self.event_gaps,
             ),
         ] {
@@ -140,12 +158,12 @@ impl StoreMetrics {
         }
         sub.register(
             "events_current",
-            "1 while its events are followed and none is missing",
+            "1 while events are followed and what was missed before has been read. While it is 0 for long, all keys are read every 10 s",
             self.events_current.clone(),
         );
         sub.register(
             "event_lag_seconds",
-            "From an event, by the master's clock, to its being applied",
+            "From an event to its being applied. The event's time is the master's: if the two clocks differ, so does this",
             self.event_lag.clone(),
         );
     }
@@ -160,25 +178,30 @@ impl PredictionMetrics {
             missed: Family::default(),
             false_hits: Family::default(),
             refuted: Family::default(),
+            models: Mutex::default(),
             error: Histogram::new(ERROR_BUCKETS),
             alarmed: AtomicI64::new(0),
         };
         let sub = registry.sub_registry_with_prefix("prediction");
-        sub.register("none", "Requests without a prediction, by reason", metrics.unpredicted.clone());
+        sub.register("none", "Requests without a prediction: `engines` (they tell too little of their caches), `no_tokenizer` (and engines are not asked), `batch` (not exactly one prompt) or `prompt` (what it becomes is only known in the engine). With no tokenizer here and engines asked: `tokenize_too_large` (the body), `tokenize_not_offered` (by any engine that is well, for such a request), `tokenize_busy` (eight questions at once are as many as an engine is asked), `tokenize_timeout`, `tokenize_refused` (the engine takes the request for wrong) or `tokenize_failed`", metrics.unpredicted.clone());
         sub.register(
             "cached_tokens",
-            "Tokens predicted in a cache of the engine chosen",
+            "Predicted tokens of requests that could be checked: `l1` (device), `l2` (host), `l3` (store)",
             metrics.predicted.clone(),
         );
         for (name, help, family) in [
-            (
-                "compared_tokens",
-                "Prompt tokens of requests whose prediction could be checked",
-                &metrics.compared,
-            ),
+            ("compared_tokens", "Prompt tokens of requests that could be checked", &metrics.compared),
             ("missed_tokens", "Tokens found in a cache beyond the prediction", &metrics.missed),
-            ("false_tokens", "Tokens predicted in a cache but not found", &metrics.false_hits),
-            ("refuted_requests", "Requests with predicted hits and none at all", &metrics.refuted),
+            (
+                "false_tokens",
+                "Tokens predicted but not found. Accuracy is 1 − (missed + false) / compared",
+                &metrics.false_hits,
+            ),
+            (
+                "refuted_requests",
+                "Requests with at least 256 predicted tokens and none found. If this grows, hash scheme, page size or release do not match; the log says what to check",
+                &metrics.refuted,
+            ),
         ] {
             sub.register(name, help, family.clone());
         }
@@ -186,31 +209,57 @@ impl PredictionMetrics {
         metrics
     }
 
+    /// Gives every family a sample.
+    pub(super) fn show_all(&self) {
+        self.unpredicted.get_or_create(&ReasonLabel { reason: "" }).inc_by(0);
+        self.predicted.get_or_create(&TierLabel { tier: "" }).inc_by(0);
+        for family in [&self.compared, &self.missed, &self.false_hits, &self.refuted] {
+            family.get_or_create(&ModelLabel { model: String::new() }).inc_by(0);
+        }
+    }
+
+    /// The label of a model. Adapters come and go, and each is a model: beyond so many, all others are one.
+    fn label(&self, model: &str) -> ModelLabel {
+        let mut known = self.models.lock();
+        let is_told = known.contains(model) || (known.len() < MAX_MODELS && known.insert(model.to_owned()));
+        ModelLabel { model: if is_told { model } else { OTHER_MODELS }.to_owned() }
+    }
+
     /// There is no prediction for a request.
     pub(crate) fn none(&self, reason: &'static str) {
         self.unpredicted.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// An engine has told how much it found in its caches.
-    pub(crate) fn compare(&self, model: &str, expected: Expected, found: u64) {
+    /// An engine has told how much it found in its caches. Returns whether that is far from the prediction.
+    pub(crate) fn compare(
+        &self,
+        model: &str,
+        expected: Expected,
+        found: u64,
+        trace: Option<TraceId>,
+    ) -> bool {
         let hits = expected.hits;
         for (tier, tokens) in [("l1", hits.l1_tokens), ("l2", hits.l2_tokens), ("l3", hits.l3_tokens)] {
             self.predicted.get_or_create(&TierLabel { tier }).inc_by(tokens.into());
         }
-        let label = ModelLabel { model: model.to_owned() };
+        let label = self.label(model);
         let predicted = u64::from(hits.total());
         let input = u64::from(expected.input_tokens.max(1));
         self.compared.get_or_create(&label).inc_by(input);
         self.missed.get_or_create(&label).inc_by(found.saturating_sub(predicted));
         self.false_hits.get_or_create(&label).inc_by(predicted.saturating_sub(found));
         self.error.observe(predicted.abs_diff(found) as f64 / input as f64);
+        // Also there while it is none, for whoever looks at its rate.
+        let refuted = self.refuted.get_or_create(&label);
         if predicted >= ALARM_TOKENS && found == 0 {
-            self.refuted.get_or_create(&label).inc();
-            self.alarm(model, hits);
+            refuted.inc();
+            self.alarm(model, hits, trace);
         }
+        let wrong = predicted.abs_diff(found);
+        wrong >= ALARM_TOKENS && wrong > input / MISPREDICTED_PART
     }
 
-    fn alarm(&self, model: &str, hits: TierHits) {
+    fn alarm(&self, model: &str, hits: TierHits, trace: Option<TraceId>) {
         let now =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed());
         let last = self.alarmed.load(Ordering::Relaxed);
@@ -228,6 +277,7 @@ impl PredictionMetrics {
             model,
             predicted = hits.total(),
             check,
+            trace_id = trace.map(tracing::field::display),
             "hits were predicted, but the engine found none"
         );
     }
@@ -240,14 +290,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn models_are_bounded() {
+        let metrics = PredictionMetrics::register(&mut Registry::default());
+        let labels: HashSet<_> = (0..3 * MAX_MODELS).map(|at| metrics.label(&at.to_string())).collect();
+        assert_eq!(labels.len(), MAX_MODELS + 1);
+        assert_eq!(metrics.label("7").model, "7");
+        assert_eq!(metrics.label("a new one").model, OTHER_MODELS);
+    }
+
+    #[test]
     fn right_missed_and_false_tokens_are_told_apart() {
         let mut registry = Registry::default();
         let metrics = PredictionMetrics::register(&mut registry);
         let expected =
             |l1_tokens| Expected { hits: TierHits { l1_tokens, ..TierHits::default() }, input_tokens: 1000 };
-        metrics.compare("m", expected(512), 512);
-        metrics.compare("m", expected(0), 64);
-        metrics.compare("m", expected(512), 0);
+        assert!(!metrics.compare("m", expected(512), 512, None));
+        assert!(!metrics.compare("m", expected(0), 64, None));
+        assert!(metrics.compare("m", expected(512), 0, None));
         metrics.none("batch");
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();

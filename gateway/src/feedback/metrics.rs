@@ -7,12 +7,16 @@ use std::time::Duration;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::access::RefusalMetrics;
 use super::cache::{FeedMetrics, PredictionMetrics, StoreMetrics};
+use super::engines::EngineGauges;
+use super::tally::{Tally, Totals};
 use super::tokenize::TokenizeMetrics;
 use crate::dispatch::Side;
 use crate::fleet::Fleet;
@@ -20,6 +24,7 @@ use crate::predict::KvIndex;
 use crate::prompt::Api;
 use crate::upstream::LegError;
 use moongate_scheduler::Load;
+use moongate_telemetry::TraceId;
 
 /// Seconds; from a cache hit on an idle engine to a long prompt in a queue.
 const TTFT_BUCKETS: [f64; 14] =
@@ -49,11 +54,14 @@ struct SideOnly {
     side: SideLabel,
 }
 
+/// What an exemplar points to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EngineLabels {
-    instance: String,
-    role: String,
+struct TraceLabel {
+    trace_id: String,
 }
+
+/// A histogram that points to a trace for the latest value in each bucket.
+type Traced = HistogramWithExemplars<TraceLabel>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct SideLabel(Side);
@@ -72,8 +80,8 @@ impl EncodeLabelValue for SideLabel {
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
-    durations: [Histogram; 4],
-    ttft: [Histogram; 4],
+    durations: [Traced; 4],
+    ttft: [Traced; 4],
     itl: Histogram,
     decide: Histogram,
     held: Histogram,
@@ -85,6 +93,7 @@ pub(crate) struct Metrics {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     completion_tokens: Counter,
+    pub(crate) refusals: RefusalMetrics,
     pub(crate) predictions: PredictionMetrics,
     pub(crate) tokenize: Arc<TokenizeMetrics>,
     pub(crate) feeds: Arc<FeedMetrics>,
@@ -93,50 +102,56 @@ pub(crate) struct Metrics {
     index_pages: Gauge,
     index_bytes: Gauge,
     engines: EngineGauges,
-}
-
-/// Set from the fleet when scraped.
-#[derive(Debug, Default)]
-struct EngineGauges {
-    up: Family<EngineLabels, Gauge>,
-    breaker_open: Family<EngineLabels, Gauge>,
-    in_flight: Family<EngineLabels, Gauge>,
-    pending_prefill_tokens: Family<EngineLabels, Gauge>,
-    active_decode_tokens: Family<EngineLabels, Gauge>,
-    connections: Family<EngineLabels, Gauge>,
-    idle_connections: Family<EngineLabels, Gauge>,
-    waiting: Gauge,
-    generation: Gauge,
+    tally: Tally,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("moongate");
         let requests = Family::default();
-        registry.register("requests", "Requests by API and outcome", requests.clone());
-        let durations = per_api(&mut registry, "request_duration", "Whole requests", &DURATION_BUCKETS);
-        let ttft = per_api(&mut registry, "ttft", "Time to first token, as clients see it", &TTFT_BUCKETS);
-        let itl = seconds(&mut registry, "itl", "Time between two pieces of a stream", &ITL_BUCKETS);
-        let decide = seconds(&mut registry, "decide", "Time to choose a route", &DECIDE_BUCKETS);
-        let held =
-            seconds(&mut registry, "held", "Time that held requests waited for engines", &TTFT_BUCKETS);
+        registry.register("requests", "Requests that have ended. `code` is `ok`, a code of docs/errors.md, `engine_rejected` or `client_closed`", requests.clone());
+        let durations = per_api(
+            &mut registry,
+            "request_duration",
+            "Time from the request's head to the end of the answer, whatever the end",
+            &DURATION_BUCKETS,
+        );
+        let ttft = per_api(
+            &mut registry,
+            "ttft",
+            "Time to the first piece of the answer that goes to the client",
+            &TTFT_BUCKETS,
+        );
+        let itl = seconds(
+            &mut registry,
+            "itl",
+            "Time between two pieces of an answer. A piece may hold several tokens if the engine sends them together",
+            &ITL_BUCKETS,
+        );
+        let decide = seconds(
+            &mut registry,
+            "decide",
+            "Choosing a route, once per attempt, without waiting for engines",
+            &DECIDE_BUCKETS,
+        );
+        let held = seconds(&mut registry, "held", "How long held requests waited for engines", &TTFT_BUCKETS);
         let in_flight = Gauge::default();
         registry.register("requests_in_flight", "Requests that have not ended", in_flight.clone());
         let requests_held = Gauge::default();
         registry.register("requests_held", "Requests that wait for engines", requests_held.clone());
         let leg_failures = Family::default();
-        registry.register("leg_failures", "Failed legs by side and reason", leg_failures.clone());
+        registry.register("leg_failures", "Failed legs before an answer began. `reason` is `connect`, `transport`, `closed`, `timeout`, `status_4xx`, `status_5xx`, `garbage` (not the engine's protocol) or `reported` (an error event in a stream)", leg_failures.clone());
         let aborts = Family::default();
-        registry.register("leg_aborts", "Legs that the gateway stopped before their end", aborts.clone());
-        let retries = Family::default();
         registry.register(
-            "retries",
-            "Attempts on another pair, by the side that had failed",
-            retries.clone(),
+            "leg_aborts",
+            "Legs that the gateway stopped before their end: the twin failed, or the client left",
+            aborts.clone(),
         );
+        let retries = Family::default();
+        registry.register("retries", "Further attempts, by the side that had failed", retries.clone());
         let [prompt_tokens, cached_tokens, completion_tokens] = [
-            ("prompt_tokens", "Prompt tokens, as engines report them"),
-            ("cached_tokens", "Prompt tokens that engines found in a cache"),
+            ("prompt_tokens", "Prompt tokens, as engines report them. Streams count only if the client asked for usage (`stream_options.include_usage`) or the engine sends it anyway"),
+            ("cached_tokens", "Prompt tokens that engines found in a cache. For a pair whose prefill told: what the prefill did not compute"),
             ("completion_tokens", "Generated tokens, as engines report them"),
         ]
         .map(|(name, help)| {
@@ -144,13 +159,19 @@ impl Metrics {
             registry.register(name, help, counter.clone());
             counter
         });
+        let refusals = RefusalMetrics::register(&mut registry);
         let predictions = PredictionMetrics::register(&mut registry);
         let tokenize = Arc::new(TokenizeMetrics::register(&mut registry));
         let feeds = Arc::new(FeedMetrics::default());
         feeds.register(&mut registry);
         let store = Arc::new(StoreMetrics::default());
         store.register(&mut registry);
-        let predict = seconds(&mut registry, "predict", "Time to predict cache hits", &DECIDE_BUCKETS);
+        let predict = seconds(
+            &mut registry,
+            "predict",
+            "Predicting one request: tokens, page hashes and the look-up",
+            &DECIDE_BUCKETS,
+        );
         let [index_pages, index_bytes] = [
             ("index_pages", "Pages in the index of KV caches"),
             ("index_bytes", "Memory of the index of KV caches"),
@@ -177,6 +198,7 @@ impl Metrics {
             prompt_tokens,
             cached_tokens,
             completion_tokens,
+            refusals,
             predictions,
             tokenize,
             feeds,
@@ -185,6 +207,7 @@ impl Metrics {
             index_pages,
             index_bytes,
             engines,
+            tally: Tally::default(),
         }
     }
 
@@ -192,15 +215,17 @@ impl Metrics {
         self.in_flight.inc();
     }
 
-    /// `code` is an error code, `ok`, `client_closed` or `engine_rejected`.
-    pub(crate) fn request_ended(&self, api: Api, code: &'static str, took: Duration) {
+    /// `code` is an error code, `ok`, `client_closed` or `engine_rejected`; `trace` one that is exported.
+    pub(crate) fn request_ended(&self, api: Api, code: &'static str, took: Duration, trace: Option<TraceId>) {
         self.in_flight.dec();
+        self.tally.ended(code);
         self.requests.get_or_create(&RequestLabels { api: name(api), code }).inc();
-        self.durations[api as usize].observe(took.as_secs_f64());
+        observe(&self.durations[api as usize], took, trace);
     }
 
-    pub(crate) fn first_token(&self, api: Api, after: Duration) {
-        self.ttft[api as usize].observe(after.as_secs_f64());
+    pub(crate) fn first_token(&self, api: Api, after: Duration, trace: Option<TraceId>) {
+        observe(&self.ttft[api as usize], after, trace);
+        self.tally.first_token(after);
     }
 
     pub(crate) fn next_token(&self, after: Duration) {
@@ -225,18 +250,15 @@ impl Metrics {
         self.completion_tokens.inc_by(completion);
     }
 
+    /// What all requests since the start add up to.
+    pub(crate) fn totals(&self) -> Totals {
+        let tokens = [&self.prompt_tokens, &self.cached_tokens, &self.completion_tokens];
+        self.tally.totals(self.in_flight.get(), tokens.map(Counter::get))
+    }
+
     pub(crate) fn leg_failed(&self, side: Side, error: &LegError) {
-        let reason = match error {
-            LegError::Connect(_) => "connect",
-            LegError::Transport(_) => "transport",
-            LegError::Closed => "closed",
-            LegError::Timeout(..) => "timeout",
-            LegError::Status(status, _) if status.is_client_error() => "status_4xx",
-            LegError::Status(..) => "status_5xx",
-            LegError::Garbage(_) => "garbage",
-            LegError::Reported(_) => "reported",
-        };
-        self.leg_failures.get_or_create(&LegLabels { side: SideLabel(side), reason }).inc();
+        let labels = LegLabels { side: SideLabel(side), reason: error.reason() };
+        self.leg_failures.get_or_create(&labels).inc();
     }
 
     pub(crate) fn aborted(&self, side: Side) {
@@ -247,6 +269,19 @@ impl Metrics {
         self.retries.get_or_create(&SideOnly { side: SideLabel(side) }).inc();
     }
 
+    /// Gives every family a sample, so that all of them are in the text. Values of labels do not matter.
+    fn show_all(&self) {
+        self.requests.get_or_create(&RequestLabels { api: "", code: "" }).inc_by(0);
+        self.leg_failures.get_or_create(&LegLabels { side: SideLabel(Side::Prefill), reason: "" }).inc_by(0);
+        for family in [&self.aborts, &self.retries] {
+            family.get_or_create(&SideOnly { side: SideLabel(Side::Prefill) }).inc_by(0);
+        }
+        self.refusals.show_all();
+        self.predictions.show_all();
+        self.tokenize.show_all();
+        self.engines.show_all();
+    }
+
     /// The text that Prometheus scrapes. `loads` are those of the fleet, `held` requests wait.
     pub(crate) fn scrape(&self, (fleet, loads): (&Fleet, &[Load]), held: usize, index: &KvIndex) -> String {
         self.engines.set(fleet, loads);
@@ -254,6 +289,10 @@ impl Metrics {
         let size = index.size();
         self.index_pages.set(i64::try_from(size.pages).unwrap_or(i64::MAX));
         self.index_bytes.set(i64::try_from(size.bytes).unwrap_or(i64::MAX));
+        self.text()
+    }
+
+    fn text(&self) -> String {
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &self.registry) {
             let _infallible = writeln!(text, "# encoding failed: {error}");
@@ -262,74 +301,30 @@ impl Metrics {
     }
 }
 
-impl EngineGauges {
-    fn register(registry: &mut Registry) -> Self {
-        let gauges = EngineGauges::default();
-        let sub = registry.sub_registry_with_prefix("engine");
-        for (name, help, family) in [
-            ("up", "1 if health checks pass", &gauges.up),
-            ("breaker_open", "1 while the circuit breaker keeps traffic away", &gauges.breaker_open),
-            ("requests_in_flight", "Requests of this gateway on the engine", &gauges.in_flight),
-            (
-                "pending_prefill_tokens",
-                "Prompt tokens that wait for their first token",
-                &gauges.pending_prefill_tokens,
-            ),
-            ("active_decode_tokens", "Tokens that running requests may hold", &gauges.active_decode_tokens),
-            ("connections", "Open connections", &gauges.connections),
-            ("idle_connections", "Open connections without a request", &gauges.idle_connections),
-        ] {
-            sub.register(name, help, family.clone());
-        }
-        registry.register("engines_waiting", "Engines that are known but not usable", gauges.waiting.clone());
-        registry.register("topology_generation", "Topology changes seen", gauges.generation.clone());
-        gauges
-    }
-
-    fn set(&self, fleet: &Fleet, loads: &[Load]) {
-        let families = [
-            &self.up,
-            &self.breaker_open,
-            &self.in_flight,
-            &self.pending_prefill_tokens,
-            &self.active_decode_tokens,
-            &self.connections,
-            &self.idle_connections,
-        ];
-        families.iter().for_each(|family| family.clear());
-        for (member, load) in fleet.members.iter().zip(loads) {
-            let endpoint = &member.endpoint;
-            let labels =
-                EngineLabels { instance: endpoint.id.to_string(), role: member.instance.role.to_string() };
-            let values = [
-                i64::from(endpoint.is_healthy()),
-                i64::from(endpoint.breaker.is_open()),
-                i64::from(endpoint.in_flight.count()),
-                i64::try_from(load.pending_prefill_tokens).unwrap_or(i64::MAX),
-                i64::try_from(load.active_decode_tokens).unwrap_or(i64::MAX),
-                i64::try_from(endpoint.pool.open()).unwrap_or(i64::MAX),
-                i64::try_from(endpoint.pool.idle()).unwrap_or(i64::MAX),
-            ];
-            for (family, value) in families.iter().zip(values) {
-                family.get_or_create(&labels).set(value);
-            }
-        }
-        self.waiting.set(i64::try_from(fleet.waiting.len()).unwrap_or(i64::MAX));
-        self.generation.set(i64::try_from(fleet.generation).unwrap_or(i64::MAX));
-    }
+/// All metrics of a gateway as Prometheus scrapes them, each with a sample: what the table in `docs/metrics.md` is made of.
+#[must_use]
+pub fn all_metrics() -> String {
+    let metrics = Metrics::new();
+    metrics.show_all();
+    metrics.text()
 }
 
 /// One histogram per API, told apart by a label; indexed by `Api as usize`.
-fn per_api(registry: &mut Registry, metric: &str, help: &str, buckets: &'static [f64]) -> [Histogram; 4] {
+fn per_api(registry: &mut Registry, metric: &str, help: &str, buckets: &'static [f64]) -> [Traced; 4] {
     #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
     struct ApiLabel {
         api: &'static str,
     }
-    let family: Family<ApiLabel, Histogram, _> =
-        Family::new_with_constructor(move || Histogram::new(buckets.iter().copied()));
+    let family: Family<ApiLabel, Traced, _> =
+        Family::new_with_constructor(move || Traced::new(buckets.iter().copied()));
     registry.register_with_unit(metric, help, Unit::Seconds, family.clone());
     [Api::Chat, Api::Completions, Api::Generate, Api::Other]
         .map(|api| family.get_or_create_owned(&ApiLabel { api: name(api) }))
+}
+
+fn observe(histogram: &Traced, took: Duration, trace: Option<TraceId>) {
+    let label = trace.map(|trace| TraceLabel { trace_id: trace.to_string() });
+    histogram.observe(took.as_secs_f64(), label, None);
 }
 
 fn seconds(registry: &mut Registry, metric: &str, help: &str, buckets: &'static [f64]) -> Histogram {

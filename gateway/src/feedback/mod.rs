@@ -1,15 +1,22 @@
 //! What is learned from each request: metrics and spans.
 
+mod access;
 mod cache;
 mod decisions;
+mod engines;
 mod metrics;
 mod request;
 mod spans;
+mod steps;
+mod tally;
 mod tokenize;
 
 pub(crate) use cache::{Expected, FeedMetrics, StoreMetrics};
 pub(crate) use decisions::Decisions;
 pub(crate) use metrics::Metrics;
-pub(crate) use request::Feedback;
+pub use metrics::all_metrics;
+pub(crate) use request::{Feedback, Foreseen};
 pub(crate) use spans::RequestSpan;
+pub(crate) use steps::{PredictSpan, Try};
+pub(crate) use tally::Totals;
 pub(crate) use tokenize::{TokenizeMetrics, TokenizedBy};

@@ -1,14 +1,15 @@
-//! The spans of one request: the request itself, and below it each decision, each leg and the relay.
+//! The span of a request, below which its steps have theirs.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use axum::body::Body;
-use http::Request;
-use moongate_scheduler::Refusal;
-use moongate_telemetry::{SpanHandle, SpanKind, Traces, names};
+use http::{HeaderValue, Request, StatusCode};
+use moongate_telemetry::{SpanHandle, SpanKind, TraceId, Traces, names};
 
 use super::Expected;
-use crate::dispatch::{Ask, Chosen, Side};
+use super::steps::{PredictSpan, PromptSpan};
+use crate::dispatch::Ask;
 use crate::error::ApiError;
 use crate::prompt::Api;
 use crate::relay::Usage;
@@ -18,63 +19,80 @@ use crate::relay::Usage;
 pub(crate) struct RequestSpan {
     /// Before the root: fields are dropped in order, and a child ends before its parent.
     relay: Option<SpanHandle>,
-    root: SpanHandle,
+    pub(super) root: SpanHandle,
+    traces: Traces,
+    request_id: HeaderValue,
+    operation: Option<&'static str>,
+    stream: bool,
 }
 
 impl RequestSpan {
     /// Starts the span of an incoming request, below the caller's if it named one.
-    pub(crate) fn start(traces: &Traces, api: Api, request: &Request<Body>) -> Self {
-        if !traces.is_on() {
-            return Self { root: SpanHandle::off(), relay: None };
-        }
-        let path = request.uri().path();
-        let name = format!("{} {path}", request.method());
-        let mut root = traces.server_span(name, request.headers());
-        root.set(names::HTTP_REQUEST_METHOD, request.method().as_str().to_owned());
-        root.set(names::URL_PATH, path.to_owned());
+    pub(crate) fn start(
+        traces: &Traces,
+        api: Api,
+        request_id: &HeaderValue,
+        request: &Request<Body>,
+    ) -> Self {
         let operation = match api {
             Api::Chat => Some("chat"),
             Api::Completions => Some("text_completion"),
             Api::Generate => Some("generate_content"),
             Api::Other => None,
         };
+        let mut root = SpanHandle::off();
+        if traces.is_on() {
+            root = traces.server_span(operation.unwrap_or("pass through"), request.headers());
+            let (method, uri, id) = (request.method().clone(), request.uri().clone(), request_id.clone());
+            root.set_later(move |notes| {
+                notes.set(names::HTTP_REQUEST_METHOD, method.as_str().to_owned());
+                notes.set(names::URL_PATH, uri.path().to_owned());
+                notes.set("moongate.request_id", id.to_str().unwrap_or_default().to_owned());
+            });
+        }
         if let Some(operation) = operation {
             root.set(names::GEN_AI_OPERATION_NAME, operation);
         }
-        Self { root, relay: None }
+        let (traces, request_id) = (traces.clone(), request_id.clone());
+        Self { root, relay: None, traces, request_id, operation, stream: false }
+    }
+
+    /// Span of reading the request.
+    pub(crate) fn prompt(&self) -> PromptSpan {
+        PromptSpan(self.root.child_at("prompt", SpanKind::Internal, self.root.start()))
+    }
+
+    /// Span of predicting cache hits.
+    pub(crate) fn predict(&self) -> PredictSpan {
+        PredictSpan(self.root.child("predict", SpanKind::Internal))
     }
 
     /// The request has been read.
     pub(crate) fn asked(&mut self, ask: &Ask) {
+        self.stream = ask.head.stream;
         if !self.root.is_recording() {
             return;
         }
         if let Some(model) = &ask.model {
-            self.root.set(names::GEN_AI_REQUEST_MODEL, model.to_string());
+            if let Some(operation) = self.operation {
+                self.root.rename(format!("{operation} {model}"));
+            }
+            self.root.set(names::GEN_AI_REQUEST_MODEL, model.clone());
         }
-        self.root.set(names::GEN_AI_REQUEST_STREAM, ask.head.stream);
-        if let Some(request) = &ask.request {
-            self.root.set("moongate.estimated_input_tokens", i64::from(request.input_tokens));
+        self.root.set(names::GEN_AI_REQUEST_STREAM, self.stream);
+        if let Some(most) = ask.head.max_output_tokens {
+            self.root.set(names::GEN_AI_REQUEST_MAX_TOKENS, i64::from(most));
         }
     }
 
-    /// Span of a decision.
-    pub(crate) fn decide(&self) -> DecideSpan {
-        DecideSpan(self.root.child("decide", SpanKind::Internal))
+    /// Identity of the trace, for logs.
+    pub(crate) fn trace_id(&self) -> Option<TraceId> {
+        self.root.trace_id()
     }
 
-    /// Span of a leg.
-    pub(crate) fn leg(&self, side: Side, engine: &str) -> SpanHandle {
-        let name = match side {
-            Side::Prefill => "prefill",
-            Side::Decode => "decode",
-            Side::Worker => "worker",
-        };
-        let mut span = self.root.child(name, SpanKind::Client);
-        if span.is_recording() {
-            span.set(names::SERVER_ADDRESS, engine.to_owned());
-        }
-        span
+    /// Identity of the trace, if it is exported for sure.
+    pub(crate) fn exported_trace_id(&self) -> Option<TraceId> {
+        self.root.exported_trace_id()
     }
 
     /// What was predicted for the engine that computes the prompt.
@@ -86,9 +104,25 @@ impl RequestSpan {
     }
 
     /// The first piece of the answer goes to the client.
-    pub(crate) fn first_token(&mut self, after_s: f64) {
-        self.root.set(names::GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, after_s);
+    pub(crate) fn first_token(&mut self, after: Duration) {
+        self.root.set(names::GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());
         self.relay = Some(self.root.child("relay", SpanKind::Internal));
+        // A whole answer takes as long as it is.
+        if self.stream && self.traces.is_slow(after) {
+            self.root.keep("slow");
+        }
+    }
+
+    /// A prediction was far from what happened.
+    pub(crate) fn mispredicted(&mut self) {
+        self.root.keep("mispredicted");
+    }
+
+    /// So many pieces went to the client.
+    pub(crate) fn relayed(&mut self, pieces: u64) {
+        if let Some(relay) = &mut self.relay {
+            relay.set("moongate.pieces", i64::try_from(pieces).unwrap_or(i64::MAX));
+        }
     }
 
     /// What the engines counted.
@@ -101,44 +135,38 @@ impl RequestSpan {
         }
     }
 
+    /// The client gets an answer with this status.
+    pub(crate) fn answered(&mut self, status: StatusCode) {
+        self.root.set(names::HTTP_RESPONSE_STATUS_CODE, i64::from(status.as_u16()));
+    }
+
     /// The client got this error.
     pub(crate) fn error(&mut self, error: &ApiError) {
-        if self.root.is_recording() {
-            self.root.set(names::ERROR_TYPE, error.code.as_str());
-            self.root.error(Cow::Owned(error.message.clone()));
+        if !self.root.is_recording() {
+            return;
         }
+        self.root.set(names::ERROR_TYPE, error.code.as_str());
+        // What a client does wrong is no failure of this server.
+        if error.code.status().is_server_error() {
+            self.root.error(Cow::Owned(error.message.clone()));
+            self.root.keep("error");
+        }
+    }
+
+    /// An engine found the request at fault.
+    pub(crate) fn rejected_by_engine(&mut self, status: StatusCode) {
+        self.answered(status);
+        self.root.set(names::ERROR_TYPE, "engine_rejected");
     }
 
     /// The client left.
     pub(crate) fn client_closed(&mut self) {
         self.root.set(names::ERROR_TYPE, "client_closed");
     }
-}
 
-/// Span of one decision.
-pub(crate) struct DecideSpan(SpanHandle);
-
-impl DecideSpan {
-    /// Notes what was decided, and ends the span.
-    pub(crate) fn decided(mut self, chosen: &Result<Chosen, Refusal>) {
-        if !self.0.is_recording() {
-            return;
-        }
-        match chosen {
-            Err(refusal) => self.0.error(refusal.to_string()),
-            Ok(chosen) => {
-                self.0.set("moongate.entry", chosen.entry.endpoint.id.to_string());
-                if let Some(exit) = &chosen.exit {
-                    self.0.set("moongate.decode", exit.decode.endpoint.id.to_string());
-                }
-                if let Some(decision) = &chosen.decision {
-                    let why = &decision.explanation;
-                    self.0.set("moongate.policy", why.policy.as_str());
-                    self.0.set("moongate.reason", why.reason);
-                    self.0
-                        .set("moongate.candidates", i64::try_from(why.candidates.len()).unwrap_or(i64::MAX));
-                }
-            }
-        }
+    /// Tells the log that a begun answer was broken off.
+    pub(crate) fn log_stream_failure(&self, error: &ApiError) {
+        let trace_id = self.trace_id().map(tracing::field::display);
+        tracing::warn!(%error, request_id = self.request_id.to_str().ok(), trace_id, "stream failed");
     }
 }

@@ -25,6 +25,17 @@ pub(crate) enum TokenizedBy {
     Memory,
 }
 
+impl TokenizedBy {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            TokenizedBy::Client => "client",
+            TokenizedBy::Gateway => "gateway",
+            TokenizedBy::Engine => "engine",
+            TokenizedBy::Memory => "memory",
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByLabel {
     by: &'static str,
@@ -42,27 +53,26 @@ impl TokenizeMetrics {
         let metrics = Self { prompts: Family::default(), asked: Histogram::new(BUCKETS.iter().copied()) };
         registry.register(
             "tokenized_prompts",
-            "Prompts with a prediction, by who made their tokens",
+            "Requests with a prediction, by who made their tokens: `client` (they came as ids), `gateway` (with the model's own files), `engine` (that was asked) or `memory` (an engine, when it was asked about an equal prompt)",
             metrics.prompts.clone(),
         );
         registry.register_with_unit(
             "tokenize_engine",
-            "Time for which requests waited for an engine to tell their tokens",
+            "For how long requests waited for an engine to tell their tokens, whatever came of it",
             Unit::Seconds,
             metrics.asked.clone(),
         );
         metrics
     }
 
+    /// Gives every family a sample.
+    pub(super) fn show_all(&self) {
+        self.prompts.get_or_create(&ByLabel { by: "" }).inc_by(0);
+    }
+
     /// The tokens of a prompt are known.
     pub(crate) fn tokenized(&self, by: TokenizedBy) {
-        let by = match by {
-            TokenizedBy::Client => "client",
-            TokenizedBy::Gateway => "gateway",
-            TokenizedBy::Engine => "engine",
-            TokenizedBy::Memory => "memory",
-        };
-        self.prompts.get_or_create(&ByLabel { by }).inc();
+        self.prompts.get_or_create(&ByLabel { by: by.as_str() }).inc();
     }
 
     /// A request has waited so long for an engine, whatever came of it.

@@ -24,6 +24,10 @@ impl OnEngine {
         endpoint.in_flight.0.fetch_add(1, Ordering::Relaxed);
         Self(endpoint)
     }
+
+    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.0
+    }
 }
 
 impl Drop for OnEngine {

@@ -7,6 +7,7 @@ use moongate_discovery::InstanceId;
 
 use super::book::InFlight;
 use super::breaker::{Breaker, BreakerLimits};
+use super::prompts::Prompts;
 use crate::predict::{EngineEntry, KvIndex, TokenizeWays};
 use crate::upstream::{LegError, Pool, PoolLimits};
 
@@ -23,6 +24,7 @@ pub(crate) struct Endpoint {
     pub(crate) id: InstanceId,
     pub(crate) pool: Arc<Pool>,
     pub(crate) in_flight: InFlight,
+    pub(crate) prompts: Prompts,
     pub(crate) breaker: Breaker,
     /// How it can be asked for tokens.
     pub(crate) tokenize_ways: TokenizeWays,
@@ -42,6 +44,7 @@ impl Endpoint {
             id,
             pool: Arc::new(Pool::new(authority, limits.pool)),
             in_flight: InFlight::default(),
+            prompts: Prompts::default(),
             breaker: Breaker::new(limits.breaker),
             tokenize_ways: TokenizeWays::default(),
             entry: EngineEntry::new(index),

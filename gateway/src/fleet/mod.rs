@@ -7,6 +7,7 @@ mod endpoint;
 mod follow;
 mod health;
 mod loads;
+mod prompts;
 mod rules;
 mod snapshot;
 
@@ -17,4 +18,5 @@ pub(crate) use follow::FleetReader;
 pub(crate) use follow::follow;
 pub(crate) use health::{HealthLimits, check_health};
 pub(crate) use loads::poll_loads;
-pub(crate) use snapshot::{Fleet, Member};
+pub(crate) use prompts::PromptCounts;
+pub(crate) use snapshot::{Fleet, Member, domain_name, host};

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use moongate_discovery::{Engine, EngineFacts, Instance, InstanceId, KvTransfer, Readiness, Role, Topology};
+use moongate_discovery::{
+    Engine, EngineFacts, Hosts, Instance, InstanceId, KvTransfer, Place, Readiness, Role, Topology,
+};
 use moongate_scheduler as scheduler;
 use scheduler::{Cluster, InstanceIx, ModelIx, PairingDomain};
 
@@ -53,6 +55,8 @@ pub(crate) struct Fleet {
     served: Vec<Arc<str>>,
     /// By model: engines that name pages alike.
     groups: Vec<Vec<Arc<Group>>>,
+    /// Where hosts run, those of engines included.
+    pub(crate) hosts: Hosts<scheduler::Place>,
     /// Instances that discovery lists but that are not usable, with the reason.
     pub(crate) waiting: Vec<Waiting>,
 }
@@ -100,19 +104,28 @@ impl Fleet {
                 fleet.waiting.push(Waiting { id: instance.id.clone(), reason, probed });
                 continue;
             };
+            // Of who is named by a flag, only the host's place is known.
+            let of_host =
+                topology.hosts.place(host(authority)).filter(|_| instance.place == Place::default());
+            let place = of_host.unwrap_or(&instance.place);
             instances.push(scheduler::Instance {
                 name: instance.id.0.clone(),
                 role: role(instance.role),
                 models: facts.models.iter().map(|model| fleet.intern(model)).collect(),
                 domain: domain(facts),
                 dp_size: facts.dp_size.max(1),
-                place: places.place(&instance.place),
+                place: places.place(place),
                 cache: cache_rules(facts),
             });
             let keyspace = Keyspace::of(instance).map(Arc::new);
             let stored = keyspace.as_ref().and_then(|keyspace| keyspace.stored_as(facts)).map(Arc::new);
             fleet.members.push(Member { instance: instance.clone(), endpoint, keyspace, stored });
         }
+        let told = topology.hosts.iter();
+        let engines =
+            topology.instances.iter().map(|instance| (host(authority(&instance.url)), &instance.place));
+        let hosts = told.chain(engines).map(|(host, place)| (host.to_owned(), places.place(place)));
+        fleet.hosts = hosts.collect();
         fleet.cluster = Arc::new(Cluster::new(instances));
         let models = (0..fleet.names.len()).map(|at| ModelIx(u32::try_from(at).unwrap_or(u32::MAX)));
         fleet.groups = models.map(|model| fleet.divide(model)).collect();
@@ -224,6 +237,11 @@ fn authority(url: &str) -> &str {
     url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/')
 }
 
+/// The host of `host:port`.
+pub(crate) fn host(authority: &str) -> &str {
+    authority.rsplit_once(':').map_or(authority, |(host, _)| host).trim_matches(['[', ']'])
+}
+
 fn role(role: Role) -> scheduler::Role {
     match role {
         Role::Prefill => scheduler::Role::Prefill,
@@ -242,6 +260,16 @@ fn domain(facts: &EngineFacts) -> PairingDomain {
     })
 }
 
+/// What engines of a domain hand over by.
+pub(crate) fn domain_name(domain: PairingDomain) -> &'static str {
+    match domain.0 {
+        0 => "sglang",
+        1 => "nixl",
+        2 => "mooncake",
+        _ => "store",
+    }
+}
+
 /// Gives every name of a place a number.
 #[derive(Default)]
 struct Interner(HashMap<(u8, String), u32>);
@@ -252,7 +280,7 @@ impl Interner {
         name.map(|name| *self.0.entry((level, name.clone())).or_insert(next))
     }
 
-    fn place(&mut self, place: &moongate_discovery::Place) -> scheduler::Place {
+    fn place(&mut self, place: &Place) -> scheduler::Place {
         scheduler::Place {
             zone: self.level(0, place.zone.as_ref()),
             rack: self.level(1, place.rack.as_ref()),

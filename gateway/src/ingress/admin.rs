@@ -1,15 +1,19 @@
-//! The admin listener: probes, metrics and registrations, away from clients.
+//! The admin listener: probes, metrics, the console and registrations, away from clients.
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
+use super::authenticate;
+use super::console;
+use super::fleet;
 use super::handler::Gateway;
 use super::predict;
 use super::router;
@@ -32,6 +36,7 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
         .route("/ready", get(ready))
         .route("/debug/decisions", get(decisions))
         .route("/debug/decisions/{id}", get(decision))
+        .route("/debug/fleet", get(fleet::fleet))
         .route("/debug/predict/v1/chat/completions", post(predict::chat))
         .route("/debug/predict/v1/completions", post(predict::completions))
         .route("/debug/predict/generate", post(predict::generate))
@@ -39,7 +44,17 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
         .route("/debug/tokens/v1/completions", post(predict::completions_tokens))
         .route("/workers", get(workers::list).post(workers::register))
         .route("/workers/{*id}", get(workers::one).delete(workers::remove))
+        .fallback(not_found)
+        .method_not_allowed_fallback(router::method_not_allowed)
+        .layer(from_fn_with_state(gateway.clone(), authenticate::administrator))
         .with_state(gateway)
+        .merge(console::pages())
+}
+
+async fn not_found(request: Request) -> Response<Body> {
+    let path = request.uri().path();
+    let text = format!("there is nothing at {path}; docs/api.md lists the paths of the admin listener");
+    ApiError::new(Code::NotFound, text).response()
 }
 
 /// The latest decisions, without their candidates.

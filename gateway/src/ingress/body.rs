@@ -6,9 +6,10 @@ use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, EXPECT};
 use http::{HeaderMap, HeaderValue};
+use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use moongate_runtime::Supervisor;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::{ApiError, Code};
 
@@ -22,6 +23,8 @@ pub(crate) struct BodyLimits {
     pub(crate) max_bytes: usize,
     /// Longest pause between two pieces.
     pub(crate) idle: Duration,
+    /// Longest time for all of it.
+    pub(crate) whole: Duration,
 }
 
 /// Collects `body`.
@@ -31,18 +34,21 @@ pub(crate) async fn collect(
     limits: BodyLimits,
     supervisor: &Supervisor,
 ) -> Result<Bytes, ApiError> {
+    let deadline = Instant::now() + limits.whole;
     let declared = headers.get(CONTENT_LENGTH).and_then(length);
     if declared.is_some_and(|length| length > limits.max_bytes as u64) {
-        // A client that waits for `100 Continue` sends nothing after a refusal.
-        if !headers.contains_key(EXPECT) {
-            discard(body, supervisor);
-        }
+        discard(headers, body, supervisor);
         return Err(too_large(limits));
     }
     let mut first = Bytes::new();
     let mut whole: Option<BytesMut> = None;
     loop {
-        let frame = match timeout(limits.idle, body.frame()).await {
+        let until = deadline.min(Instant::now() + limits.idle);
+        let frame = match timeout_at(until, body.frame()).await {
+            Err(_) if until == deadline => {
+                let text = format!("the body was not complete after {:?}", limits.whole);
+                return Err(ApiError::new(Code::BodyIncomplete, text));
+            }
             Err(_) => {
                 let text = format!(
                     "no data for {:?} before the body was complete; send it without pauses",
@@ -59,7 +65,7 @@ pub(crate) async fn collect(
         let Ok(data) = frame.into_data() else { continue };
         let so_far = whole.as_ref().map_or(first.len(), BytesMut::len);
         if so_far + data.len() > limits.max_bytes {
-            discard(body, supervisor);
+            discard(headers, body, supervisor);
             return Err(too_large(limits));
         }
         match &mut whole {
@@ -78,7 +84,11 @@ pub(crate) async fn collect(
 }
 
 /// Reads the rest of a refused body in the background, beside the answer that goes out.
-fn discard(mut body: Body, supervisor: &Supervisor) {
+pub(super) fn discard(headers: &HeaderMap, mut body: Body, supervisor: &Supervisor) {
+    // A client that waits for `100 Continue` sends nothing after a refusal.
+    if headers.contains_key(EXPECT) || body.is_end_stream() {
+        return;
+    }
     supervisor.spawn("discard a body", async move {
         let rest = async { while let Some(Ok(_)) = body.frame().await {} };
         // What is still sent after that time is cut off.

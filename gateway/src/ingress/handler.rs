@@ -5,22 +5,25 @@ use std::sync::Arc;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use http::header::CONTENT_TYPE;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use moongate_discovery::Registry;
-use moongate_runtime::Supervisor;
+use moongate_runtime::{Secret, Supervisor};
 use moongate_scheduler as scheduler;
 use moongate_telemetry::Traces;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::body::{BodyLimits, collect};
+use super::body::{BodyLimits, collect, discard};
 use super::engine_error::engine_error;
+use super::fleet::FleetState;
 use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
 use super::standing::Standing;
+use crate::access::{Caller, Gate};
+use crate::config::OpenPath;
 use crate::dispatch::{Answer, Ask, Booked, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
-use crate::feedback::{Decisions, Feedback, Metrics, RequestSpan};
+use crate::feedback::{Decisions, Feedback, Metrics, PredictSpan, RequestSpan};
 use crate::fleet::Fleet;
 use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
 use crate::prompt::{Api, Head};
@@ -43,10 +46,16 @@ pub(crate) struct Gateway {
     pub(crate) body_limits: BodyLimits,
     pub(crate) standing: Standing,
     pub(crate) decisions: Arc<Decisions>,
+    pub(crate) fleet_state: FleetState,
     /// Where engines register, if they may.
     pub(crate) registry: Option<Registry>,
     /// What whoever asks for the workers must know; `None`: nothing.
-    pub(crate) registration_token: Option<String>,
+    pub(crate) registration_token: Option<Secret>,
+    pub(crate) gate: Arc<Gate>,
+    /// What of a protected admin listener needs no token.
+    pub(crate) admin_open: Vec<OpenPath>,
+    /// What engines are shown in the place of a client's key that was for the gateway.
+    pub(crate) engine_key: Option<HeaderValue>,
     /// For what outlives a request's answer.
     pub(crate) supervisor: Supervisor,
     /// Cancelled when no new work is wanted.
@@ -58,7 +67,7 @@ pub(crate) struct Gateway {
 /// Handles a generation request or a path that is passed through.
 pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) -> Response<Body> {
     let id = request_id(request.headers());
-    let span = RequestSpan::start(&gateway.traces, api, &request);
+    let span = RequestSpan::start(&gateway.traces, api, &id, &request);
     let mut feedback = Feedback::new(gateway.metrics.clone(), span, api);
     let served = tokio::select! {
         biased;
@@ -71,9 +80,11 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
     let mut response = match served {
         Ok((ask, Served::One(started))) => respond(gateway, &ask, started, feedback),
         Ok((ask, Served::Samples(head, samples))) => {
+            feedback.span().answered(head.status());
             head.map(|()| Body::new(merge_stream(ask.api, samples, feedback)))
         }
         Ok((_, Served::Merged(head, body))) => {
+            feedback.span().answered(head.status());
             feedback.piece();
             feedback.completed(Usage::read(&body), None);
             head.map(|()| Body::from(body))
@@ -83,7 +94,7 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
             error.response()
         }
         Err(Refused::ByEngine(status, body)) => {
-            feedback.rejected_by_engine();
+            feedback.rejected_by_engine(status);
             engine_error(status, &body)
         }
     };
@@ -98,9 +109,27 @@ async fn serve(
     request: Request<Body>,
     feedback: &mut Feedback,
 ) -> Result<(Ask, Served), Refused> {
+    let permit = match request.extensions().get::<Caller>().map(|caller| gateway.gate.admit(caller)) {
+        None => None,
+        Some(Ok(permit)) => permit,
+        Some(Err(refusal)) => {
+            gateway.metrics.refusals.refused(refusal.reason);
+            let (parts, body) = request.into_parts();
+            discard(&parts.headers, body, &gateway.supervisor);
+            return Err(Refused::Error(refusal.error));
+        }
+    };
+    let prompt = feedback.span().prompt();
     let mut ask = read(gateway, api, id, request).await.map_err(Refused::Error)?;
-    predict(gateway, &mut ask).await;
+    prompt.read(&ask);
     feedback.span().asked(&ask);
+    if ask.request.is_some() && ask.api != Api::Other {
+        predict(gateway, &mut ask, feedback.span().predict()).await;
+    }
+    if let Some(permit) = permit {
+        permit.spend(ask.request.as_ref().map_or(0, |request| request.input_tokens));
+        feedback.hold(permit);
+    }
     let (dispatcher, span) = (&gateway.dispatcher, &*feedback.span());
     if !fan_out::is_needed(&dispatcher.fleet.current(), &ask) {
         let started = dispatcher.dispatch(&ask, span).await?;
@@ -135,39 +164,35 @@ pub(super) async fn read(
     let (parts, body) = request.into_parts();
     let body = collect(&parts.headers, body, gateway.body_limits, &gateway.supervisor).await?;
     let fleet = gateway.dispatcher.fleet.current();
+    let caller = parts.extensions.get::<Caller>();
     let (request, model, head) = if api == Api::Other && !is_json(&parts.headers) {
         (None, None, Head::default())
     } else {
         let head = Head::read(api, &body)?;
         let named = find_model(&fleet, api, head.model.as_deref())?;
-        let request = named.map(|model| gateway.standing.apply(&parts.headers, describe(model, &head)));
+        let request =
+            named.map(|model| gateway.standing.apply(&parts.headers, caller, describe(model, &head)));
         let model = named.and_then(|model| fleet.model_name(model).cloned());
         (request, model, head.without_model())
     };
     // Engines only need the path: the authority of an absolute-form request is ours.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
     let uri = uri.map_err(|_| ApiError::new(Code::NotFound, "the path cannot be read"))?;
-    Ok(Ask {
-        id,
-        api,
-        method: parts.method,
-        uri,
-        headers: to_engine(&parts.headers),
-        body,
-        head,
-        request,
-        predicted: None,
-        model,
-    })
+    let mut headers = to_engine(&parts.headers);
+    if caller.is_some() {
+        // The client's key is for this gateway; an engine could use it to pose as the client.
+        headers.remove(AUTHORIZATION);
+        headers.extend(gateway.engine_key.clone().map(|key| (AUTHORIZATION, key)));
+    }
+    Ok(Ask { id, api, method: parts.method, uri, headers, body, head, request, predicted: None, model })
 }
 
 /// Asks how much of the prompt each engine has in a cache, and counts its tokens on the way.
-async fn predict(gateway: &Gateway, ask: &mut Ask) {
-    if ask.request.is_none() || ask.api == Api::Other {
-        return;
-    }
+async fn predict(gateway: &Gateway, ask: &mut Ask, span: PredictSpan) {
     let start = Instant::now();
-    match find(gateway, ask).await {
+    let found = find(gateway, ask).await;
+    span.predicted(found.as_ref());
+    match found {
         Ok(predicted) => {
             if let Some(request) = &mut ask.request {
                 request.input_tokens = predicted.input_tokens.max(1);
@@ -243,10 +268,12 @@ fn describe(model: scheduler::ModelIx, head: &Head<'_>) -> scheduler::Request {
 }
 
 fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedback) -> Response<Body> {
-    let Started { mut head, answer, booked, expected, prefill_usage } = started;
+    let Started { mut head, answer, booked, expected, foreseen, prefill_usage } = started;
+    feedback.entered(booked.entry().clone());
     if let (Some(expected), Some(model)) = (expected, &ask.model) {
         feedback.expect(expected, model.clone());
     }
+    feedback.span().answered(head.status());
     to_client(head.headers_mut());
     let body = match answer {
         Answer::Whole(body) => {
@@ -255,6 +282,7 @@ fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedbac
             Body::from(body)
         }
         Answer::Begun { pair, first, gate } => {
+            feedback.foresee(foreseen.filter(|_| gate.is_some()));
             Body::new(relay(gateway, ask, (pair, first, gate), booked, Some(feedback)))
         }
     };

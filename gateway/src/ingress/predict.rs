@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use http::{HeaderValue, Response, StatusCode};
+use moongate_scheduler::InstanceIx;
 use serde_json::{Map, Value, json};
 
 use super::handler::{Gateway, find, read};
@@ -80,10 +81,11 @@ fn unexplained(unknown: &Unknown) -> Value {
 
 fn describe(gateway: &Gateway, predicted: &Predicted, took: Duration) -> Value {
     let fleet = gateway.dispatcher.fleet.current();
-    let engines: Vec<Value> = fleet
-        .members
-        .iter()
-        .map(|member| {
+    let prediction = predicted.for_fleet(&fleet);
+    let engines: Vec<Value> = (0..)
+        .map(InstanceIx)
+        .zip(&fleet.members)
+        .map(|(ix, member)| {
             let hits = predicted.expected_of(member).hits;
             json!({
                 "instance": member.endpoint.id.to_string(),
@@ -91,6 +93,7 @@ fn describe(gateway: &Gateway, predicted: &Predicted, took: Duration) -> Value {
                 "l1_tokens": hits.l1_tokens,
                 "l2_tokens": hits.l2_tokens,
                 "l3_tokens": hits.l3_tokens,
+                "l3_farness": prediction.farness(ix),
             })
         })
         .collect();

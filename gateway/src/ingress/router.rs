@@ -5,10 +5,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::{any, get, post};
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Response, StatusCode};
+use http::header::{CONNECTION, CONTENT_TYPE};
+use http::{HeaderValue, Response, StatusCode, Version};
 
+use super::authenticate;
 use super::handler::{Gateway, handle};
 use crate::error::{ApiError, Code};
 use crate::prompt::Api;
@@ -26,6 +28,8 @@ pub(crate) fn public_router(gateway: Arc<Gateway>) -> Router {
         .route("/ready", get(ready))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(gateway.clone(), authenticate::client))
+        .layer(from_fn_with_state(gateway.clone(), part))
         .with_state(gateway)
 }
 
@@ -43,6 +47,17 @@ async fn generate(gateway: State<Arc<Gateway>>, request: Request) -> Response<Bo
 
 async fn other(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
     handle(&gateway, Api::Other, request).await
+}
+
+/// Answers of a gateway that is about to end close their connections, so that the clients' next requests go to another one. Closed only
+/// when idle, they could be closed just when a client sends its next request.
+async fn part(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response<Body> {
+    let is_http1 = request.version() <= Version::HTTP_11;
+    let mut response = next.run(request).await;
+    if is_http1 && gateway.draining.is_cancelled() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// The process lives.
@@ -95,7 +110,7 @@ async fn not_found(request: Request) -> Response<Body> {
     ApiError::new(Code::NotFound, text).response()
 }
 
-async fn method_not_allowed(request: Request) -> Response<Body> {
+pub(super) async fn method_not_allowed(request: Request) -> Response<Body> {
     let text = format!("{} does not take {}", request.uri().path(), request.method());
     ApiError::new(Code::MethodNotAllowed, text).response()
 }

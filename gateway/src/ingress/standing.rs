@@ -5,6 +5,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use http::{HeaderMap, HeaderName};
 use moongate_scheduler::Request;
 
+use crate::access::Caller;
+
 /// The headers that are looked at.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standing {
@@ -13,17 +15,23 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Adds what the client's headers say.
-    pub(super) fn apply(&self, headers: &HeaderMap, request: Request) -> Request {
+    /// Adds what the client's key and headers say.
+    pub(super) fn apply(&self, headers: &HeaderMap, caller: Option<&Caller>, request: Request) -> Request {
         let value = |name: &Option<HeaderName>| headers.get(name.as_ref()?);
-        let tenant = value(&self.tenant).map(|name| {
-            let mut hasher = DefaultHasher::new();
-            name.as_bytes().hash(&mut hasher);
-            hasher.finish()
-        });
+        // Who has shown a key is that key's tenant, whatever else it says.
+        let tenant = match caller {
+            Some(caller) => Some(hash(caller.tenant.as_bytes())),
+            None => value(&self.tenant).map(|name| hash(name.as_bytes())),
+        };
         let priority = value(&self.priority).and_then(|text| text.to_str().ok()?.trim().parse().ok());
         Request { tenant, priority: priority.unwrap_or(0), ..request }
     }
+}
+
+fn hash(name: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -47,7 +55,7 @@ mod tests {
             tenant: None,
             ttft_target: None,
         };
-        let request = standing.apply(&headers.collect(), request);
+        let request = standing.apply(&headers.collect(), None, request);
         (request.tenant, request.priority)
     }
 

@@ -12,11 +12,12 @@ mod index;
 mod keyspace;
 mod models;
 mod predictor;
+mod reach;
 mod stored;
 mod tokenize;
 mod tokens;
 
-pub(crate) use feeds::{Feeds, StoreView, follow_feeds};
+pub(crate) use feeds::{Feeds, StoreSeen, StoreView, follow_feeds};
 pub(crate) use group::Group;
 pub(crate) use index::{EngineEntry, KvIndex};
 pub(crate) use keyspace::Keyspace;

@@ -8,11 +8,12 @@ use moongate_pages::Page;
 use moongate_scheduler::index::{EngineSlot, Hits};
 use moongate_scheduler::{ModelIx, Prediction, TierHits};
 
-use super::feeds::StoreView;
+use super::feeds::{StoreSeen, StoreView};
 use super::group::Group;
 use super::index::KvIndex;
 use super::keyspace::{Extras, Keyspace, SGLANG, VLLM};
 use super::models::Models;
+use super::reach::{Reach, StoredAt};
 use super::tokenize::EngineTokenizer;
 use super::tokens::{Kept, Tokenizer, Tokens, Unknown};
 use crate::feedback::{Expected, TokenizedBy};
@@ -37,8 +38,10 @@ pub(crate) struct Predicted {
     /// Prompt tokens, exactly.
     pub(crate) input_tokens: u32,
     pub(crate) tokenized_by: TokenizedBy,
-    /// By the engine's slot in the index.
-    by_slot: Vec<TierHits>,
+    /// By the engine's slot in the index, with the number of its group.
+    by_slot: Vec<(TierHits, usize)>,
+    /// By group: where the store has the prompt's pages.
+    stored: Vec<StoredAt>,
     /// The prompt's pages as the first group of engines names them, with their size in tokens.
     pages: (Arc<[u64]>, u32),
 }
@@ -76,6 +79,11 @@ impl Predictor {
         Self { index, models, engines, store }
     }
 
+    /// What is known of the store; `None` if the gateway knows none.
+    pub(crate) fn store_seen(&self) -> Option<StoreSeen> {
+        self.store.as_ref().map(|store| store.seen())
+    }
+
     /// What each engine that serves `model` has of the prompt in `body`, which begins as `head` says.
     pub(crate) async fn predict(
         &self,
@@ -108,7 +116,7 @@ impl Predictor {
             predicted.pages = (own.keys.as_slice().into(), group.keyspace.page_tokens());
         }
         let (mut hits, mut in_store) = (Hits::default(), Hits::default());
-        for Hashed { group, own, stored } in &hashed {
+        for (number, Hashed { group, own, stored }) in hashed.iter().enumerate() {
             if let (Some(store), Some(layout)) = (&self.store, &group.stored) {
                 let Named { pages, keys } = stored.as_ref().unwrap_or(own);
                 store.confirm(layout, &pages.pages()[..keys.len()], keys).await;
@@ -123,8 +131,11 @@ impl Predictor {
                     // Nobody has pages of that name, so the store's begin with the prompt.
                     pages.shared = in_store.of(engine.slot).shared.saturating_sub(pages.own);
                 }
-                predicted.put(engine.slot, engine.hits(pages, group.keyspace.page_tokens()));
+                predicted.put(engine.slot, engine.hits(pages, group.keyspace.page_tokens()), number);
             }
+            let runs = if stored.is_some() { &in_store.shared } else { &hits.shared };
+            let at = |store: &Arc<StoreView>| StoredAt::of(runs, group.keyspace.page_tokens(), fleet, store);
+            predicted.stored.push(self.store.as_ref().map(at).unwrap_or_default());
         }
         Ok(predicted)
     }
@@ -242,27 +253,32 @@ fn usable_pages<'a>(pages: &'a [Page], tokens: usize, keyspace: &Keyspace) -> &'
 }
 
 impl Predicted {
-    fn put(&mut self, slot: EngineSlot, hits: TierHits) {
+    fn put(&mut self, slot: EngineSlot, hits: TierHits, group: usize) {
         if self.by_slot.len() <= slot.at() {
-            self.by_slot.resize(slot.at() + 1, TierHits::default());
+            self.by_slot.resize(slot.at() + 1, Default::default());
         }
-        self.by_slot[slot.at()] = hits;
+        self.by_slot[slot.at()] = (hits, group);
     }
 
-    /// What one engine has of the prompt.
-    fn of(&self, member: &Member) -> TierHits {
+    /// What one engine has of the prompt, and its group.
+    fn of(&self, member: &Member) -> (TierHits, usize) {
         self.by_slot.get(member.endpoint.entry.slot().at()).copied().unwrap_or_default()
     }
 
     /// What an engine should report, if the request goes there.
     pub(crate) fn expected_of(&self, member: &Member) -> Expected {
-        Expected { hits: self.of(member), input_tokens: self.input_tokens }
+        Expected { hits: self.of(member).0, input_tokens: self.input_tokens }
     }
 
     /// The hits in the order of a fleet's cluster.
     pub(crate) fn for_fleet(&self, fleet: &Fleet) -> Prediction {
+        let of_members = || fleet.members.iter().map(|member| self.of(member));
+        let farness = Reach::new(&self.stored, fleet).map(|mut reach| {
+            of_members().enumerate().map(|(at, (hits, group))| reach.farness(at, group, hits)).collect()
+        });
         Prediction {
-            per_instance: fleet.members.iter().map(|member| self.of(member)).collect(),
+            per_instance: of_members().map(|(hits, _)| hits).collect(),
+            farness: farness.unwrap_or_default(),
             pages: self.pages.0.clone(),
             page_tokens: self.pages.1,
             ..Prediction::default()

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::sse::{SseFault, SseGate};
+use super::sse::SseGate;
 use super::usage::Usage;
 use crate::dispatch::{Booked, Pair, PairEvent, failure_code};
 use crate::error::{ApiError, Code};
@@ -71,7 +71,7 @@ impl Relay {
     fn take(&mut self, piece: Bytes) -> Result<Bytes, ApiError> {
         match &mut self.parts.gate {
             None => Ok(piece),
-            Some(gate) => gate.push(piece).map_err(|fault| self.fault(fault)),
+            Some(gate) => gate.push(piece).map_err(|fault| self.leg_error(&LegError::from(fault))),
         }
     }
 
@@ -81,7 +81,7 @@ impl Relay {
             None => Ok(Bytes::new()),
             Some(gate) => gate.finish(self.parts.expects_done),
         };
-        let rest = rest.map_err(|fault| self.fault(fault))?;
+        let rest = rest.map_err(|fault| self.leg_error(&LegError::from(fault)))?;
         let usage = self.parts.gate.as_ref().and_then(|gate| Usage::read(gate.last_payload()));
         let mut prefill_usage = None;
         if let Some(mut pair) = self.pair.take() {
@@ -95,13 +95,11 @@ impl Relay {
         Ok(rest)
     }
 
-    fn fault(&self, fault: SseFault) -> ApiError {
-        self.leg_error(&LegError::from(fault))
-    }
-
-    fn leg_error(&self, error: &LegError) -> ApiError {
-        let Some(pair) = &self.pair else { return ApiError::new(Code::WorkerFailed, error.to_string()) };
-        let (side, endpoint) = (pair.main_side(), pair.main_endpoint());
+    fn leg_error(&mut self, error: &LegError) -> ApiError {
+        let Some(pair) = &mut self.pair else { return ApiError::new(Code::WorkerFailed, error.to_string()) };
+        let side = pair.main_side();
+        pair.blame(side, error);
+        let endpoint = pair.main_endpoint();
         endpoint.failed(error);
         let message = format!("{} engine {} {error}; the answer is incomplete", side.as_str(), endpoint.id);
         ApiError::new(failure_code(side, error), message)
@@ -132,9 +130,12 @@ impl Relay {
 
     /// Ends the stream with an error that the client cannot miss.
     fn fail(&mut self, error: &ApiError) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        tracing::warn!(%error, "stream failed");
-        if let Some(feedback) = &mut self.parts.feedback {
-            feedback.failed(error);
+        match &mut self.parts.feedback {
+            Some(feedback) => {
+                feedback.failed(error);
+                feedback.span().log_stream_failure(error);
+            }
+            None => tracing::warn!(%error, "stream of one sample failed"),
         }
         self.pair = None;
         self.state = State::Breaking { flushed: false };

@@ -100,6 +100,20 @@ impl From<SseFault> for LegError {
 }
 
 impl LegError {
+    /// Which kind it is, for metrics and traces.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            LegError::Connect(_) => "connect",
+            LegError::Transport(_) => "transport",
+            LegError::Closed => "closed",
+            LegError::Timeout(..) => "timeout",
+            LegError::Status(status, _) if status.is_client_error() => "status_4xx",
+            LegError::Status(..) => "status_5xx",
+            LegError::Garbage(_) => "garbage",
+            LegError::Reported(_) => "reported",
+        }
+    }
+
     /// Whether the engine itself is at fault, so that its breaker should count it. Answers like 400 or 404 are not.
     pub(crate) fn blames_engine(&self) -> bool {
         match self {

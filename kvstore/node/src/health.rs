@@ -75,22 +75,22 @@ fn text(shared: &Shared) -> String {
     let (read, write) = (r#"{operation="read"}"#, r#"{operation="write"}"#);
     counter(
         "transfers",
-        "Transfers that have ended well.",
+        "Transfers with clients and other nodes that have ended well: `read`, `write`.",
         &[(read, number(counts.reads)), (write, number(counts.writes))],
     );
     counter(
         "transfer_bytes",
-        "Bytes of these.",
+        "Bytes of transfers that have ended well.",
         &[(read, number(counts.read_bytes)), (write, number(counts.written_bytes))],
     );
     counter(
         "transfer_seconds",
-        "Time of these, from the header to the last byte.",
+        "Time of transfers that have ended well, from the header to the last byte.",
         &[(read, seconds(counts.read_nanos)), (write, seconds(counts.write_nanos))],
     );
     counter(
         "transfers_by_protocol",
-        "The same by the protocol that was spoken.",
+        "Transfers that have ended well: in Mooncake's two forms (`v1`, `v2`), and with checksums (`checked`).",
         &[
             (r#"{protocol="v1"}"#, number(counts.v1)),
             (r#"{protocol="v2"}"#, number(counts.v2)),
@@ -99,7 +99,7 @@ fn text(shared: &Shared) -> String {
     );
     counter(
         "transfer_failures",
-        "Transfers that have not ended well.",
+        "Transfers that have not ended well: `rejected` (outside the memory), `broken` (connections), `damaged` (wrong checksums), `malformed` (not the protocol).",
         &[
             (r#"{reason="rejected"}"#, number(counts.rejected)),
             (r#"{reason="broken"}"#, number(counts.failed)),
@@ -109,7 +109,7 @@ fn text(shared: &Shared) -> String {
     );
     counter(
         "connections_refused",
-        "Connections that were not taken.",
+        "Connections that were not taken: `not_allowed` (`--allow-peers`), `too_many`.",
         &[
             (r#"{reason="not_allowed"}"#, number(counts.strangers)),
             (r#"{reason="too_many"}"#, number(counts.crowded)),
@@ -130,13 +130,17 @@ fn text(shared: &Shared) -> String {
     );
     counter(
         "tasks",
-        "Copies and moves that the master has asked for.",
+        "Copies and moves that the master has asked for: `done`, `failed`.",
         &[
             (r#"{result="done"}"#, number(tasks.done.load(Relaxed))),
             (r#"{result="failed"}"#, number(tasks.failed.load(Relaxed))),
         ],
     );
-    counter("task_bytes", "Bytes of these.", &[("", number(tasks.bytes.load(Relaxed)))]);
+    counter(
+        "task_bytes",
+        "Bytes of copies and moves for the master.",
+        &[("", number(tasks.bytes.load(Relaxed)))],
+    );
     counter(
         "scrubbed_bytes",
         "Bytes that were read again to find bits that have changed.",
@@ -181,7 +185,7 @@ fn write_disk(out: &mut String, disk: &Disk) {
         ("disk_evicted_objects_total", "counter", "Objects that made room for others.", held.evicted),
         ("disk_damaged_objects_total", "counter", "Objects of which bits had changed.", held.damaged),
         ("disk_objects", "gauge", "Objects on the disk.", held.objects),
-        ("disk_bytes", "gauge", "Bytes of these.", held.bytes),
+        ("disk_bytes", "gauge", "Bytes of objects on the disk.", held.bytes),
         ("disk_capacity_bytes", "gauge", "Bytes of the disk that are for objects.", disk.capacity),
     ] {
         family(out, &format!("moongate_store_{name}"), kind, help, &[("", value as f64)]);

@@ -27,6 +27,6 @@ mod tasks;
 
 pub use config::{Config, ConfigError};
 pub use error::StartError;
-pub use flags::Flags;
+pub use flags::{Flags, PageSize};
 pub use node::{RunningStore, start};
 pub use place::PlaceError;

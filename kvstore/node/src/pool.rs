@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
-use moongate_memory::{Crc32c, Ledger, Region, Scrubber, Segment};
+use moongate_memory::{Ledger, Region, Scrubber, Segment};
 use moongate_rdma::Lent as Registered;
 use moongate_transfer::Buffer;
 use moongate_transfer::serve::{Span, Target};
@@ -191,14 +191,26 @@ impl Pool {
         segments.chain(staged).collect()
     }
 
-    /// Copies bytes in, as if a peer had written them.
-    pub(crate) fn write(&self, span: Span, from: &[u8]) -> Result<(), Damaged> {
+    /// Copies bytes in, as if a peer had written them: `bring` gives each part with its offset, in any order, and fails
+    /// unless it has given all of them.
+    pub(crate) fn fill<E: From<Damaged>>(
+        &self,
+        span: Span,
+        bring: impl FnOnce(&mut dyn FnMut(u64, &[u8])) -> Result<(), E>,
+    ) -> Result<(), E> {
         let (lent, offset) = self.find(span).ok_or(Damaged(span))?;
         let writing = lent.ledger.begin(offset, span.size).map_err(|_| Damaged(span))?;
         lent.begin(offset, span.size);
-        lent.region.write_at(offset, from).map_err(|_| Damaged(span))?;
+        let mut fits = true;
+        bring(&mut |at, part| {
+            let is_inside = at.checked_add(part.len() as u64).is_some_and(|end| end <= span.size);
+            fits &= is_inside && lent.region.write_at(offset + at, part).is_ok();
+        })?;
+        if !fits {
+            return Err(Damaged(span).into());
+        }
         if lent.lasts {
-            writing.finish(Crc32c::of(from));
+            writing.finish(lent.region.crc32c(offset, span.size).map_err(|_| Damaged(span))?);
         }
         Ok(())
     }

@@ -1,32 +1,40 @@
 //! Memory at the addresses that direct I/O wants.
 
+use bytes::{Buf as _, BytesMut};
+
 /// Addresses, lengths and offsets of direct I/O are multiples of this on every disk.
 pub(crate) const ALIGN: usize = 4096;
 
-/// Bytes at a multiple of [`ALIGN`].
+/// Bytes at a multiple of [`ALIGN`]. Never grown, so that they stay where they are.
 #[derive(Debug)]
-pub(crate) struct Buffer {
-    bytes: Vec<u8>,
-    start: usize,
-    len: usize,
-}
+pub(crate) struct Buffer(BytesMut);
 
 impl Buffer {
     /// `len` bytes, all zero.
     pub(crate) fn new(len: usize) -> Self {
-        // Never grown, so that it stays where it is.
-        let bytes = vec![0; len + ALIGN];
-        let start = bytes.as_ptr().align_offset(ALIGN);
-        Self { bytes, start, len }
+        Self(zeroed(len))
+    }
+
+    /// So many of `len` bytes each, a multiple of [`ALIGN`], in one piece of memory: allocators round sizes like these up.
+    pub(crate) fn several(count: usize, len: usize) -> Vec<Self> {
+        let mut all = zeroed(count * len);
+        (0..count).map(|_| Self(all.split_to(len))).collect()
     }
 
     pub(crate) fn get(&self) -> &[u8] {
-        self.bytes.get(self.start..self.start + self.len).unwrap_or_default()
+        &self.0
     }
 
     pub(crate) fn get_mut(&mut self) -> &mut [u8] {
-        self.bytes.get_mut(self.start..self.start + self.len).unwrap_or_default()
+        &mut self.0
     }
+}
+
+fn zeroed(len: usize) -> BytesMut {
+    let mut bytes = BytesMut::zeroed(len + ALIGN);
+    bytes.advance(bytes.as_ptr().align_offset(ALIGN));
+    bytes.truncate(len);
+    bytes
 }
 
 /// `len` in whole units of direct I/O.
@@ -44,6 +52,10 @@ mod tests {
             let mut buffer = Buffer::new(len);
             assert_eq!(buffer.get().as_ptr().align_offset(ALIGN), 0);
             assert_eq!(buffer.get_mut().len(), len);
+            for mut buffer in Buffer::several(3, len) {
+                assert_eq!(buffer.get().as_ptr().align_offset(ALIGN), 0);
+                assert_eq!(buffer.get_mut().len(), len);
+            }
         }
     }
 }

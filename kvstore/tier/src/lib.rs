@@ -11,6 +11,7 @@ mod buffer;
 mod engine;
 mod file;
 mod index;
+mod lanes;
 mod page;
 mod parts;
 mod ring;

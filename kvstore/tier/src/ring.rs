@@ -1,4 +1,4 @@
-//! Reads and writes through io_uring: as many operations at a time as half the buffers, while bytes in the other half are looked at.
+//! Reads and writes through io_uring: while some operations are under way, the bytes of others are looked at.
 #![expect(unsafe_code, reason = "the kernel is given addresses of buffers that it reads and writes later")]
 
 use std::collections::VecDeque;
@@ -9,14 +9,17 @@ use std::os::fd::AsRawFd as _;
 use io_uring::{IoUring, opcode, types};
 
 use crate::buffer::Buffer;
-use crate::engine::{Depth, Direction, Piece, Visit};
+use crate::engine::{Direction, Piece, Visit};
 
-/// A ring and the buffers that its operations use. Between transfers none is under way.
+/// Operations under way at a time: a queue that is longer makes no disk quicker.
+const AT_ONCE: usize = 32;
+
+/// A ring, and during a transfer the buffers that its operations use. Between transfers none is under way.
 ///
 /// A lane in which a transfer did not end well must be forgotten, not dropped: the kernel may still have its buffers.
 pub(crate) struct Lane {
     ring: IoUring,
-    buffers: Vec<Buffer>,
+    pub(crate) buffers: Vec<Buffer>,
 }
 
 /// What a buffer is used for.
@@ -28,11 +31,13 @@ struct Op {
 }
 
 impl Lane {
+    /// For at most so many buffers.
+    ///
     /// # Errors
     /// When io_uring is not there, or not permitted.
-    pub(crate) fn new(depth: Depth) -> io::Result<Self> {
-        let ring = IoUring::new(u32::try_from(depth.buffers).unwrap_or(u32::MAX).next_power_of_two())?;
-        Ok(Self { ring, buffers: (0..depth.buffers).map(|_| Buffer::new(depth.bytes)).collect() })
+    pub(crate) fn new(buffers: usize) -> io::Result<Self> {
+        let ring = IoUring::new(u32::try_from(buffers).unwrap_or(u32::MAX).next_power_of_two())?;
+        Ok(Self { ring, buffers: Vec::new() })
     }
 
     /// Transfers all pieces. Each has its turn with `visit`: before it is written, or when it is over.
@@ -46,15 +51,17 @@ impl Lane {
         pieces: &[Piece],
         visit: &mut dyn Visit,
     ) -> io::Result<()> {
-        let depth = self.buffers.len().div_ceil(2);
-        let mut free: Vec<usize> = (0..self.buffers.len()).collect();
-        let mut ops: Vec<Option<Op>> = vec![None; self.buffers.len()];
+        let buffers = self.buffers.len();
+        // Where there is not a buffer for each piece, half of them are for bytes that are looked at.
+        let at_once = if buffers < pieces.len() { buffers.div_ceil(2) } else { buffers }.min(AT_ONCE);
+        let mut free: Vec<usize> = (0..buffers).collect();
+        let mut ops: Vec<Option<Op>> = vec![None; buffers];
         let mut over = VecDeque::new();
         let (mut next, mut under_way) = (0, 0);
         loop {
             // The disk first: it works while the bytes that have come are looked at.
             while next < pieces.len()
-                && under_way < depth
+                && under_way < at_once
                 && let Some(slot) = free.pop()
             {
                 if direction == Direction::Write

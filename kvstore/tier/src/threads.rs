@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use crate::buffer::Buffer;
-use crate::engine::{Depth, Direction, Piece, Visit};
+use crate::engine::{Direction, Piece, Visit};
 
 /// Threads of one transfer.
 const THREADS: usize = 8;
@@ -17,16 +17,16 @@ pub(crate) fn transfer(
     file: &File,
     direction: Direction,
     pieces: &[Piece],
-    depth: Depth,
+    bytes: usize,
     visit: &mut dyn Visit,
 ) {
     match direction {
-        Direction::Read => read(file, pieces, depth, visit),
-        Direction::Write => write(file, pieces, depth, visit),
+        Direction::Read => read(file, pieces, bytes, visit),
+        Direction::Write => write(file, pieces, bytes, visit),
     }
 }
 
-fn read(file: &File, pieces: &[Piece], depth: Depth, visit: &mut dyn Visit) {
+fn read(file: &File, pieces: &[Piece], bytes: usize, visit: &mut dyn Visit) {
     let next = AtomicUsize::new(0);
     // As many buffers as results that wait, and one in each thread's hands.
     let (send, receive) = sync_channel::<(usize, io::Result<()>, Buffer)>(THREADS);
@@ -37,7 +37,7 @@ fn read(file: &File, pieces: &[Piece], depth: Depth, visit: &mut dyn Visit) {
                 loop {
                     let which = next.fetch_add(1, Ordering::Relaxed);
                     let Some(piece) = pieces.get(which) else { return };
-                    let mut buffer = Buffer::new(depth.bytes);
+                    let mut buffer = Buffer::new(bytes);
                     let into = buffer.get_mut().get_mut(..piece.len).unwrap_or_default();
                     let outcome = file.read_exact_at(into, piece.offset);
                     if send.send((which, outcome, buffer)).is_err() {
@@ -55,8 +55,8 @@ fn read(file: &File, pieces: &[Piece], depth: Depth, visit: &mut dyn Visit) {
 }
 
 /// Written one after the other: the system's own cache, or the disk's queue, takes them quickly.
-fn write(file: &File, pieces: &[Piece], depth: Depth, visit: &mut dyn Visit) {
-    let mut buffer = Buffer::new(depth.bytes);
+fn write(file: &File, pieces: &[Piece], bytes: usize, visit: &mut dyn Visit) {
+    let mut buffer = Buffer::new(bytes);
     for (which, piece) in pieces.iter().enumerate() {
         let from = buffer.get_mut().get_mut(..piece.len).unwrap_or_default();
         visit.fill(which, from);

@@ -102,6 +102,12 @@ pub struct SimulateArgs {
     /// What one engine reads from the shared store, in GB per second.
     #[arg(long, default_value_t = 20.0, env = "MOONGATE_LOADTEST_L3_GBPS")]
     pub l3_gbps: f64,
+    /// Zones over which the prefill engines and the shared store are spread: an engine reads what others' zones have four times as slowly.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64), env = "MOONGATE_LOADTEST_ZONES")]
+    pub zones: u8,
+    /// The gateways do not know who is in which zone.
+    #[arg(long, env = "MOONGATE_LOADTEST_UNKNOWN_ZONES")]
+    pub unknown_zones: bool,
     /// When an engine stops waiting for the shared store.
     #[arg(long, value_enum, default_value = "wait_complete", env = "MOONGATE_LOADTEST_PREFETCH")]
     pub prefetch: Prefetch,
@@ -265,6 +271,8 @@ impl SimulateArgs {
             l1_tokens: self.l1_tokens,
             l2_tokens: self.l2_tokens,
             l3_tokens: self.l3_tokens,
+            zones: self.zones,
+            zones_known: !self.unknown_zones,
             prefetch: self.prefetch,
             packed: self.packed,
             order: self.engine_order,

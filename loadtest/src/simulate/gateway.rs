@@ -5,7 +5,7 @@ use std::sync::Arc;
 use moongate_scheduler::{
     Ask, CacheRules, Cluster, Decision, Event as Answer, Instance, InstanceIx, ModelIx, PairingDomain, Place,
     PolicyName, Prediction, Refusal, Reported, Request, Role, Route, Scheduler,
-    Settings as SchedulerSettings, Ticket, TierHits,
+    Settings as SchedulerSettings, Ticket, TierHits, farness, tokens_by_site,
 };
 
 use super::clock::Event;
@@ -270,9 +270,25 @@ fn predict(now: f64, request: u32, instances: usize, fleet: &mut Fleet<'_>) -> P
     view.advance(now);
     let mut per_instance = vec![TierHits::default(); instances];
     let input_tokens = workload.requests[request as usize].input_tokens;
-    let shared =
+    let (shared, runs) =
         view.predict(workload.blocks(request), workload.block_tokens, input_tokens, &mut per_instance);
-    Prediction { per_instance, shared, pages: workload.keys(request), page_tokens: workload.block_tokens }
+    let farness = if fleet.settings.zones > 1 && fleet.settings.zones_known {
+        let sites = fleet.settings.sites();
+        let of = |(engine, hits): (usize, &TierHits)| {
+            let tokens = tokens_by_site(&runs, sites.len(), hits.l1_tokens + hits.l2_tokens, hits.l3_tokens);
+            farness(&tokens, &sites, &fleet.settings.place(engine))
+        };
+        per_instance.iter().enumerate().map(of).collect()
+    } else {
+        Vec::new()
+    };
+    Prediction {
+        per_instance,
+        farness,
+        shared,
+        pages: workload.keys(request),
+        page_tokens: workload.block_tokens,
+    }
 }
 
 /// What an engine says of its load.
@@ -319,17 +335,19 @@ fn cluster(settings: &Settings) -> Cluster {
         l2_tokens: settings.l2_tokens,
         max_prefill_tokens: u32::try_from(service.chunk_tokens).unwrap_or(u32::MAX),
     };
-    let instance = |role: Role, number: usize| Instance {
+    let instance = |role: Role, number: usize, place: Place| Instance {
         name: format!("{}-{number}", if role == Role::Decode { "decode" } else { "prefill" }).into(),
         role,
         models: vec![ModelIx(0)],
         domain: PairingDomain(0),
         dp_size: 1,
-        place: Place::default(),
+        place,
         cache: cache.clone(),
     };
     let entry = if settings.decode == 0 { Role::Plain } else { Role::Prefill };
-    let prefills = (0..settings.prefill).map(|number| instance(entry, number));
-    let decodes = (0..settings.decode).map(|number| instance(Role::Decode, number));
+    let place = |number| if settings.zones_known { settings.place(number) } else { Place::default() };
+    let prefills = (0..settings.prefill).map(|number| instance(entry, number, place(number)));
+    // A hand-over takes as long to each of them.
+    let decodes = (0..settings.decode).map(|number| instance(Role::Decode, number, Place::default()));
     Cluster::new(prefills.chain(decodes).collect())
 }

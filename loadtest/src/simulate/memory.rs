@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use moongate_scheduler::farness;
+
 use super::lru::{BlockLru, Change};
 use super::settings::Settings;
 use super::view::{Tier, View};
@@ -19,6 +21,10 @@ pub(crate) struct Memory {
     /// One per engine, or a single one that all share.
     engines: Vec<Own>,
     store: BlockLru,
+    /// In which zone's part of the store each block was last put.
+    zones: Vec<u8>,
+    /// The zone of each engine.
+    of_engines: Vec<u8>,
     /// Tokens of each block.
     tokens: Arc<[u32]>,
     /// What the gateways believe.
@@ -43,7 +49,8 @@ impl Memory {
         let store_tokens = if settings.l2_tokens == 0 { 0 } else { settings.l3_tokens };
         let store = BlockLru::new(store_tokens, blocks);
         let view = View::new(settings, blocks);
-        Self { engines, store, tokens, view, written: Vec::new() }
+        let of_engines = (0..settings.prefill).map(|engine| settings.zone(engine)).collect();
+        Self { engines, store, zones: vec![0; blocks], of_engines, tokens, view, written: Vec::new() }
     }
 
     fn slot(&self, engine: usize) -> usize {
@@ -80,6 +87,16 @@ impl Memory {
         self.store.touch(blocks);
     }
 
+    /// How much longer than from nearby an engine reads these blocks from the store.
+    pub(crate) fn farness(&self, blocks: &[u32], settings: &Settings, engine: usize) -> f32 {
+        let sites = settings.sites();
+        let mut tokens = vec![0; sites.len()];
+        for &block in blocks {
+            tokens[usize::from(self.zones[block as usize])] += self.tokens[block as usize];
+        }
+        farness(&tokens, &sites, &settings.place(engine))
+    }
+
     /// Blocks arrived from the store in an engine's host cache, behind those that it already had.
     pub(crate) fn fetched(&mut self, now: f64, engine: usize, blocks: &[u32]) {
         let engine = self.slot(engine);
@@ -90,6 +107,7 @@ impl Memory {
 
     /// An engine has computed a prompt: it is on the device, copied to the host and written through to the store.
     pub(crate) fn computed(&mut self, now: f64, engine: usize, blocks: &[u32]) {
+        let zone = self.of_engines[engine];
         let engine = self.slot(engine);
         let own = &mut self.engines[engine];
         let view = &mut self.view;
@@ -104,7 +122,13 @@ impl Memory {
         });
         // Insertion goes from the end of the prompt to its start.
         written.reverse();
-        self.store.put(written, &self.tokens, |change| view.tell(now, Tier::Store, change));
+        let zones = &mut self.zones;
+        self.store.put(written, &self.tokens, |change| {
+            if let Change::Added(block) = change {
+                zones[block as usize] = zone;
+            }
+            view.tell(now, Tier::Store(zone), change);
+        });
     }
 
     /// An engine has died with what it held.

@@ -13,6 +13,8 @@ pub(crate) struct Fetch {
     pub(crate) blocks: u32,
     /// Their tokens.
     pub(crate) tokens: u32,
+    /// How much longer than from nearby they take.
+    pub(crate) farness: f32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +46,8 @@ impl Nic {
             return None;
         }
         let fetch = self.waiting.pop_front()?;
-        let duration = service.storage_fetch_s(fetch.tokens as usize);
+        let reading = service.storage_fetch_s(fetch.tokens as usize) - service.storage_latency_s;
+        let duration = service.storage_latency_s + f64::from(fetch.farness) * reading;
         self.active = Some(Active { fetch, began: now, duration });
         self.turn = self.turn.wrapping_add(1);
         Some((now + duration, self.turn))
@@ -91,7 +94,7 @@ mod tests {
             ..ServiceModel::default()
         };
         let mut nic = Nic::default();
-        let fetch = |attempt| Fetch { attempt, blocks: 4, tokens: 2_000 };
+        let fetch = |attempt| Fetch { attempt, blocks: 4, tokens: 2_000, farness: 1.0 };
         let (ends, first) = nic.add(0.0, fetch(1), &service).expect("begins");
         assert!((ends - 2.5).abs() < 1e-9);
         assert!(nic.add(0.1, fetch(2), &service).is_none());

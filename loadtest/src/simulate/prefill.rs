@@ -173,7 +173,12 @@ impl PrefillEngine {
                 job.fetching = Fetching::Pending;
                 job.reserved = missing;
                 self.reserved += u64::from(missing);
-                let fetch = Fetch { attempt, blocks: u32::try_from(stored).unwrap_or(u32::MAX), tokens };
+                let fetch = Fetch {
+                    attempt,
+                    blocks: u32::try_from(stored).unwrap_or(u32::MAX),
+                    tokens,
+                    farness: memory.farness(&prompt.blocks[own..own + stored], settings, self.number),
+                };
                 later.extend(
                     self.nic.add(now, fetch, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)),
                 );

@@ -1,6 +1,7 @@
 //! What is simulated: engines, caches, gateways, and what goes wrong.
 
 use clap::ValueEnum;
+use moongate_scheduler::{Medium, Place, Site};
 
 use crate::engine::ServiceModel;
 
@@ -56,6 +57,11 @@ pub struct Settings {
     pub l2_tokens: u64,
     /// Shared store in tokens; 0 is none. Only engines with a host cache use it.
     pub l3_tokens: u64,
+    /// Zones over which the prefill engines and the shared store are spread. An engine writes to its own zone's part, and reads from the
+    /// others' more slowly.
+    pub zones: u8,
+    /// Whether the gateways know who is in which zone.
+    pub zones_known: bool,
     /// When an engine stops waiting for the shared store.
     pub prefetch: Prefetch,
     /// Fewer tokens than this are not fetched (SGLang's `prefetch_threshold`).
@@ -115,6 +121,8 @@ impl Settings {
             l1_tokens: 360_000,
             l2_tokens: 1_662_000,
             l3_tokens: 8_700_000,
+            zones: 1,
+            zones_known: true,
             prefetch: Prefetch::WaitComplete,
             prefetch_threshold: 256,
             prefetch_capacity_share: 0.8,
@@ -152,6 +160,22 @@ impl Settings {
             warmup_share: 0.0,
             ..Self::eight_plus_four()
         }
+    }
+
+    /// Where a prefill engine is.
+    pub(crate) fn place(&self, engine: usize) -> Place {
+        Place { zone: (self.zones > 1).then(|| self.zone(engine).into()), ..Place::default() }
+    }
+
+    /// The number of its zone.
+    pub(crate) fn zone(&self, engine: usize) -> u8 {
+        u8::try_from(engine % usize::from(self.zones.max(1))).unwrap_or(0)
+    }
+
+    /// The parts of the shared store, one for each zone.
+    pub(crate) fn sites(&self) -> Vec<Site> {
+        let zones = 0..usize::from(self.zones.max(1));
+        zones.map(|zone| Site { place: self.place(zone), medium: Medium::Dram }).collect()
     }
 
     /// Tokens that one engine may wait for at a time.

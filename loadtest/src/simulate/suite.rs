@@ -162,6 +162,26 @@ const ROWS: &[Row] = &[
         figures: &[Figure::Mean],
     },
     Row {
+        name: "L3 at 3 GB/s, 2 zones",
+        source: Source::Conversation,
+        speed: 1.0,
+        change: |settings| {
+            gbps(settings, 3.0);
+            settings.zones = 2;
+        },
+        figures: &[Figure::Mean],
+    },
+    Row {
+        name: "L3 at 3 GB/s, 2 zones, unknown",
+        source: Source::Conversation,
+        speed: 1.0,
+        change: |settings| {
+            gbps(settings, 3.0);
+            (settings.zones, settings.zones_known) = (2, false);
+        },
+        figures: &[Figure::Mean],
+    },
+    Row {
         name: "L3 of 40 M tokens",
         source: Source::Conversation,
         speed: 1.0,

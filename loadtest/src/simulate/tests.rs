@@ -185,6 +185,18 @@ fn the_order_of_policies_is_the_expected_one() {
 }
 
 #[test]
+fn a_store_in_another_zone_costs_time_and_less_if_that_is_known() {
+    let mean = |zones, zones_known| {
+        let mut settings = Settings { zones, zones_known, ..Settings::eight_plus_four() };
+        settings.service.storage_bytes_per_s = 1.5e9;
+        let case = case(settings, vec![PolicyName::Predictive.into()], 1.0);
+        run(&case)[0].summary.ttft_mean_s
+    };
+    let (near, known, unknown) = (mean(1, true), mean(2, true), mean(2, false));
+    assert!(near < known && known < unknown, "{near} {known} {unknown}");
+}
+
+#[test]
 fn a_slow_engine_and_a_missing_store_cost_time() {
     let mean = |settings| {
         let case = case(settings, vec![PolicyName::LeastLoad.into()], 1.0);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use moongate_scheduler::{L3Run, Medium, Place, TierHits};
+use moongate_scheduler::{L3Run, SiteRun, TierHits};
 
 use super::lru::Change;
 use super::settings::Settings;
@@ -14,8 +14,8 @@ pub(crate) enum Tier {
     Device(usize),
     /// An engine's host memory.
     Host(usize),
-    /// The shared store.
-    Store,
+    /// The shared store, by an engine in this zone.
+    Store(u8),
 }
 
 /// Which engines hold a block, one bit each.
@@ -24,6 +24,7 @@ struct Holders {
     device: u64,
     host: u64,
     store: bool,
+    zone: u8,
 }
 
 /// A table of every block's holders.
@@ -81,26 +82,26 @@ impl View {
         match tier {
             Tier::Device(engine) => set(&mut holders.device, engine),
             Tier::Host(engine) => set(&mut holders.host, engine),
-            Tier::Store => holders.store = held,
+            Tier::Store(zone) => (holders.store, holders.zone) = (held, zone),
         }
     }
 
     /// Hits of a prompt of `input_tokens` in `blocks` of `block_tokens`, on every engine, in `hits`; one entry per
-    /// prefill engine. Answers which runs the store holds.
+    /// prefill engine. Answers which runs the store holds, and in which zones.
     pub(crate) fn predict(
         &self,
         blocks: &[u32],
         block_tokens: u32,
         input_tokens: u32,
         hits: &mut [TierHits],
-    ) -> Vec<L3Run> {
+    ) -> (Vec<L3Run>, Vec<SiteRun>) {
         // At least one token is left to compute.
         let usable = input_tokens.saturating_sub(1);
         let tokens =
             |count: usize| usable.min(u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(block_tokens));
         let all = if self.engines >= 64 { u64::MAX } else { (1 << self.engines) - 1 };
         let (mut on_device, mut local) = (all, all);
-        let mut runs: Vec<L3Run> = Vec::new();
+        let (mut runs, mut sites): (Vec<L3Run>, Vec<SiteRun>) = Default::default();
         let mut end_of_run = false;
         for (at, &block) in blocks.iter().enumerate() {
             let holders = self.holders[block as usize];
@@ -113,12 +114,12 @@ impl View {
                 let (first, last) = (tokens(at), tokens(at + 1));
                 match runs.last_mut() {
                     Some(run) if !end_of_run => run.tokens = last - run.first_token,
-                    _ => runs.push(L3Run {
-                        first_token: first,
-                        tokens: last - first,
-                        place: Place::default(),
-                        medium: Medium::Dram,
-                    }),
+                    _ => runs.push(L3Run { first_token: first, tokens: last - first }),
+                }
+                let site = holders.zone.into();
+                match sites.last_mut() {
+                    Some(run) if !end_of_run && run.site == site => run.tokens = last - run.first_token,
+                    _ => sites.push(SiteRun { first_token: first, tokens: last - first, site }),
                 }
             }
             end_of_run = !holders.store;
@@ -136,7 +137,7 @@ impl View {
             let stored = run.map_or(0, |run| run.first_token + run.tokens - own);
             hit.l3_tokens = if stored >= self.threshold { stored } else { 0 };
         }
-        runs
+        (runs, sites)
     }
 }
 
@@ -166,10 +167,10 @@ mod tests {
             view.tell(0.0, Tier::Host(0), Change::Added(block));
         }
         for block in [0, 1, 2, 3, 5] {
-            view.tell(0.0, Tier::Store, Change::Added(block));
+            view.tell(0.0, Tier::Store(0), Change::Added(block));
         }
         let mut hits = [TierHits::default(); 2];
-        let runs = view.predict(&[0, 1, 2, 3, 4, 5], 512, 6 * 512, &mut hits);
+        let (runs, _) = view.predict(&[0, 1, 2, 3, 4, 5], 512, 6 * 512, &mut hits);
         assert_eq!(hits[0], TierHits { l1_tokens: 1_024, l2_tokens: 512, l3_tokens: 512 });
         assert_eq!(hits[1], TierHits { l1_tokens: 0, l2_tokens: 0, l3_tokens: 2_048 });
         assert_eq!(runs.iter().map(|run| (run.first_token, run.tokens)).collect::<Vec<_>>(), [(0, 2_048)]);
@@ -182,7 +183,7 @@ mod tests {
     #[test]
     fn what_happened_is_known_later() {
         let mut view = view(2.0);
-        view.tell(1.0, Tier::Store, Change::Added(0));
+        view.tell(1.0, Tier::Store(0), Change::Added(0));
         let hit = |view: &View| {
             let mut hits = [TierHits::default(); 2];
             view.predict(&[0, 1], 512, 1_024, &mut hits);

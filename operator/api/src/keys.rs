@@ -52,6 +52,10 @@ pub const ROLE_INSTANCE_ID: &str = "rbg.workloads.x-k8s.io/role-instance-id";
 pub const LIFECYCLE_STATE: &str = "rbg.workloads.x-k8s.io/role-instance-lifecycle-state";
 /// Annotation: when [`LIFECYCLE_STATE`] was last changed.
 pub const LIFECYCLE_TIMESTAMP: &str = "rbg.workloads.x-k8s.io/role-instance-lifecycle-timestamp";
+/// Annotation of an instance: `true` if its pods shall serve nobody while it waits in one of the states that prepare.
+pub const LIFECYCLE_NOT_READY: &str = "moongate.io/lifecycle-not-ready";
+/// Annotation of an instance: `true` if its pods shall drain meanwhile.
+pub const LIFECYCLE_DRAIN: &str = "moongate.io/lifecycle-drain";
 /// Annotation: seconds between a pod's being taken out of its services and the change of its image.
 pub const GRACE_PERIOD_SECONDS: &str = "rbg.workloads.x-k8s.io/inplace-update-grace-period-seconds";
 /// Annotation of a group: `true` if its pods are scheduled at once or not at all.
@@ -87,6 +91,10 @@ pub const COMPONENT_DEPENDS_ON: &str = "rolebasedgroup.workloads.x-k8s.io/compon
 pub const UPGRADE_HOOKS: &str = "moongate.io/upgrade-hooks";
 /// Annotation of a role or pod template: for how long at most.
 pub const UPGRADE_TIMEOUT: &str = "moongate.io/upgrade-timeout";
+/// Annotation of a group, role or pod template: `true` if new images are pulled before pods are restarted in place for them.
+pub const PRE_PULL: &str = "moongate.io/pre-pull";
+/// Annotation of a group, role or pod template: for how long that is waited for at most.
+pub const PRE_PULL_TIMEOUT: &str = "moongate.io/pre-pull-timeout";
 /// Label of instances and pods: their revision.
 pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
 /// Label of instances and pods of an ordered role: the instance's name.

@@ -84,11 +84,8 @@ pub fn member_object<'a>(parent: &'a mut Map<String, Value>, name: &str) -> &'a 
     if !member.is_object() {
         *member = Value::Object(Map::new());
     }
-    match member {
-        Value::Object(object) => object,
-        // It was made an object just above.
-        _ => unreachable!("an object was just put here"),
-    }
+    // It is one by now: what stands behind is for the compiler, and never asked for.
+    member.as_object_mut().unwrap_or_else(|| Box::leak(Box::default()))
 }
 
 /// The list `name` inside `parent`; whatever else stands there is replaced by an empty one.
@@ -97,8 +94,6 @@ pub fn member_list<'a>(parent: &'a mut Map<String, Value>, name: &str) -> &'a mu
     if !member.is_array() {
         *member = Value::Array(Vec::new());
     }
-    match member {
-        Value::Array(list) => list,
-        _ => unreachable!("a list was just put here"),
-    }
+    // As above.
+    member.as_array_mut().unwrap_or_else(|| Box::leak(Box::default()))
 }

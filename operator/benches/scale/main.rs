@@ -28,12 +28,15 @@ const CALLERS: usize = 4;
 /// So long without a request, and the operator is done.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// Makes groups of two roles with two pods each, changes their images in place, and deletes them.
+/// Makes groups of two roles, changes their images in place, and deletes them.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// How many groups
     #[arg(long, default_value_t = 20)]
     groups: usize,
+    /// Pods of each group's two roles
+    #[arg(long, value_name = "NUMBER,NUMBER", value_delimiter = ',', num_args = 2, default_value = "2,2")]
+    pods: Vec<usize>,
     /// Folder of the CRDs to install, without their conversion. Without it, ours
     #[arg(long)]
     crds: Option<PathBuf>,
@@ -73,18 +76,25 @@ struct Bench<'a> {
 
 async fn measure(arguments: &Arguments) {
     let cluster = Cluster::start(arguments.crds.as_deref()).await;
-    let seen = Seen::follow(&cluster.namespace.client);
-    let process = Process::start(&arguments.program, &cluster.operator, &arguments.log);
+    let seen = Seen::follow(&cluster.namespace.client, arguments.pods.iter().sum());
+    let (mut running, process) = Process::start(&arguments.program, &cluster.operator, &arguments.log);
     let groups = Api::default_namespaced(cluster.namespace.client.clone());
-    let mut bench = Bench { cluster, groups, seen, process, arguments };
-    // When the first one is ready, everything has been listed.
+    let bench = Bench { cluster, groups, seen, process, arguments };
+    tokio::select! {
+        () = story(bench, arguments) => {}
+        status = running.ended() => println!("the operator has ended: {status}; {} says why", arguments.log.display()),
+    }
+}
+
+async fn story(mut bench: Bench<'_>, arguments: &Arguments) {
+    // When the first one is ready, everything has been listed. It stays.
     bench.make(&["first".to_owned()]).await;
     bench.reached(&["first".to_owned()], &[("", is_ready)]).await;
-    bench.end(&["first".to_owned()]).await;
     bench.quiet().await;
 
     let names: Vec<String> = (0..arguments.groups).map(|index| format!("g{index}")).collect();
-    println!("{} groups; {}", names.len(), arguments.program.join(" "));
+    let pods: Vec<String> = arguments.pods.iter().map(usize::to_string).collect();
+    println!("{} groups of {} pods; {}", names.len(), pods.join(" and "), arguments.program.join(" "));
     bench
         .step("make", &names, async |bench| {
             bench.make(&names).await;
@@ -103,34 +113,38 @@ async fn measure(arguments: &Arguments) {
     bench.reconciles();
 }
 
-fn is_ready(group: &Group) -> bool {
-    group.pods.len() == 4 && group.pods.values().all(|pod| pod.is_ready)
+fn is_ready(group: &Group, pods: usize) -> bool {
+    group.pods.len() == pods && group.pods.values().all(|pod| pod.is_ready)
 }
 
-fn says_ready(group: &Group) -> bool {
+fn says_ready(group: &Group, _: usize) -> bool {
     group.status.is_current && group.status.is_ready
 }
 
-fn is_updated(group: &Group) -> bool {
-    is_ready(group) && group.pods.values().all(|pod| pod.image == NEW)
+fn is_updated(group: &Group, pods: usize) -> bool {
+    is_ready(group, pods) && group.pods.values().all(|pod| pod.image == NEW)
 }
 
-fn says_updated(group: &Group) -> bool {
-    says_ready(group) && group.status.generation > 1 && group.status.updated == 4
+fn says_updated(group: &Group, pods: usize) -> bool {
+    says_ready(group, pods) && group.status.generation > 1 && group.status.updated == pods
 }
 
-/// How a group shall be, and what that is called. Without a name it is not told.
-type Wish<'a> = (&'a str, fn(&Group) -> bool);
+/// How a group of so many pods shall be, and what that is called. Without a name it is not told.
+type Wish<'a> = (&'a str, fn(&Group, usize) -> bool);
 
 const OLD: &str = "engine:1";
 const NEW: &str = "engine:2";
 
-fn spec(image: &str) -> Value {
+fn spec(image: &str, pods: &[usize]) -> Value {
     // No scheduler has that name: pods are bound by the kubelet.
-    let pods = json!({ "schedulerName": "none", "terminationGracePeriodSeconds": 1,
+    let pod = json!({ "schedulerName": "none", "terminationGracePeriodSeconds": 1,
         "containers": [{ "name": "engine", "image": image }] });
-    let role = |name: &str| json!({ "name": name, "replicas": 2, "standalonePattern": { "template": { "spec": pods } } });
-    json!({ "roles": [role("prefill"), role("decode")] })
+    let role = |(name, replicas): (&str, &usize)| {
+        json!({ "name": name, "replicas": replicas,
+        "standalonePattern": { "template": { "spec": pod } } })
+    };
+    let roles: Vec<Value> = ["prefill", "decode"].into_iter().zip(pods).map(role).collect();
+    json!({ "roles": roles })
 }
 
 impl Bench<'_> {
@@ -153,7 +167,7 @@ impl Bench<'_> {
         stream::iter(names)
             .for_each_concurrent(CALLERS, async |name| {
                 let group = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
-                "metadata": { "name": name }, "spec": spec(OLD) });
+                "metadata": { "name": name }, "spec": spec(OLD, &self.arguments.pods) });
                 let group = serde_json::from_value(group).unwrap();
                 self.groups.create(&PostParams::default(), &group).await.unwrap();
             })
@@ -161,7 +175,7 @@ impl Bench<'_> {
     }
 
     async fn change(&self, names: &[String]) {
-        let body = Patch::Merge(json!({ "spec": spec(NEW) }));
+        let body = Patch::Merge(json!({ "spec": spec(NEW, &self.arguments.pods) }));
         stream::iter(names)
             .for_each_concurrent(CALLERS, async |name| {
                 self.groups.patch(name, &PatchParams::default(), &body).await.unwrap();
@@ -176,7 +190,7 @@ impl Bench<'_> {
                 self.groups.delete(name, &DeleteParams::background()).await.unwrap();
             })
             .await;
-        self.reached(names, &[("no pods", |group: &Group| group.pods.is_empty())]).await;
+        self.reached(names, &[("no pods", |group: &Group, _| group.pods.is_empty())]).await;
     }
 
     /// Until all groups are so. Tells when the median and the last of them was.
@@ -222,7 +236,6 @@ impl Bench<'_> {
     /// What the operator itself says.
     fn reconciles(&self) {
         let Some(address) = &self.arguments.metrics else { return };
-        let text = process::scrape(address);
-        println!("  reconciles: {}", process::slowest(&text));
+        print!("{}", process::durations(&process::scrape(address)));
     }
 }

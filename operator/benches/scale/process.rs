@@ -5,34 +5,44 @@ use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Histograms of how long reconciles take: ours, and what controller-runtime calls it.
-const HISTOGRAMS: [&str; 2] =
-    ["moongate_operator_reconcile_seconds_bucket", "controller_runtime_reconcile_time_seconds_bucket"];
+use tokio::process::{Child, Command};
 
-pub(crate) struct Process(Child);
+/// Histograms of how long reconciles take, by what they are: ours, without writes, and what controller-runtime calls it.
+const HISTOGRAMS: [(&str, &str); 3] = [
+    ("reconciles", "moongate_operator_reconcile_seconds_bucket"),
+    ("plans", "moongate_operator_plan_seconds_bucket"),
+    ("reconciles", "controller_runtime_reconcile_time_seconds_bucket"),
+];
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+/// It is killed when this is dropped.
+pub(crate) struct Running(Child);
+
+impl Running {
+    /// It shall not end by itself.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        self.0.wait().await.unwrap()
     }
 }
 
+pub(crate) struct Process(u32);
+
 impl Process {
-    pub(crate) fn start(program: &[String], kubeconfig: &Path, log: &Path) -> Self {
+    pub(crate) fn start(program: &[String], kubeconfig: &Path, log: &Path) -> (Running, Self) {
         let log = File::create(log).unwrap();
         let mut command = Command::new(&program[0]);
         command.args(&program[1..]).env("KUBECONFIG", kubeconfig).stdin(Stdio::null());
-        command.stdout(log.try_clone().unwrap()).stderr(log);
-        Self(command.spawn().unwrap())
+        command.stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
+        let child = command.spawn().unwrap();
+        let process = Self(child.id().unwrap());
+        (Running(child), process)
     }
 
     /// On a CPU until now, all threads.
     pub(crate) fn cpu(&self) -> Duration {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
         let of_task = |task: fs::DirEntry| {
             let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
             text.split(' ').next().and_then(|nanoseconds| nanoseconds.parse().ok()).unwrap_or(0)
@@ -42,7 +52,7 @@ impl Process {
 
     /// Resident memory now and at most, MB.
     pub(crate) fn memory(&self) -> (f64, f64) {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap();
         let kib = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
             line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0 / 1e6
@@ -60,17 +70,31 @@ pub(crate) fn scrape(address: &str) -> String {
     answer
 }
 
-/// Below which of the histogram's bounds are 99 % of reconciles, of all kinds together.
-pub(crate) fn slowest(text: &str) -> String {
-    let mut below: BTreeMap<u64, u64> = BTreeMap::new();
-    for line in text.lines().filter(|line| HISTOGRAMS.iter().any(|name| line.starts_with(name))) {
-        let bound = line.split("le=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
-        let bound = bound.parse::<f64>().unwrap_or(f64::INFINITY).min(1e9);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
-        let micros = (bound * 1e6) as u64;
-        *below.entry(micros).or_default() += line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+/// How long things took: below which of the histogram's bounds half and 99 % of them are, by kind or controller.
+pub(crate) fn durations(text: &str) -> String {
+    let mut all: BTreeMap<(&str, &str), Vec<(f64, f64)>> = BTreeMap::new();
+    for line in text.lines() {
+        let Some((what, _)) = HISTOGRAMS.iter().find(|(_, name)| line.starts_with(name)) else { continue };
+        let label = |name: &str| line.split(&format!("{name}=\"")).nth(1)?.split('"').next();
+        let bound = label("le").unwrap().parse().unwrap_or(f64::INFINITY);
+        let below: f64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+        for kind in [label("kind").or_else(|| label("controller")).unwrap(), "all"] {
+            let bounds = all.entry((what, kind)).or_default();
+            match bounds.iter_mut().find(|(other, _)| bound.total_cmp(other).is_eq()) {
+                Some((_, count)) => *count += below,
+                None => bounds.push((bound, below)),
+            }
+        }
     }
-    let all = below.values().last().copied().unwrap_or(0);
-    let bound = below.iter().find(|(_, count)| **count * 100 >= all * 99).map_or(0, |(bound, _)| *bound);
-    format!("{all}, 99 % of them within {} ms", bound / 1000)
+    let tell = |((what, kind), mut bounds): ((&str, &str), Vec<(f64, f64)>)| {
+        bounds.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let count = bounds.last().map_or(0.0, |(_, count)| *count);
+        let within = |share: f64| {
+            let enough = bounds.iter().find(|(_, below)| *below >= count * share);
+            enough.map_or(0.0, |(bound, _)| bound * 1000.0)
+        };
+        let [half, most] = [0.5, 0.99].map(within);
+        format!("  {what} of {kind}: {count}, half within {half} ms, 99 % within {most} ms\n")
+    };
+    all.into_iter().map(tell).collect()
 }

@@ -1,6 +1,6 @@
 //! What can be seen of the groups from outside.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub(crate) struct Status {
     pub(crate) is_current: bool,
     pub(crate) is_ready: bool,
     /// Updated replicas of all roles.
-    pub(crate) updated: i32,
+    pub(crate) updated: usize,
 }
 
 pub(crate) struct PodState {
@@ -43,10 +43,12 @@ enum News {
 pub(crate) struct Seen {
     news: Pin<Box<dyn Stream<Item = News>>>,
     groups: HashMap<String, Group>,
+    /// Pods that each group shall have.
+    pods: usize,
 }
 
 impl Seen {
-    pub(crate) fn follow(client: &Client) -> Self {
+    pub(crate) fn follow(client: &Client, pods_each: usize) -> Self {
         let groups = watcher(Api::<RoleBasedGroup>::default_namespaced(client.clone()), Config::default());
         let groups =
             groups.default_backoff().applied_objects().filter_map(async |group| group.ok().map(News::Group));
@@ -56,17 +58,22 @@ impl Seen {
             Ok(Event::Delete(pod)) => Some(News::NoPod(pod)),
             _ => None,
         });
-        Self { news: Box::pin(futures_util::stream::select(groups, pods)), groups: HashMap::new() }
+        Self {
+            news: Box::pin(futures_util::stream::select(groups, pods)),
+            groups: HashMap::new(),
+            pods: pods_each,
+        }
     }
 
     /// For each wish, after what time each of these groups was so.
     pub(crate) async fn reached(
         &mut self,
         names: &[String],
-        wishes: &[fn(&Group) -> bool],
+        wishes: &[fn(&Group, usize) -> bool],
         limit: Duration,
     ) -> Vec<Vec<Duration>> {
         let begun = Instant::now();
+        let wanted: HashSet<&str> = names.iter().map(String::as_str).collect();
         let mut times = vec![HashMap::new(); wishes.len()];
         for name in names {
             self.note(name, wishes, &mut times, begun);
@@ -79,7 +86,7 @@ impl Seen {
                 unreachable!("{reached:?} of {} groups after {limit:?}", names.len())
             });
             let name = self.take(news.unwrap());
-            if names.contains(&name) {
+            if wanted.contains(name.as_str()) {
                 self.note(&name, wishes, &mut times, begun);
             }
         }
@@ -89,13 +96,13 @@ impl Seen {
     fn note(
         &self,
         name: &str,
-        wishes: &[fn(&Group) -> bool],
+        wishes: &[fn(&Group, usize) -> bool],
         times: &mut [HashMap<String, Duration>],
         begun: Instant,
     ) {
         let Some(group) = self.groups.get(name) else { return };
         for (wish, times) in wishes.iter().zip(times) {
-            if wish(group) {
+            if wish(group, self.pods) {
                 times.entry(name.to_owned()).or_insert_with(|| begun.elapsed());
             }
         }
@@ -136,7 +143,11 @@ fn status(group: &RoleBasedGroup) -> Status {
         generation: group.metadata.generation.unwrap_or(0),
         is_current: status.observed_generation == group.metadata.generation,
         is_ready: is("Ready") && !is("RollingUpdateInProgress"),
-        updated: status.role_statuses.iter().map(|role| role.updated_replicas).sum(),
+        updated: status
+            .role_statuses
+            .iter()
+            .filter_map(|role| usize::try_from(role.updated_replicas).ok())
+            .sum(),
     }
 }
 

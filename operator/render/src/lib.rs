@@ -5,7 +5,8 @@
 //!
 //! A RoleBasedGroupSet yields groups ([`group_set`]). A group yields its discovery file, a PodGroup and a CoordinatedPolicy
 //! ([`Group`]), and for each role a workload, a headless Service and an adapter for autoscalers ([`Role`]). A RoleInstanceSet
-//! yields RoleInstances ([`instance`]), these yield pods ([`pod`]). A warmup yields pods as well ([`warmup`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
+//! yields RoleInstances ([`instance`]), these yield pods ([`pod`]), and pods that pull images
+//! before those restart ([`pre_pull`]). A warmup yields pods as well ([`warmup`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
 //!
 //! Names, labels and templates are those of upstream's controller, so that either can take over from the other without
 //! restarting a pod. Where upstream is wrong, this differs:
@@ -37,6 +38,7 @@ pub mod pod;
 mod pod_template;
 mod policy;
 pub mod ports;
+pub mod pre_pull;
 mod quantity;
 pub mod revision;
 mod role;

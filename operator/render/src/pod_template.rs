@@ -169,7 +169,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         }
         if injection.runtimes {
             runtime_profile::inject(role, &mut template)?;
-            inject_hooks(role, &mut template);
+            inject_update_wishes(role, &mut template);
         }
         environment::inject(&mut template, environment::of_role(role));
         if injection.leader_worker {
@@ -184,16 +184,26 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     }
 }
 
-/// Whoever restarts the pods finds what the role says about it at the pods, unless their template says something else.
-fn inject_hooks(role: &Role<'_>, template: &mut PodTemplate) {
+/// Whoever restarts the pods finds what the role says about it at the pods, unless their template says something else. Of
+/// pulling images first, the group may speak for all of its roles.
+fn inject_update_wishes(role: &Role<'_>, template: &mut PodTemplate) {
     if role.kind() != WorkloadKind::RoleInstanceSet {
         return;
     }
-    let of_role = [keys::UPGRADE_HOOKS, keys::UPGRADE_TIMEOUT].map(str::to_owned);
-    let missing: Texts = of_role
+    let of_group = |key| role.group.object.metadata.annotations.as_ref()?.get(key);
+    let said = [
+        (keys::UPGRADE_HOOKS, None),
+        (keys::UPGRADE_TIMEOUT, None),
+        (keys::PRE_PULL, of_group(keys::PRE_PULL)),
+        (keys::PRE_PULL_TIMEOUT, of_group(keys::PRE_PULL_TIMEOUT)),
+    ];
+    let missing: Texts = said
         .into_iter()
-        .filter(|key| template.annotation(key).is_none())
-        .filter_map(|key| Some((key.clone(), role.spec.annotations.get(&key)?.clone())))
+        .filter(|(key, _)| template.annotation(key).is_none())
+        .filter_map(|(key, of_group)| {
+            let value = role.spec.annotations.get(key).or(of_group)?;
+            Some((key.to_owned(), value.clone()))
+        })
         .collect();
     template.set_annotations(&missing);
 }

@@ -4,7 +4,6 @@
 //! annotation `<component>.<name>` of the set and its instances; those of scope `PodScoped` are one per pod, kept as
 //! annotation `<pod>.<name>` of the instance.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
@@ -111,14 +110,14 @@ pub fn keys_of_instance(instance: &RoleInstance) -> Result<Vec<String>, RenderEr
     Ok(all)
 }
 
-/// A port of `range` that nobody has. Where the search begins follows from `key`, so that the same question has the same
+/// A port of `range` that is not taken. Where the search begins follows from `key`, so that the same question has the same
 /// answer and different ones spread. `None` if all are taken.
 #[must_use]
-pub fn choose(range: Range<u16>, taken: &BTreeSet<u16>, key: &str) -> Option<u16> {
+pub fn choose(range: Range<u16>, is_taken: impl Fn(u16) -> bool, key: &str) -> Option<u16> {
     let count = u32::from(range.end.checked_sub(range.start)?);
     let begin = fnv1a(key.bytes()).checked_rem(count)?;
     let candidates = (begin..count).chain(0..begin).filter_map(|offset| u16::try_from(offset).ok());
-    candidates.map(|offset| range.start + offset).find(|port| !taken.contains(port))
+    candidates.map(|offset| range.start + offset).find(|port| !is_taken(*port))
 }
 
 /// Environment and annotations of one pod. A port that has not been chosen yet is left out.

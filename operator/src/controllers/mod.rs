@@ -2,6 +2,7 @@
 
 mod ask;
 mod leader;
+mod limits;
 mod queue;
 mod reconcile;
 mod watch;
@@ -17,7 +18,9 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use moongate_render::GangScheduler;
 use moongate_runtime::Supervisor;
+use moongate_telemetry::Traces;
 use parking_lot::Mutex;
+use tower::layer::layer_fn;
 use tower::util::MapRequestLayer;
 
 use crate::apply::Writer;
@@ -26,6 +29,7 @@ use crate::observed::Observed;
 use crate::{Kind, Metrics};
 
 pub use leader::LeaseError;
+pub use limits::TimeLimits;
 
 /// How the operator runs.
 #[derive(Debug, Clone)]
@@ -44,8 +48,12 @@ pub struct Options {
     pub gang: GangScheduler,
     /// Ports that may be chosen for pods that ask for some; `None`: none are chosen.
     pub ports: Option<Range<u16>>,
+    /// How long the API server may be silent.
+    pub limits: TimeLimits,
     /// Where the operator counts.
     pub metrics: Arc<Metrics>,
+    /// Where its looks at objects are traced.
+    pub traces: Traces,
 }
 
 impl Default for Options {
@@ -58,7 +66,9 @@ impl Default for Options {
             lease_duration: Duration::from_secs(15),
             gang: GangScheduler::default(),
             ports: None,
+            limits: TimeLimits::default(),
             metrics: Arc::default(),
+            traces: Traces::off(),
         }
     }
 }
@@ -89,6 +99,7 @@ struct Shared {
     teller: Teller,
     asker: ask::Asker,
     metrics: Arc<Metrics>,
+    traces: Traces,
 }
 
 /// Runs until the supervisor's token is cancelled, or the lead is lost.
@@ -96,7 +107,7 @@ struct Shared {
 /// # Errors
 /// [`OperatorError`].
 pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), OperatorError> {
-    let client = client(options.kubeconfig.as_deref(), &options.metrics).await?;
+    let client = client(options.kubeconfig.as_deref(), options.limits, &options.metrics).await?;
     let stop = supervisor.token();
     let lead = match &options.lease {
         Some((namespace, name)) => {
@@ -122,6 +133,7 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         teller,
         asker: ask::Asker::new(supervisor)?,
         metrics: Arc::clone(&metrics),
+        traces: options.traces,
     });
     let working = stop.child_token();
     let told = working.clone();
@@ -152,12 +164,21 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
     outcome
 }
 
-/// A client of the cluster that this file names, or that the process runs in. Its requests are counted.
+/// What an error of kube says. It quotes a path that is in quotes already.
+pub(crate) fn words(error: &dyn std::fmt::Display) -> String {
+    error.to_string().replace("'\"", "'").replace("\"'", "'")
+}
+
+/// A client of the cluster that this file names, or that the process runs in. Its requests are counted, and none waits for ever.
 ///
 /// # Errors
 /// [`OperatorError::Client`].
-pub async fn client(kubeconfig: Option<&Path>, metrics: &Arc<Metrics>) -> Result<Client, OperatorError> {
-    let failed = |error: &dyn std::fmt::Display| OperatorError::Client(error.to_string());
+pub async fn client(
+    kubeconfig: Option<&Path>,
+    limits: TimeLimits,
+    metrics: &Arc<Metrics>,
+) -> Result<Client, OperatorError> {
+    let failed = |error: &dyn std::fmt::Display| OperatorError::Client(words(error));
     let config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
@@ -173,5 +194,6 @@ pub async fn client(kubeconfig: Option<&Path>, metrics: &Arc<Metrics>) -> Result
         request
     });
     let builder = ClientBuilder::try_from(config).map_err(|error| failed(&error))?;
-    Ok(builder.with_layer(&count).build())
+    let limit = layer_fn(|service| limits::Limited::new(service, limits));
+    Ok(builder.with_layer(&count).with_layer(&limit).build())
 }

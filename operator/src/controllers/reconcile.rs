@@ -1,7 +1,7 @@
 //! One look at one object: read, plan, write.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
@@ -14,6 +14,7 @@ use crate::events::News;
 use crate::metrics::Ended;
 use crate::observed::Key;
 use crate::plan;
+use crate::spans::LookSpan;
 
 /// Takes keys from the queue until stopped. A write in progress is ended first.
 pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
@@ -40,11 +41,15 @@ pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
 async fn reconcile(shared: &Arc<Shared>, key: &Key, stop: &CancellationToken) -> Ended {
     let live = shared.observed.lock().get(key);
     let Some(live) = live else { return Ended::Done };
-    let plan = match plan::observed(&shared.observed, key, shared.gang, Timestamp::now()) {
+    let (since, begun) = (SystemTime::now(), Instant::now());
+    let plan = plan::observed(&shared.observed, key, shared.gang, Timestamp::now());
+    shared.metrics.planned(key.kind, begun.elapsed());
+    let plan = match plan {
         Ok(plan) => plan,
         Err(error) => {
             tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");
             shared.teller.tell(&live, [News::warning("InvalidSpec", error.to_string())]);
+            LookSpan::planned(&shared.traces, &live, since, 0).unplanned(&error);
             return Ended::Unplanned;
         }
     };
@@ -53,24 +58,34 @@ async fn reconcile(shared: &Arc<Shared>, key: &Key, stop: &CancellationToken) ->
         shared.queue.push_at(Instant::now() + wait, key.clone());
     }
     ask::ask(shared, key, plan.asks);
+    if plan.steps.is_empty() {
+        return Ended::Done;
+    }
+    let span = LookSpan::planned(&shared.traces, &live, since, plan.steps.len());
     for step in &plan.steps {
         if stop.is_cancelled() {
             return Ended::Done;
         }
         tracing::debug!(kind = key.kind.name(), name = key.name, reason = step.reason, action = ?step.action, "step");
-        match shared.writer.write(&key.namespace, &step.action).await {
+        let writing = span.write(step);
+        let outcome = shared.writer.write(&key.namespace, &step.action).await;
+        writing.ended(&outcome);
+        match outcome {
             Ok(outcome) => {
                 shared.teller.tell(&live, News::of(step, || live.read().unwrap_or_default()));
                 take(shared, outcome, &key.namespace);
             }
             Err(error) => {
                 let reason = &step.reason;
-                tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, "a write was refused; the plan is made anew");
+                let trace_id = span.trace_id();
+                tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, trace_id, "a write was refused; the plan is made anew");
                 shared.teller.tell(&live, News::of_failure(step, &error));
+                span.refused(&error);
                 return Ended::Failed;
             }
         }
     }
+    span.done();
     Ended::Done
 }
 

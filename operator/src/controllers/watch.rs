@@ -9,7 +9,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use kube::Error;
 use kube::api::{Api, DynamicObject};
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{Event, watcher};
+use kube::runtime::watcher::{Error as WatchError, Event, watcher};
 use kube::runtime::{WatchStreamExt, watcher::Config};
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +21,9 @@ use crate::observed::Key;
 const ABSENT: Duration = Duration::from_secs(30);
 /// The same after an API server that did not say.
 const UNKNOWN: Duration = Duration::from_secs(1);
+
+/// Objects of one page of a list. While a page is read, it takes ten times the memory that is kept of it.
+const PAGE: u32 = 50;
 
 /// Follows the objects of a kind until stopped.
 pub(super) async fn follow(shared: Arc<Shared>, kind: Kind, stop: CancellationToken) {
@@ -73,8 +76,8 @@ async fn watch(shared: &Shared, kind: Kind) {
             Err(error) => {
                 shared.metrics.watch_failed(kind);
                 tell(kind, &error);
-                // Whoever may not see nodes does without them.
-                if kind == Kind::Node {
+                // Whoever may not see nodes does without them, and without profiles as long as no group names one.
+                if kind == Kind::Node || kind.is_of_cluster() && is_refusal(&error) {
                     mark_listed(shared, kind);
                 }
             }
@@ -82,11 +85,15 @@ async fn watch(shared: &Shared, kind: Kind) {
     }
 }
 
-type Events = BoxStream<'static, Result<Event<DynamicObject>, kube::runtime::watcher::Error>>;
+fn is_refusal(error: &WatchError) -> bool {
+    matches!(error, WatchError::InitialListFailed(Error::Api(status)) if status.code == 403)
+}
+
+type Events = BoxStream<'static, Result<Event<DynamicObject>, WatchError>>;
 
 fn events(shared: &Shared, kind: Kind) -> Events {
     let (client, resource) = (shared.client.clone(), kind.resource());
-    let mut config = Config::default();
+    let mut config = Config::default().page_size(PAGE);
     if let Some(selector) = kind.selector() {
         config = config.labels(selector);
     }

@@ -128,9 +128,9 @@ pub(super) fn of(step: &Step, server: &Server, waited_seconds: i64) -> Vec<Fores
     }
 }
 
-/// Sets, instances and revisions are the operator's own means; their pods tell.
+/// Sets, instances, revisions and pods that pull images are the operator's own means; the roles' pods tell.
 fn is_told(kind: Kind) -> bool {
-    !matches!(kind, Kind::Set | Kind::Instance | Kind::Revision)
+    !matches!(kind, Kind::Set | Kind::Instance | Kind::Revision | Kind::WarmupPod)
 }
 
 /// Workloads whose pods others make.

@@ -104,7 +104,9 @@ fn warmup_pod(live: &Value, fate: fn(&str) -> Fate) -> Option<Next> {
         () => "Succeeded",
     };
     let mut next = live.clone();
-    next["spec"]["nodeName"] = live["spec"]["nodeSelector"]["kubernetes.io/hostname"].clone();
+    if live["spec"].get("nodeName").is_none() {
+        next["spec"]["nodeName"] = live["spec"]["nodeSelector"]["kubernetes.io/hostname"].clone();
+    }
     next["status"] = json!({ "phase": phase, "containerStatuses": statuses });
     Some(Next::Is(next))
 }

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::KubectlError;
 use crate::Kind;
+use crate::controllers::words;
 use crate::forecast::Server;
 
 /// API group of RoleBasedGroups.
@@ -64,7 +65,7 @@ impl Cluster {
     /// # Errors
     /// [`KubectlError::Config`].
     pub async fn connect(place: Where) -> Result<Self, KubectlError> {
-        let failed = |error: &dyn std::fmt::Display| KubectlError::Config(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| KubectlError::Config(words(error));
         let options = KubeConfigOptions { context: place.context.clone(), ..KubeConfigOptions::default() };
         let config = match (&place.kubeconfig, &place.context) {
             (Some(path), _) => {
@@ -83,6 +84,10 @@ impl Cluster {
     #[must_use]
     pub fn new(client: Client, namespace: String) -> Self {
         Self { client, namespace }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
     }
 
     /// The same, looking into another namespace.

@@ -5,6 +5,9 @@
 
 mod cluster;
 mod differences;
+mod doctor;
+#[cfg(test)]
+mod doctor_tests;
 mod edit;
 mod error;
 mod history;
@@ -16,6 +19,7 @@ mod wait;
 
 pub use cluster::{Cluster, Everything, Family, Where};
 pub use differences::Difference;
+pub use doctor::{Finding, Seen, told};
 pub use edit::{paused, restarted};
 pub use error::KubectlError;
 pub use history::{History, Revision, undone};
@@ -25,6 +29,11 @@ pub use rbg_api::keys::GROUPSET_NAME;
 pub use report::{GroupReport, InstanceReport, PodReport, RoleReport, Told};
 pub use text::{Format, age, table};
 pub use wait::{Progress, wait};
+
+/// Whether the cluster has what groups need, and how to mend what is wrong.
+pub async fn examine(cluster: &Cluster) -> Vec<Finding> {
+    Seen::read(cluster).await.findings(k8s_openapi::jiff::Timestamp::now())
+}
 
 /// The time, RFC 3339, as annotations of Kubernetes have it.
 #[must_use]

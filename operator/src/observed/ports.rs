@@ -65,12 +65,10 @@ impl Observed {
         if let Some((port, _)) = self.promises.made.get(&key) {
             return Ok(Some(*port));
         }
-        let shown = [Kind::Set, Kind::Instance].into_iter().flat_map(|kind| self.of_kind(kind));
-        let shown = shown.flat_map(|live| &live.ports);
-        let taken: BTreeSet<u16> =
-            shown.chain(self.promises.made.values().map(|(port, _)| port)).copied().collect();
+        let promised: BTreeSet<u16> = self.promises.made.values().map(|(port, _)| *port).collect();
+        let is_taken = |port| self.index.has_port(port) || promised.contains(&port);
         let wanted = format!("{}/{}/{name}", object.namespace, object.name);
-        let port = ports::choose(range.clone(), &taken, &wanted);
+        let port = ports::choose(range.clone(), is_taken, &wanted);
         let port = port.ok_or(RenderError::NoPort { first: range.start, after: range.end })?;
         self.promises.made.insert(key, (port, now));
         Ok(Some(port))

@@ -15,7 +15,7 @@ use super::in_place::{self, STATE};
 use super::instance::InstanceInput;
 use super::{Action, Plan, after, revisions};
 use crate::Kind;
-use crate::status::{pod_label, set_waiting};
+use crate::status::{FOR_HOOKS, pod_label, set_waiting};
 
 /// For how long a pod is waited for if it does not say.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -271,5 +271,5 @@ pub(super) fn tell(input: InstanceInput<'_>, pods: &[&Pod], conditions: &mut Vec
         }
         unfinished.extend(progress.unfinished);
     }
-    set_waiting(conditions, &waiting, &unfinished, input.now);
+    set_waiting(conditions, FOR_HOOKS, &waiting, &unfinished, input.now);
 }

@@ -11,7 +11,10 @@ use serde_json::json;
 
 use super::components::{self, Order};
 use super::hooks::{self, Answer, Ask};
-use super::{Action, NodeLabels, Plan, PlanError, gang, in_place, nodes, places, ports, restart, revisions};
+use super::{
+    Action, NodeLabels, Plan, PlanError, gang, in_place, lifecycle, nodes, places, ports, pre_pull, restart,
+    revisions,
+};
 use crate::Kind;
 use crate::status::{self, pod_has, pod_label};
 
@@ -27,6 +30,8 @@ pub struct InstanceInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// Its pods.
     pub pods: &'a [Pod],
+    /// Pods that pull images for them.
+    pub pulls: &'a [Pod],
     /// A port kept as that annotation of the instance; `None` if no ports are to be chosen.
     pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
     /// What a pod has answered.
@@ -58,11 +63,14 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
         restart::Verdict::Later => {}
         restart::Verdict::Nothing => replace_failed(&pods, &mut plan),
     }
+    let pull = pre_pull::Stage::of(input, &pods, &revision)?;
     let scaled = scale(input, &pods, &revision, &mut plan)?;
-    if !scaled {
+    let held = pull.hold(input, &mut plan)?;
+    let drains = lifecycle::is_draining(live) && in_place::drain(input, &pods, &mut plan);
+    if !scaled && !held && !lifecycle::is_draining(live) {
         update(input, &pods, &revision, &mut plan);
     }
-    tell_pods(input, &pods, &revision, &mut plan);
+    tell_pods(input, &pods, (&revision, held), &mut plan);
     hooks::settle(input, &pods, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
@@ -72,6 +80,12 @@ pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
     let mut after = status::instance(live, &pods, (&revision.name, &revision.hash), input.now);
     restart::settle(&mut after, input.now);
     hooks::tell(input, &pods, &mut after.conditions);
+    pull.tell(input, &mut after);
+    after.conditions.retain(|condition| lifecycle::is_draining(live) || condition.kind != lifecycle::DRAINED);
+    if lifecycle::is_draining(live) {
+        let text = if drains { ("Draining", "pods are at work") } else { ("Drained", "") };
+        status::set_condition(&mut after.conditions, lifecycle::DRAINED, !drains, text, input.now);
+    }
     plan.status(Kind::Instance, name(live), live.status.as_ref(), &after);
     Ok(plan)
 }
@@ -174,14 +188,24 @@ fn update(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, 
     }
 }
 
-/// Opens and closes the gates of the pods: only an instance whose pods are all up serves, as a whole.
-fn tell_pods(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, plan: &mut Plan) {
+/// Opens and closes the gates of the pods: only an instance whose pods are all up serves, as a whole. So does one whose pods
+/// are held back from their update.
+fn tell_pods(
+    input: InstanceInput<'_>,
+    pods: &[&Pod],
+    (revision, held): (&revisions::Found, bool),
+    plan: &mut Plan,
+) {
+    let has_begun = |pod: &Pod| !(held && pod_has(pod, "InPlaceUpdateReady"));
     let is_up = |pod: &Pod| {
-        pod_has(pod, "ContainersReady") && !in_place::is_updating(pod, revision) && !restart::is_failed(pod)
+        pod_has(pod, "ContainersReady")
+            && !(in_place::is_updating(pod, revision) && has_begun(pod))
+            && !restart::is_failed(pod)
     };
     let wanted: i32 = input.instance.spec.components.iter().map(InstanceComponent::size).sum();
     let complete = i32::try_from(pods.len()).is_ok_and(|count| count >= wanted);
-    let all_up = complete && pods.iter().all(|pod| is_up(pod));
+    let shall_serve = !lifecycle::is_marked(input.instance) && !lifecycle::is_draining(input.instance);
+    let all_up = complete && shall_serve && pods.iter().all(|pod| is_up(pod));
     for pod in pods {
         let settled = pod_has(pod, "InPlaceUpdateReady");
         let serving = pod_has(pod, "InstancePodReady");

@@ -63,6 +63,7 @@ pub fn observed(
             let Some(instance) = live.read::<RoleInstance>() else { return Ok(Plan::default()) };
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
             let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
+            let pulls: Vec<Pod> = children(observed, &live, Kind::WarmupPod);
             let port = |name: &str| observed.lock().choose_port(key, name, now);
             let answer = |ask: &Ask| observed.lock().answer(ask);
             let nodes = |name: &str| node_labels(observed, name);
@@ -70,6 +71,7 @@ pub fn observed(
                 instance: &instance,
                 revisions: &revisions,
                 pods: &pods,
+                pulls: &pulls,
                 port: &port,
                 answer: &answer,
                 nodes: &nodes,
@@ -96,10 +98,8 @@ fn warmup(observed: &Mutex<Observed>, key: &Key, live: &Live, now: Timestamp) ->
 
 /// All pods of a group, whoever made them.
 fn pods_of_group(observed: &Mutex<Observed>, namespace: &str, group: &str) -> Vec<Pod> {
-    let observed = observed.lock();
-    let all = observed.of_kind(Kind::Pod).chain(observed.of_kind(Kind::ForeignPod));
-    let own = all.filter(|live| live.key.namespace == namespace && live.group.as_deref() == Some(group));
-    own.filter_map(|live| live.read()).collect()
+    let all = observed.lock().pods_of_group(namespace, group);
+    all.iter().filter_map(|live| live.read()).collect()
 }
 
 fn group(observed: &Mutex<Observed>, key: &Key, live: &Live, gang: GangScheduler, now: Timestamp) -> Plan {

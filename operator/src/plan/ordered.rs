@@ -7,7 +7,8 @@ use moongate_render::instance;
 use rbg_api::keys;
 use rbg_api::v1alpha2::RoleInstance;
 
-use super::set::{View, delete};
+use super::lifecycle::{self, Fate};
+use super::set::View;
 use super::{Action, Plan, PlanError, after, nodes};
 use crate::status::{self, is_ready};
 
@@ -21,7 +22,13 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
     let surplus =
         by_ordinal.range(end..).rev().filter(|(_, live)| live.metadata.deletion_timestamp.is_none());
     for (_, extra) in surplus {
-        plan.push(delete(extra), "there are more instances than the set shall have");
+        lifecycle::delete(
+            view,
+            extra,
+            Fate::Deleted,
+            "there are more instances than the set shall have",
+            plan,
+        );
         if view.one_by_one {
             return Ok(());
         }
@@ -90,7 +97,9 @@ fn update(
         return Ok(());
     }
     let now = view.input.now;
-    let is_available = |live: &RoleInstance| status::is_available(live, view.min_ready(), now);
+    let is_available = |live: &RoleInstance| {
+        status::is_available(live, view.min_ready(), now) && !lifecycle::is_preparing(live)
+    };
     let available = |ordinal: i32| by_ordinal.get(&ordinal).is_some_and(|live| is_available(live));
     let mut unavailable = (0..view.replicas).filter(|ordinal| !available(*ordinal)).count();
     let surplus = (view.replicas..end).filter(|ordinal| available(*ordinal)).count();
@@ -106,7 +115,9 @@ fn update(
             continue;
         }
         let hopeless = status_since(live).map(|since| after(since, HOPELESS));
-        let is_free = *ordinal >= view.replicas || hopeless.is_some_and(|at| at <= now);
+        // Its turn has come before.
+        let is_preparing = lifecycle::is_preparing(live);
+        let is_free = is_preparing || *ordinal >= view.replicas || hopeless.is_some_and(|at| at <= now);
         if !is_free && unavailable >= budget {
             if let Some(at) = hopeless {
                 plan.look_again(at);

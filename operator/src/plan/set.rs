@@ -12,6 +12,7 @@ use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet, RoleInstanceSpec, UpdateS
 use rbg_api::{IntOrPercent, Round, keys};
 use serde_json::{Value, json};
 
+use super::lifecycle::{self, Fate, Waiting};
 use super::{Action, Plan, PlanError, nodes, ordered, revisions, unordered};
 use crate::Kind;
 use crate::status::{self, SetFacts};
@@ -42,6 +43,7 @@ pub(super) struct View<'a> {
     pub(super) update: revisions::Found,
     /// The set as it was at the revision that its instances had last, for those that are held back.
     pub(super) before: Option<(RoleInstanceSet, revisions::Found)>,
+    pub(super) waiting: Waiting,
 }
 
 /// What is to be done.
@@ -69,6 +71,7 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     } else {
         unordered::plan(&view, &own, &mut plan)?;
     }
+    lifecycle::settle(&view, &own, &mut plan);
     own.iter().for_each(|instance| pass_topology_on(set, instance, &mut plan));
     let facts = facts(&view, &own);
     let in_use: BTreeSet<&str> = input.instances.iter().filter_map(revision_label).collect();
@@ -139,6 +142,7 @@ fn view<'a>(input: SetInput<'a>, plan: &mut Plan) -> Result<View<'a>, PlanError>
     };
     Ok(View {
         before: before(input, &update),
+        waiting: Waiting::default(),
         input,
         replicas,
         partition: share(&strategy.partition, Round::Down, 0).min(replicas),
@@ -186,7 +190,11 @@ impl View<'_> {
         };
         let same_pods = sizes(&instance.spec) == sizes(&self.input.set.spec.role_instance_template);
         if matches!(kind, Some("RecreatePod" | "Recreate")) || !same_pods {
-            plan.push(delete(instance), format!("{name} gets a new revision and cannot keep its pods"));
+            let reason = format!("{name} gets a new revision and cannot keep its pods");
+            lifecycle::delete(self, instance, Fate::MadeAnew, reason, plan);
+            return;
+        }
+        if !lifecycle::may(self, instance, Fate::Updated, plan) {
             return;
         }
         let mut object = serde_json::to_value(instance).unwrap_or_default();
@@ -200,6 +208,7 @@ impl View<'_> {
             }
         }
         object["spec"] = wanted.0.get("spec").cloned().unwrap_or_default();
+        lifecycle::begin(self.input.set, &mut object);
         let action = Action::Replace { kind: Kind::Instance, name: name.to_owned(), object };
         plan.push(action, format!("{name} gets a new revision in place"));
     }

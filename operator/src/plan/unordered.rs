@@ -4,7 +4,8 @@ use moongate_render::instance::{self, ID_LENGTH};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 
-use super::set::{View, delete, name};
+use super::lifecycle::{self, Fate};
+use super::set::{View, name};
 use super::{Action, Plan, PlanError, after, nodes};
 use crate::status::{self, is_ready, unready_since};
 
@@ -29,7 +30,7 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
     let chosen = set.spec.scale_strategy.iter().flat_map(|strategy| &strategy.role_instance_to_delete);
     for name in chosen {
         if let Some(at) = living.iter().position(|live| live.metadata.name.as_ref() == Some(name)) {
-            plan.push(delete(living.remove(at)), "the scale strategy names it");
+            lifecycle::delete(view, living.remove(at), Fate::Deleted, "the scale strategy names it", plan);
         }
     }
     let old = living.iter().filter(|live| !view.is_updated(live)).count();
@@ -48,7 +49,13 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
         });
         let surplus = living.len() - replicas - surge;
         for extra in living.drain(..surplus) {
-            plan.push(delete(extra), "there are more instances than the set shall have");
+            lifecycle::delete(
+                view,
+                extra,
+                Fate::Deleted,
+                "there are more instances than the set shall have",
+                plan,
+            );
         }
     }
     if living.len() >= replicas {
@@ -107,15 +114,19 @@ fn update(
     plan: &mut Plan,
 ) -> Result<(), PlanError> {
     let now = view.input.now;
-    let is_available = |live: &RoleInstance| status::is_available(live, view.min_ready(), now);
+    let is_available = |live: &RoleInstance| {
+        status::is_available(live, view.min_ready(), now) && !lifecycle::is_preparing(live)
+    };
     let available = living.iter().filter(|live| is_available(live)).count();
     let least = usize::try_from(view.replicas - view.max_unavailable).unwrap_or(0);
     let mut budget = available.saturating_sub(least);
     let mut old: Vec<&&RoleInstance> = living.iter().filter(|live| !view.is_updated(live)).collect();
-    // Those that serve nobody cost nothing.
-    old.sort_by_key(|live| is_ready(live));
+    // Those whose turn has come before go on; those that serve nobody cost nothing.
+    old.sort_by_key(|live| (!lifecycle::is_preparing(live), is_ready(live)));
     for live in old.into_iter().take(to_update) {
-        if is_available(live) {
+        if lifecycle::is_preparing(live) {
+            // It counts as out of service by now.
+        } else if is_available(live) {
             if budget == 0 {
                 break;
             }

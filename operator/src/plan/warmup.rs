@@ -174,7 +174,7 @@ fn ended_at(pod: &Pod) -> Option<Timestamp> {
 
 /// Whether all that the pod is for is done. A pod that only lacks a shell for its images has done it, too, and would wait in
 /// vain or end as failed.
-fn is_done(pod: &Pod) -> bool {
+pub(super) fn is_done(pod: &Pod) -> bool {
     if phase(pod) == "Succeeded" {
         return true;
     }
@@ -246,7 +246,7 @@ fn forget(input: WarmupInput<'_>, plan: &mut Plan) {
     }
 }
 
-fn delete_pod(pod: &Pod) -> Action {
+pub(super) fn delete_pod(pod: &Pod) -> Action {
     Action::Delete {
         kind: Kind::WarmupPod,
         name: pod.metadata.name.clone().unwrap_or_default(),

@@ -14,6 +14,8 @@ pub use group_set::{GroupSetFacts, group_set};
 pub use instance::{instance, is_available, is_ready, is_scheduled};
 pub(crate) use instance::{pod_has, pod_label, unready_since};
 pub use set::{SetFacts, set};
-pub(crate) use waiting::{TIMED_OUT, gather_waiting, set_waiting};
+pub(crate) use waiting::{
+    CANNOT_PULL, FOR_HOOKS, FOR_IMAGES, NOT_PULLED, TIMED_OUT, Wait, gather_waiting, set_waiting,
+};
 pub(crate) use warmup::deadline;
 pub use warmup::{WarmupFacts, is_warmup_over, warmup};

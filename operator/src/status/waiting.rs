@@ -1,51 +1,78 @@
-//! Whose hooks are waited for: an instance's pods, and from there on what they are part of.
+//! What updates wait for: told of an instance, and from there on of what it is part of.
 
 use k8s_openapi::jiff::Timestamp;
 use rbg_api::Condition;
 
 use super::set_condition;
 
-/// The condition. Nothing has it before hooks are used.
-const WAITING: &str = "WaitingForHooks";
 /// Its reason when somebody was not waited for any longer.
 pub(crate) const TIMED_OUT: &str = "TimedOut";
+/// The same when an update went on without an image.
+pub(crate) const NOT_PULLED: &str = "NotPulled";
+/// The reason while an image cannot be pulled.
+pub(crate) const CANNOT_PULL: &str = "CannotPull";
+
+/// A condition about waiting, and its reasons. Nothing has it before there is something to wait for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wait<'a> {
+    pub(crate) condition: &'a str,
+    /// While there is something to wait for.
+    pub(crate) not_yet: &'a str,
+    /// When all came that was waited for.
+    pub(crate) over: &'a str,
+    /// When something was not waited for any longer.
+    pub(crate) given_up: &'a str,
+}
+
+/// For pods that are asked before and after a restart in place.
+pub(crate) const FOR_HOOKS: Wait<'_> =
+    Wait { condition: "WaitingForHooks", not_yet: "NotYet", over: "NobodyWaits", given_up: TIMED_OUT };
+/// For images that are pulled before a restart in place.
+pub(crate) const FOR_IMAGES: Wait<'_> =
+    Wait { condition: "PullingImages", not_yet: "NotYet", over: "Pulled", given_up: NOT_PULLED };
 /// Names that a text has at most.
 const MOST: usize = 5;
 
-/// Says who is waited for, or else who was not waited for any longer.
+/// Says what is waited for, or else what was not waited for any longer.
 pub(crate) fn set_waiting(
     conditions: &mut Vec<Condition>,
+    wait: Wait<'_>,
     waiting: &[String],
     unfinished: &[String],
     now: Timestamp,
 ) {
-    let is_new = !conditions.iter().any(|condition| condition.kind == WAITING);
+    let is_new = !conditions.iter().any(|condition| condition.kind == wait.condition);
     let (is_true, reason, texts) = match (waiting, unfinished) {
         ([], []) if is_new => return,
-        ([], []) => (false, "NobodyWaits", waiting),
-        ([], _) => (false, TIMED_OUT, unfinished),
-        _ => (true, "NotYet", waiting),
+        ([], []) => (false, wait.over, waiting),
+        ([], _) => (false, wait.given_up, unfinished),
+        _ => (true, wait.not_yet, waiting),
     };
     let mut text = texts.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join("; ");
     if texts.len() > MOST {
         text.push_str(&format!("; and {} more", texts.len() - MOST));
     }
-    set_condition(conditions, WAITING, is_true, (reason, &text), now);
+    set_condition(conditions, wait.condition, is_true, (reason, &text), now);
 }
 
 /// Says of the whole what its parts say.
 pub(crate) fn gather_waiting<'a>(
     conditions: &mut Vec<Condition>,
-    parts: impl Iterator<Item = &'a [Condition]>,
+    parts: impl Iterator<Item = &'a [Condition]> + Clone,
     now: Timestamp,
 ) {
-    let (mut waiting, mut unfinished) = (Vec::new(), Vec::new());
-    for condition in parts.flatten().filter(|condition| condition.kind == WAITING) {
-        if condition.status == "True" {
-            waiting.push(condition.message.clone());
-        } else if condition.reason == TIMED_OUT {
-            unfinished.push(condition.message.clone());
+    for mut wait in [FOR_HOOKS, FOR_IMAGES] {
+        let (mut waiting, mut unfinished) = (Vec::new(), Vec::new());
+        for condition in parts.clone().flatten().filter(|condition| condition.kind == wait.condition) {
+            if condition.status == "True" {
+                waiting.push(condition.message.clone());
+                if condition.reason == CANNOT_PULL {
+                    wait.not_yet = CANNOT_PULL;
+                }
+            } else if condition.reason == wait.given_up {
+                unfinished.push(condition.message.clone());
+            }
         }
+        set_waiting(conditions, wait, &waiting, &unfinished, now);
     }
-    set_waiting(conditions, &waiting, &unfinished, now);
 }

@@ -16,7 +16,7 @@ use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
 use super::stage::Stage;
-use super::{eventually, restarts};
+use super::{eventually, is_settled, restarts};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata");
 
@@ -107,14 +107,7 @@ fn is_ready(pod: &Pod) -> bool {
 async fn ready(stage: &Stage, group: &str, count: usize) -> BTreeMap<String, Pod> {
     let groups: Api<RoleBasedGroup> = stage.api();
     eventually("the group is ready", async || {
-        let live = groups.get(group).await.unwrap();
-        let status = live.status.unwrap_or_default();
-        let is = |kind: &str, value: &str| {
-            status.conditions.iter().any(|one| one.kind == kind && one.status == value)
-        };
-        let settled = status.observed_generation == live.metadata.generation
-            && is("Ready", "True")
-            && is("RollingUpdateInProgress", "False");
+        let settled = is_settled(&groups.get(group).await.unwrap());
         let pods = own_pods(stage, group).await;
         (settled && pods.len() == count && pods.values().all(is_ready)).then_some(pods)
     })

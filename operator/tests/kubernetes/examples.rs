@@ -1,28 +1,29 @@
-//! Every file of upstream's examples, of both versions, is applied as it is; every group and every set in it gets ready.
+//! Every file of upstream's examples, of both versions, is applied as it is; every group and every set in it gets ready
+//! and comes to the objects that upstream's controller makes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{
     Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
 };
 use moongate_operator::{Kind, Options};
-use moongate_runtime::Supervisor;
 use moongate_testkit::{ControlPlane, Kubelet, Namespace, Pace};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
 use super::articles::{converts, webhooks};
 use super::others::define;
-use super::{eventually, install};
+use super::{beside, eventually, install, objects, says};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/examples");
 /// Files at a time.
 const FILES: usize = 4;
+/// The one that was recorded.
+const RECORDED: (&str, &str) = ("pd-disagg-kvcache-reuse-with-mooncake.yaml", "v1alpha2-pd-mooncake");
 /// For one of them, beside the others.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -103,13 +104,9 @@ async fn unready(namespace: &Namespace) -> BTreeMap<String, String> {
     let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
     let mut unready = BTreeMap::new();
     for group in groups.list(&ListParams::default()).await.unwrap() {
-        let status = group.status.unwrap_or_default();
-        let is = |kind: &str, value: &str| {
-            status.conditions.iter().any(|one| one.kind == kind && one.status == value)
-        };
-        let current = status.observed_generation == group.metadata.generation;
-        if !(current && is("Ready", "True") && is("Progressing", "False")) {
-            unready.insert(group.metadata.name.unwrap(), format!("{:?}", status.conditions));
+        if !says(&group, &[("Ready", "True"), ("Progressing", "False")]) {
+            let conditions = group.status.unwrap_or_default().conditions;
+            unready.insert(group.metadata.name.unwrap(), format!("{conditions:?}"));
         }
     }
     unready
@@ -145,17 +142,16 @@ async fn converges(plane: &ControlPlane, file: &Path) {
     };
     let ended = tokio::time::timeout(PATIENCE, ready).await;
     assert!(ended.is_ok(), "{}: {asked} groups, of which are not ready: {last:#?}", file.display());
-    if asked > 0 {
-        let pods: Api<Pod> = Api::default_namespaced(namespace.client.clone());
-        let lws = std::fs::read_to_string(file).unwrap().contains("LeaderWorkerSet");
-        let pods = pods.list(&ListParams::default()).await.unwrap().items;
-        assert!(lws || !pods.is_empty(), "{} has no pods", file.display());
+    let expected = objects::expected(&documents(file));
+    if file.ends_with(RECORDED.0) {
+        assert_eq!(expected, objects::recorded(RECORDED.1));
     }
+    assert_eq!(objects::found(&namespace.client).await, expected, "{}", file.display());
     namespace.delete().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_example_is_applied_and_gets_ready() {
+async fn every_example_is_applied_and_comes_to_upstreams_objects() {
     // Not the one that other tests share: the webhooks and the operator look at all namespaces.
     let plane = ControlPlane::start().await.unwrap();
     let system = plane.namespace("system").await.unwrap();
@@ -165,8 +161,6 @@ async fn every_example_is_applied_and_gets_ready() {
     }
     let webhooks = webhooks(&system).await;
     let options = Options { kubeconfig: Some(plane.kubeconfig()), ..Options::default() };
-    let supervisor = Supervisor::new();
-    let running = moongate_operator::run(options, &supervisor);
     let files = files();
     assert!(files.len() > 60, "only {}", files.len());
     let story = async {
@@ -179,10 +173,6 @@ async fn every_example_is_applied_and_gets_ready() {
             stream::iter(some).for_each_concurrent(FILES, |file| converges(&plane, file)).await;
         }
     };
-    tokio::select! {
-        ended = running => unreachable!("{ended:?}"),
-        () = story => {}
-    }
-    supervisor.token().cancel();
+    beside(options, story).await;
     webhooks.token().cancel();
 }

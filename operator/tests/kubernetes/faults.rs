@@ -1,15 +1,16 @@
 //! An API server that is overloaded, fails, loses connections and forgets versions: the operator gets there all the same.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use moongate_operator::Options;
-use moongate_runtime::Supervisor;
+use moongate_operator::{Kind, Options, TimeLimits};
 use moongate_testkit::{ControlPlane, Kubelet, Pace};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
 use super::proxy::Proxy;
-use super::{PATIENCE, eventually, group, install, pods, restarts, role, settled};
+use super::{beside, eventually, group, install, pods, restarts, role, settled};
 
 /// Of a hundred requests so many go wrong.
 const RATE: u32 = 25;
@@ -32,8 +33,6 @@ async fn whatever_the_api_server_does_groups_are_made_and_updated_once() {
         namespace: Some(namespace.name.clone()),
         ..Options::default()
     };
-    let supervisor = Supervisor::new();
-    let running = moongate_operator::run(options, &supervisor);
     let story = async {
         let groups: Api<RoleBasedGroup> = Api::default_namespaced(client.clone());
         groups.create(&PostParams::default(), &group(roles("engine:1"))).await.unwrap();
@@ -54,10 +53,58 @@ async fn whatever_the_api_server_does_groups_are_made_and_updated_once() {
         // The queue does not hammer a server that is in trouble.
         assert!(proxy.requests() < 2000, "{}", proxy.requests());
     };
-    tokio::select! {
-        ended = running => unreachable!("{ended:?}"),
-        () = story => {}
-    }
-    supervisor.shutdown(PATIENCE).await.unwrap();
+    beside(options, story).await;
+    namespace.delete().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_says_nothing_any_more_is_asked_again() {
+    let plane = ControlPlane::shared().await.unwrap();
+    let namespace = plane.namespace("silence").await.unwrap();
+    let client = namespace.client.clone();
+    install(&client).await;
+    let _kubelet = Kubelet::start(client.clone(), &namespace.name, Pace::default()).await.unwrap();
+    let proxy = Proxy::start(client.clone()).await;
+    // Everything is to be heard of late, the first lists too.
+    proxy.be_silent(true);
+    let limits = TimeLimits { answer: Duration::from_secs(3), watch: Duration::from_secs(5) };
+    let options = Options {
+        kubeconfig: Some(proxy.kubeconfig(plane.logs())),
+        namespace: Some(namespace.name.clone()),
+        limits,
+        ..Options::default()
+    };
+    let asked_twice = async || {
+        let before = proxy.requests();
+        eventually("all watches are begun again", async || {
+            (proxy.requests() > before + 2 * Kind::ALL.len() as u64).then_some(())
+        })
+        .await;
+    };
+    let story = async {
+        let groups: Api<RoleBasedGroup> = Api::default_namespaced(client.clone());
+        groups.create(&PostParams::default(), &group(roles("engine:1"))).await.unwrap();
+        asked_twice().await;
+        assert!(pods(&client).await.is_empty());
+        proxy.be_silent(false);
+        settled(&groups).await;
+        let before = pods(&client).await;
+        let image = Patch::Merge(json!({ "spec": { "roles": roles("engine:2") } }));
+        groups.patch("g", &PatchParams::default(), &image).await.unwrap();
+        // In the midst of the update: its writes are done, and nobody is told.
+        eventually("the first pod is restarted", async || {
+            pods(&client).await.iter().any(|pod| restarts(pod) > 0).then_some(())
+        })
+        .await;
+        proxy.be_silent(true);
+        asked_twice().await;
+        proxy.be_silent(false);
+        settled(&groups).await;
+        let after = pods(&client).await;
+        let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.metadata.uid.clone()).collect::<Vec<_>>();
+        assert_eq!(uids(&after), uids(&before));
+        assert_eq!(after.iter().map(restarts).collect::<Vec<_>>(), [1; 4]);
+    };
+    beside(options, story).await;
     namespace.delete().await.unwrap();
 }

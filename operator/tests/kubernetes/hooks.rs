@@ -1,12 +1,12 @@
 //! Pods are asked before they are restarted in place, and after.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use moongate_testkit::ControlPlane;
+use moongate_testkit::{ControlPlane, Runtime, address};
 use parking_lot::Mutex;
 use rbg_api::keys;
 use rbg_api::v1alpha2::RoleBasedGroup;
@@ -14,11 +14,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::kubelet::{Runtime, address};
 use super::stage::Stage;
 use super::{eventually, group, pods, restarts, role, settled, told};
 
-/// So often a pod says that it is not done yet.
+/// So often a pod says at least that it is not done yet.
 const PATIENCE: usize = 2;
 
 /// The hooks of all pods, which differ by their addresses. They write down what happens.
@@ -26,17 +25,19 @@ const PATIENCE: usize = 2;
 struct Hooks {
     log: Arc<Mutex<Vec<String>>>,
     names: Arc<Mutex<HashMap<String, String>>>,
+    /// What is not done until it is taken from here.
+    held: Arc<Mutex<HashSet<&'static str>>>,
     deaf: Arc<AtomicBool>,
 }
 
 impl Runtime for Hooks {
-    async fn start(&mut self, pod: &Pod) -> String {
-        let ip = address(pod.metadata.uid.as_deref().unwrap(), 127);
+    async fn start(&self, pod: &Pod) -> String {
+        let ip = address(pod, 127);
         self.names.lock().insert(ip.clone(), pod.metadata.name.clone().unwrap());
         ip
     }
 
-    async fn restart(&mut self, pod: &Pod) {
+    async fn restart(&self, pod: &Pod, _: &str) {
         self.note(format!("restart {}", pod.metadata.name.as_deref().unwrap()));
     }
 }
@@ -67,8 +68,9 @@ impl Hooks {
             other => format!("{other} {name}"),
         };
         let before = self.log.lock().iter().rev().take_while(|entry| **entry == asked).count();
+        let waits = before < PATIENCE || self.held.lock().contains(asked.as_str());
         self.note(asked);
-        let (status, body) = match before < PATIENCE {
+        let (status, body) = match waits {
             true => ("202 Accepted", r#"{"waiting_for": "uploads"}"#),
             false => ("200 OK", "{}"),
         };
@@ -102,17 +104,20 @@ async fn each_pod_drains_and_settles_before_the_next() {
     settled(&groups).await;
     assert!(hooks.log.lock().is_empty(), "new pods are not asked");
 
+    // The condition stands for as long as a pod is waited for, and is looked at now and then.
+    hooks.held.lock().extend(["drain g-a-1", "settle g-a-1"]);
     update(&groups, roles("engine:2", port, "60s")).await;
-    let waiting = async |text: &str| {
+    let waiting = async |asked: &str, text: &str| {
         eventually(text, async || {
             let status = groups.get("g").await.unwrap().status.unwrap_or_default();
             let condition = status.conditions.into_iter().find(|one| one.kind == "WaitingForHooks")?;
             (condition.status == "True" && condition.message == text).then_some(())
         })
         .await;
+        hooks.held.lock().remove(asked);
     };
-    waiting("g-a-1 is to drain: uploads").await;
-    waiting("g-a-1 is to settle: uploads").await;
+    waiting("drain g-a-1", "g-a-1 is to drain: uploads").await;
+    waiting("settle g-a-1", "g-a-1 is to settle: uploads").await;
     settled(&groups).await;
     let mut log = hooks.log.lock().clone();
     for what in ["drain g-a-1", "settle g-a-1", "drain g-a-0", "settle g-a-0"] {

@@ -7,19 +7,23 @@
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 mod articles;
+mod confined;
 mod examples;
 mod faults;
 mod group_set;
 mod hooks;
 mod kills;
-mod kubelet;
+mod nodes;
+mod objects;
 mod others;
 mod people;
 mod permissions;
+mod pre_pull;
 mod process;
 mod profiles;
 mod proxy;
 mod requests;
+mod rules;
 mod scaling;
 mod stage;
 mod stateful;
@@ -36,11 +40,9 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use moongate_operator::Options;
 use moongate_runtime::Supervisor;
-use moongate_testkit::ControlPlane;
+use moongate_testkit::{ControlPlane, Kubelet, Pace};
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance};
 use serde_json::{Value, json};
-
-use kubelet::Kubelet;
 
 /// Long, because it only says when something hangs.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -88,21 +90,35 @@ fn group(roles: Value) -> RoleBasedGroup {
     .unwrap()
 }
 
+/// Whether the group says so of its present spec.
+fn says(group: &RoleBasedGroup, conditions: &[(&str, &str)]) -> bool {
+    let status = group.status.clone().unwrap_or_default();
+    let is = |(kind, value): &(&str, &str)| {
+        status.conditions.iter().any(|one| one.kind == *kind && one.status == *value)
+    };
+    status.observed_generation == group.metadata.generation && conditions.iter().all(is)
+}
+
+/// Whether it says that all is there, and nothing left to do.
+fn is_settled(group: &RoleBasedGroup) -> bool {
+    says(group, &[("Ready", "True"), ("Progressing", "False"), ("RollingUpdateInProgress", "False")])
+}
+
 async fn settled(groups: &Api<RoleBasedGroup>) -> RoleBasedGroup {
     eventually("the group is ready and settled", async || {
-        let group = groups.get("g").await.unwrap();
-        let status = group.status.clone().unwrap_or_default();
-        let has = |kind: &str, value: &str| {
-            status.conditions.iter().any(|one| one.kind == kind && one.status == value)
-        };
-        let current = status.observed_generation == group.metadata.generation;
-        (current
-            && has("Ready", "True")
-            && has("Progressing", "False")
-            && has("RollingUpdateInProgress", "False"))
-        .then_some(group)
+        Some(groups.get("g").await.unwrap()).filter(is_settled)
     })
     .await
+}
+
+/// Runs an operator beside what happens.
+async fn beside(options: Options, story: impl Future<Output = ()>) {
+    let supervisor = Supervisor::new();
+    tokio::select! {
+        ended = moongate_operator::run(options, &supervisor) => unreachable!("{ended:?}"),
+        () = story => {}
+    }
+    supervisor.shutdown(PATIENCE).await.unwrap();
 }
 
 async fn pods(client: &Client) -> Vec<Pod> {
@@ -130,7 +146,7 @@ async fn a_group_is_made_updated_in_place_scaled_and_deleted() {
     let namespace = plane.namespace("operator").await.unwrap();
     let client = namespace.client.clone();
     install(&client).await;
-    let _kubelet = Kubelet::start(client.clone(), &namespace.name).await;
+    let _kubelet = Kubelet::start(client.clone(), &namespace.name, Pace::default()).await.unwrap();
     let supervisor = Supervisor::new();
     let options = Options {
         kubeconfig: Some(plane.kubeconfig()),

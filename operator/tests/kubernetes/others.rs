@@ -11,7 +11,7 @@ use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
 use super::stage::Stage;
-use super::{eventually, group, kubelet, pods, role, settled};
+use super::{eventually, group, nodes, pods, role, settled};
 
 /// Has the API server serve a kind, whatever its objects say.
 pub(crate) async fn define(client: &Client, kind: Kind) {
@@ -112,11 +112,11 @@ async fn groups_have_their_racks_to_themselves() {
     stage.kubelet = None;
     for (rack, host) in [("x", "0"), ("x", "1"), ("y", "0"), ("y", "1")] {
         let labels = json!({ "rack": rack });
-        kubelet::node(&stage.client, "exclusive", &format!("{rack}{host}"), labels, 10).await;
+        nodes::node(&stage.client, "exclusive", &format!("{rack}{host}"), labels, 10).await;
     }
     let groups: Api<RoleBasedGroup> = stage.api();
     let mut roles = json!([role("a", 2, "engine:1"), role("b", 1, "engine:1")]);
-    roles.as_array_mut().unwrap().iter_mut().for_each(|role| kubelet::select(role, "exclusive"));
+    roles.as_array_mut().unwrap().iter_mut().for_each(|role| nodes::select(role, "exclusive"));
     for name in ["g", "h", "i"] {
         let mut one = group(roles.clone());
         one.metadata.name = Some(name.to_owned());

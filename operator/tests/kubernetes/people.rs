@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, PostParams};
 use moongate_operator::forecast::What;
 use moongate_operator::kubectl::{
-    Cluster, GroupReport, History, ImageWish, KubectlError, Planned, now, paused, plan, restarted, undone,
-    wait, with_images,
+    Cluster, GroupReport, History, ImageWish, KubectlError, Planned, examine, now, paused, plan, restarted,
+    undone, wait, with_images,
 };
 use rbg_api::conversion::{Version, convert};
 use rbg_api::keys;
@@ -118,6 +118,13 @@ async fn what_is_planned_is_done_and_taken_back() {
     assert!(report.text().contains("StatefulSet"), "{}", report.text());
     let rows = GroupReport::all(&demo.cluster, false).await.unwrap();
     assert_eq!(rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), [GROUP]);
+
+    // Other tests share the cluster: of Leases and webhooks only that they can be looked at.
+    let findings = examine(&demo.cluster).await;
+    assert!(findings.iter().all(|finding| !finding.what.contains("cannot be looked at")), "{findings:?}");
+    let of = |about: &str| findings.iter().find(|finding| finding.about == about).unwrap();
+    assert!(!of("definitions").is_fault && of("definitions").what == "all 10 kinds", "{findings:?}");
+    assert_eq!(of("groups").what, format!("{GROUP} is ready"));
 
     let nothing = plan(&demo.cluster, GROUP, &[], |live| Ok(live.unwrap())).await.unwrap();
     assert!(nothing.is_nothing(), "{}", nothing.text());

@@ -23,72 +23,14 @@ use rbg_api::{keys, v1alpha2::RoleInstance};
 use serde_json::{Value, json};
 
 use super::others::define;
-use super::{eventually, install, role};
+use super::rules::{Permission, documents, granted, used, waiting_owners};
+use super::{beside, eventually, install, is_settled, role};
 
-const MANIFEST: &str = include_str!("../../manifests/permissions.yaml");
 const SYSTEM: &str = "moongate-system";
 const ACCOUNT: &str = "moongate-operator";
 
 /// Asked for only if a group of a set is there that no watch has told of yet.
 const BY_CHANCE: (&str, &str, &str) = ("workloads.x-k8s.io", "rolebasedgroups", "get");
-
-/// API group, resource with its subresource, verb.
-type Permission = (String, String, String);
-
-fn documents() -> Vec<Value> {
-    serde_saphyr::from_multiple(MANIFEST).unwrap()
-}
-
-fn granted() -> BTreeSet<Permission> {
-    let mut all = BTreeSet::new();
-    let texts = |list: &Value| -> Vec<String> { serde_json::from_value(list.clone()).unwrap() };
-    for document in documents() {
-        for rule in document["rules"].as_array().into_iter().flatten() {
-            for group in texts(&rule["apiGroups"]) {
-                for resource in texts(&rule["resources"]) {
-                    let verbs = texts(&rule["verbs"]).into_iter();
-                    all.extend(verbs.map(|verb| (group.clone(), resource.clone(), verb)));
-                }
-            }
-        }
-    }
-    all
-}
-
-/// What has been asked for of objects.
-fn used(asked: &[Asked]) -> BTreeSet<Permission> {
-    let mut all = BTreeSet::new();
-    for one in asked {
-        let Some(object) = &one.object_ref else { continue };
-        let resource = match object.subresource.as_str() {
-            "" => object.resource.clone(),
-            subresource => format!("{}/{subresource}", object.resource),
-        };
-        all.insert((object.api_group.clone(), resource.clone(), one.verb.clone()));
-        // A server-side apply of what is not there yet.
-        if one.verb == "patch" && one.code() == 201 {
-            all.insert((object.api_group.clone(), resource, "create".to_owned()));
-        }
-    }
-    all
-}
-
-/// Owners that wait for the end of something: that asks for `finalizers`, which no log tells of.
-async fn waiting_owners(client: &Client) -> BTreeSet<Permission> {
-    let mut all = BTreeSet::new();
-    for kind in Kind::ALL {
-        let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
-        for object in api.list(&ListParams::default()).await.unwrap() {
-            let owners = object.metadata.owner_references.unwrap_or_default();
-            for owner in owners.iter().filter(|owner| owner.block_owner_deletion == Some(true)) {
-                let Some(kind) = Kind::named(&owner.kind) else { continue };
-                let resource = kind.resource();
-                all.insert((resource.group, format!("{}/finalizers", resource.plural), "update".to_owned()));
-            }
-        }
-    }
-    all
-}
 
 struct Scene {
     plane: ControlPlane,
@@ -143,11 +85,7 @@ impl Scene {
             ..Options::default()
         };
         self.hook(&supervisor).await;
-        let running = moongate_operator::run(options, &supervisor);
-        tokio::select! {
-            ended = running => unreachable!("{ended:?}"),
-            () = act => {}
-        }
+        beside(options, act).await;
         supervisor.token().cancel();
     }
 
@@ -209,13 +147,7 @@ impl Scene {
         let groups = self.api::<RoleBasedGroup>();
         eventually(&format!("{group} is settled"), async || {
             self.asked();
-            let live = groups.get_opt(group).await.unwrap()?;
-            let status = live.status.unwrap_or_default();
-            let is = |kind: &str, value: &str| {
-                status.conditions.iter().any(|one| one.kind == kind && one.status == value)
-            };
-            let current = status.observed_generation == live.metadata.generation;
-            (current && is("Ready", "True") && is("RollingUpdateInProgress", "False")).then_some(())
+            is_settled(&groups.get_opt(group).await.unwrap()?).then_some(())
         })
         .await;
     }
@@ -302,6 +234,8 @@ async fn every_workload(scene: &Scene) -> BTreeSet<Permission> {
     scene.patch("g", json!({ "spec": { "roles": [role("other", 1, "engine:1")] } })).await;
     scene.asks("delete", "roleinstancesets").await;
     scene.settled("g").await;
+    scene.patch("g", json!({ "metadata": { "annotations": { keys::TOPOLOGY_LADDER: "node" } } })).await;
+    scene.asks("patch", "roleinstances").await;
     finalizers
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
@@ -52,6 +53,7 @@ pub(crate) struct Proxy {
     counts: Arc<Mutex<Counts>>,
     /// How many of a hundred requests go wrong.
     rate: Arc<Mutex<u32>>,
+    silent: Arc<AtomicBool>,
     _tasks: JoinSet<()>,
 }
 
@@ -59,6 +61,7 @@ struct Way {
     client: Client,
     counts: Arc<Mutex<Counts>>,
     rate: Arc<Mutex<u32>>,
+    silent: Arc<AtomicBool>,
 }
 
 impl Proxy {
@@ -67,7 +70,9 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (counts, rate) = (Arc::<Mutex<Counts>>::default(), Arc::<Mutex<u32>>::default());
-        let way = Arc::new(Way { client, counts: Arc::clone(&counts), rate: Arc::clone(&rate) });
+        let silent = Arc::<AtomicBool>::default();
+        let (of_way, is_silent) = (Arc::clone(&rate), Arc::clone(&silent));
+        let way = Arc::new(Way { client, counts: Arc::clone(&counts), rate: of_way, silent: is_silent });
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
@@ -79,12 +84,18 @@ impl Proxy {
                 connections.spawn(async move { drop(connection.await) });
             }
         });
-        Self { address, counts, rate, _tasks: tasks }
+        Self { address, counts, rate, silent, _tasks: tasks }
     }
 
     /// From now on so many of a hundred requests go wrong.
     pub(crate) fn fail(&self, of_a_hundred: u32) {
         *self.rate.lock() = of_a_hundred;
+    }
+
+    /// From now on requests are taken and done, and nobody is told: no answer begins, and watches that go on say nothing.
+    /// Or no longer so; who has not been told until then never is.
+    pub(crate) fn be_silent(&self, is_silent: bool) {
+        self.silent.store(is_silent, Ordering::Relaxed);
     }
 
     /// Requests so far.
@@ -123,6 +134,24 @@ impl Way {
         }
         fault
     }
+
+    /// Never returns if nothing may be said.
+    async fn speak(&self) {
+        if self.silent.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn aloud(self: &Arc<Self>, body: Body) -> Body {
+        let way = Arc::clone(self);
+        Body::from_stream(body.into_data_stream().then(move |part| {
+            let way = Arc::clone(&way);
+            async move {
+                way.speak().await;
+                part
+            }
+        }))
+    }
 }
 
 async fn pass(way: Arc<Way>, request: Request<Incoming>) -> io::Result<Response<Body>> {
@@ -145,10 +174,12 @@ async fn pass(way: Arc<Way>, request: Request<Incoming>) -> io::Result<Response<
     let body = to_bytes(Body::new(body), MAX_BODY).await.map_err(io::Error::other)?;
     let request = Request::from_parts(head, kube::client::Body::from(body.to_vec()));
     let answer = way.client.send(request).await.map_err(io::Error::other)?;
+    way.speak().await;
+    let answer = answer.map(|body| way.aloud(Body::new(body)));
     match fault {
         Some(Fault::Lost) => Err(io::ErrorKind::ConnectionReset.into()),
-        Some(Fault::Expired) => Ok(answer.map(|body| expiring(Body::new(body)))),
-        _ => Ok(answer.map(Body::new)),
+        Some(Fault::Expired) => Ok(answer.map(expiring)),
+        _ => Ok(answer),
     }
 }
 

@@ -5,7 +5,7 @@ use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
 use super::stage::Stage;
-use super::{eventually, role};
+use super::{eventually, is_settled, role};
 
 const GROUPS: u64 = 5;
 
@@ -24,13 +24,7 @@ fn roles(image: &str) -> Value {
 async fn settled(groups: &Api<RoleBasedGroup>, prefix: &str) {
     for index in 0..GROUPS {
         eventually("the group is settled", async || {
-            let live = groups.get(&format!("{prefix}{index}")).await.unwrap();
-            let status = live.status.unwrap_or_default();
-            let is = |kind: &str, value: &str| {
-                status.conditions.iter().any(|one| one.kind == kind && one.status == value)
-            };
-            let current = status.observed_generation == live.metadata.generation;
-            (current && is("Ready", "True") && is("RollingUpdateInProgress", "False")).then_some(())
+            is_settled(&groups.get(&format!("{prefix}{index}")).await.unwrap()).then_some(())
         })
         .await;
     }

@@ -6,11 +6,10 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use moongate_operator::{Metrics, Options};
 use moongate_runtime::Supervisor;
-use moongate_testkit::{ControlPlane, Namespace};
+use moongate_testkit::{ControlPlane, Empty, Kubelet, Namespace, Pace, Runtime};
 use tokio::task::JoinHandle;
 
 use super::eventually;
-use super::kubelet::{Empty, Kubelet, Runtime};
 
 pub(crate) struct Stage {
     pub(crate) client: Client,
@@ -35,7 +34,7 @@ impl Stage {
         let namespace = plane.namespace(name).await.unwrap();
         let client = namespace.client.clone();
         super::install(&client).await;
-        let kubelet = Kubelet::run(client.clone(), &namespace.name, runtime).await;
+        let kubelet = Kubelet::run(client.clone(), &namespace.name, Pace::default(), runtime).await.unwrap();
         let supervisor = Supervisor::new();
         let metrics = Arc::<Metrics>::default();
         let options = Options {

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
+use moongate_testkit::{Kubelet, Pace};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use rbg_api::{ClusterFile, keys};
 use serde_json::{Value, json};
 
-use super::kubelet::{Kubelet, node, select};
+use super::nodes::{node, select};
 use super::stage::Stage;
 use super::{eventually, group, pods, role, settled};
 
@@ -24,7 +25,7 @@ async fn nodes(name: &str, room: u32) -> Stage {
             node(&stage.client, name, &format!("{zone}{rack}{host}"), labels, room).await;
         }
     }
-    stage.kubelet = Some(Kubelet::of_all_nodes(stage.client.clone()));
+    stage.kubelet = Some(Kubelet::of_scheduled(stage.client.clone(), Pace::default()));
     stage
 }
 

@@ -202,3 +202,24 @@ fn a_pod_that_is_made_anew_drains_first() {
         assert_ne!(before.get(&name).map(|pod| &pod.0), Some(&uid), "{name}");
     }
 }
+
+#[test]
+fn an_instance_that_is_made_anew_as_a_whole_drains_first() {
+    let mut roles = roles("i:1");
+    for role in roles.as_array_mut().unwrap() {
+        role["rolloutStrategy"] =
+            json!({ "type": "RollingUpdate", "rollingUpdate": { "type": "RecreatePod" } });
+    }
+    let mut cluster = Simulation::new(up(roles, 1).server, 13);
+    let before = pods(&cluster.server);
+    update(&mut cluster, "i:2");
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    assert!(cluster.answers.given > 10, "{}", cluster.answers.given);
+    let mut undrained = cluster.answers.ended_undrained;
+    undrained.retain(|name| name != "g-t-0-1");
+    assert_eq!(undrained, [""; 0]);
+    let after = pods(&cluster.server);
+    assert_eq!(after.len(), before.len());
+    assert!(after.values().all(|(uid, _, image)| image == "i:2" && before.values().all(|old| old.0 != *uid)));
+}

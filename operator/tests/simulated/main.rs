@@ -9,6 +9,7 @@ mod hooks;
 mod kills;
 mod nodes;
 mod ports;
+mod pre_pull;
 mod restarts;
 mod simulation;
 mod stuck;

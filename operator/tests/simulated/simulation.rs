@@ -257,6 +257,14 @@ impl Simulation {
         if steps.is_empty() {
             self.workers.swap_remove(worker);
         }
+        if let plan::Action::Delete { kind: Kind::Instance, uid, .. } = &step.action {
+            for pod in self.server.all(Kind::Pod) {
+                let metadata = &pod["metadata"];
+                if metadata["ownerReferences"][0]["uid"] == uid.as_str() {
+                    self.answers.end(metadata["name"].as_str().unwrap(), metadata["uid"].as_str().unwrap());
+                }
+            }
+        }
         let fails = self.random.u8(..100) < self.failing;
         // Either before the write was made, or before its answer arrived.
         let outcome = match fails && self.random.bool() {

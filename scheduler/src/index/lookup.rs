@@ -3,8 +3,6 @@
 use super::columns::{EngineSlot, has, members, put};
 use super::table::UNKNOWN;
 use super::{PageIndex, SharedPlace};
-use crate::Place;
-use crate::prediction::{L3Run, Prediction, TierHits};
 
 /// Pages that are searched before any is looked at, so that their cache misses overlap.
 const BATCH: usize = 64;
@@ -252,37 +250,6 @@ impl Scan {
 }
 
 impl Hits {
-    /// The hits in tokens, for a scheduler whose instances are `engines` (in the cluster's order; `None` for those that the
-    /// index does not know). `place_of` tells where a store node runs.
-    #[must_use]
-    pub fn prediction(
-        &self,
-        page_tokens: u32,
-        engines: &[Option<EngineSlot>],
-        place_of: impl Fn(super::StoreNode) -> Place,
-    ) -> Prediction {
-        let tokens = |pages: u32| pages.saturating_mul(page_tokens);
-        let hits = |engine: &Option<EngineSlot>| {
-            let hits = engine.and_then(|engine| self.engines.get(engine.at())).copied().unwrap_or_default();
-            TierHits {
-                l1_tokens: tokens(hits.l1),
-                l2_tokens: tokens(hits.own.saturating_sub(hits.l1)),
-                l3_tokens: tokens(hits.shared),
-            }
-        };
-        let run = |run: &SharedRun| L3Run {
-            first_token: tokens(run.first),
-            tokens: tokens(run.pages),
-            place: place_of(run.place.node),
-            medium: run.place.medium,
-        };
-        Prediction {
-            per_instance: engines.iter().map(hits).collect(),
-            shared: self.shared.iter().map(run).collect(),
-            ..Prediction::default()
-        }
-    }
-
     /// Before the first step of a lookup.
     pub fn restart(&mut self) {
         (self.scan.revision, self.scan.restarts) = (None, 0);

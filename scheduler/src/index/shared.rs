@@ -10,6 +10,14 @@ pub const MAX_PARTS: u8 = 64;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreNode(pub(super) u16);
 
+impl StoreNode {
+    /// As an index: nodes are counted from 0, and the numbers of lost ones are given again.
+    #[must_use]
+    pub fn at(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 /// One object of a page, out of all that make the page complete: a rank's keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {

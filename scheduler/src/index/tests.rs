@@ -406,22 +406,3 @@ fn a_full_index_gives_up_what_nobody_asked_for() {
     assert_eq!(index.size().pages, 8);
     assert!(index.has_room_for(key(0)) && !index.has_room_for(key(99)));
 }
-
-#[test]
-fn hits_become_a_prediction_in_tokens() {
-    let mut index = PageIndex::new(100);
-    let (engine, node) = (index.add_engine(), index.add_store_node().unwrap());
-    index.stored(engine, Tier::L1, &keys(&[0]));
-    index.stored(engine, Tier::L2, &keys(&[0, 1]));
-    for page in 2..5 {
-        index.part_stored(key(page), Part::new(0, 1).unwrap(), node, Medium::Nvme);
-    }
-    let mut hits = Hits::default();
-    index.lookup(&keys(&[0, 1, 2, 3, 4, 5]), &mut hits);
-    let place = crate::Place { node: Some(7), ..Default::default() };
-    let prediction = hits.prediction(64, &[None, Some(engine)], |_| place);
-    let expected = crate::TierHits { l1_tokens: 64, l2_tokens: 64, l3_tokens: 192 };
-    assert_eq!(prediction.per_instance, [crate::TierHits::default(), expected]);
-    let run = crate::L3Run { first_token: 128, tokens: 192, place, medium: Medium::Nvme };
-    assert_eq!(prediction.shared, [run]);
-}

@@ -105,9 +105,8 @@ fn shared_tokens(input: &Input<'_>, instance: InstanceIx) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::Place;
     use crate::policy::scene::Scene;
-    use crate::prediction::{L3Run, Medium};
+    use crate::prediction::L3Run;
 
     #[test]
     fn credits_differ_by_tier() {
@@ -167,12 +166,7 @@ mod tests {
     #[test]
     fn shared_pages_earn_twice_and_behind_gaps() {
         let mut scene = Scene::new(2);
-        let run = |first_token, tokens| L3Run {
-            first_token,
-            tokens,
-            place: Place::default(),
-            medium: Medium::Dram,
-        };
+        let run = |first_token, tokens| L3Run { first_token, tokens };
         scene.prediction.shared = vec![run(0, 400), run(800, 200)];
         scene.cached(0, 400, 0, 0);
         scene.cached(1, 0, 400, 0);

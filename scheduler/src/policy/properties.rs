@@ -82,6 +82,7 @@ fn ask(step: &Step, engines: usize) -> Ask {
         },
         prediction: Prediction {
             per_instance: step.hits.iter().take(engines).map(hits).collect(),
+            farness: Vec::new(),
             shared: Vec::new(),
             pages: pages.collect(),
             page_tokens: 100,

@@ -15,8 +15,10 @@ from processes import Processes, Running
 from talk import connect, get, post
 
 SIDECAR = f"http://{HOST}:{SIDECAR_PORT}"
-# An engine that starts on busy cores.
-START_SECONDS = 600
+# An engine that starts on busy cores, beside another one that works.
+START_SECONDS = 1800
+# Between two requests of a client: without it, the engine that works takes the cores that the other one needs to start.
+PAUSE_SECONDS = 0.5
 
 
 @dataclass
@@ -93,6 +95,7 @@ def drained_and_restarted_without_a_failed_request(beside: Beside) -> str:
                 prompt = list(range(5000 + number * 100 + counts[number], 5040 + number * 100 + counts[number]))
                 assert len(beside.api.ask(GATEWAY, prompt, 24)) == 24
                 counts[number] += 1
+                time.sleep(PAUSE_SECONDS)
             except Exception as error:  # noqa: BLE001
                 failures.append(f"{type(error).__name__}: {error}")
 

@@ -20,7 +20,7 @@ GATEWAY_PORT, GATEWAY_ADMIN_PORT = 30000, 30001
 SIDECAR_PORT = 9400
 CONTEXT = 8192
 # An engine takes one to three minutes on two idle cores, and the cores may be busy with compilers.
-READY_SECONDS = 600
+READY_SECONDS = 1800
 
 PREFILL = f"http://{HOST}:{PREFILL_PORT}"
 DECODE = f"http://{HOST}:{DECODE_PORT}"

@@ -15,7 +15,25 @@
 {{- end }}
 {{- with $values.otlp.endpoint }}
 {{- $_ := set $config "otlp-endpoint" . }}
+{{- $_ := set $config "otlp-protocol" $values.otlp.protocol }}
 {{- $_ := set $config "trace-sample-ratio" $values.otlp.sampleRatio }}
+{{- $_ := set $config "trace-slow" $values.otlp.slow }}
+{{- end }}
+{{- if $values.gateway.access.secret }}
+{{- $_ := set $config "access-file" "/etc/moongate-access/access.toml" }}
+{{- end }}
+{{- if $values.gateway.access.jwksConfigMap }}
+{{- $_ := set $config "jwks-file" "/etc/moongate-jwks/jwks.json" }}
+{{- end }}
+{{- if or $values.gateway.access.secret $values.gateway.access.adminTokenSecret }}
+{{- $_ := set $config "admin-open" $values.gateway.access.adminOpen }}
+{{- end }}
+{{- if $values.gateway.tls.secret }}
+{{- $_ := set $config "tls-cert" "/etc/moongate-tls/tls.crt" }}
+{{- $_ := set $config "tls-key" "/etc/moongate-tls/tls.key" }}
+{{- if $values.gateway.tls.clientCertificates }}
+{{- $_ := set $config "tls-client-ca" "/etc/moongate-tls/ca.crt" }}
+{{- end }}
 {{- end }}
 {{- range $key, $value := merge (dict) $values.gateway.config $config }}
 {{ $key }} = {{ toJson $value }}
@@ -33,8 +51,35 @@ spec:
   {{- $_ := set $spec "terminationGracePeriodSeconds" .Values.gateway.terminationGracePeriodSeconds }}
   {{- $_ := set $spec "containers" (list (include "moongate.gateway.container" . | fromYaml)) }}
   {{- $configMap := dict "name" (printf "%s-gateway" (include "moongate.name" .)) }}
-  {{- $_ := set $spec "volumes" (list (dict "name" "config" "configMap" $configMap)) }}
+  {{- $_ := set $spec "volumes" (prepend (include "moongate.gateway.guards" . | fromYamlArray) (dict "name" "config" "configMap" $configMap)) }}
   {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" .Values.gateway.pod) | nindent 2 }}
+{{- end }}
+
+{{/* Volumes with keys and certificates. */}}
+{{- define "moongate.gateway.guards" -}}
+{{- $gateway := .Values.gateway }}
+{{- with $gateway.access.secret }}
+- { name: access, secret: { secretName: {{ . }} } }
+{{- end }}
+{{- with $gateway.access.jwksConfigMap }}
+- { name: jwks, configMap: { name: {{ . }} } }
+{{- end }}
+{{- with $gateway.tls.secret }}
+- { name: tls, secret: { secretName: {{ . }} } }
+{{- end }}
+{{- end }}
+
+{{/* Tokens and keys, as variables; those of `gateway.env` come last and win. */}}
+{{- define "moongate.gateway.env" -}}
+{{- with .Values.gateway.access.adminTokenSecret }}
+- { name: MOONGATE_ADMIN_TOKEN, valueFrom: { secretKeyRef: { name: {{ . }}, key: token } } }
+{{- end }}
+{{- with .Values.gateway.access.engineKeySecret }}
+- { name: MOONGATE_ENGINE_API_KEY, valueFrom: { secretKeyRef: { name: {{ . }}, key: key } } }
+{{- end }}
+{{- with .Values.gateway.env }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "moongate.gateway.container" -}}
@@ -42,7 +87,9 @@ name: gateway
 image: {{ include "moongate.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args: [gateway, --config=/etc/moongate/gateway.toml]
-env: {{- toYaml .Values.gateway.env | nindent 2 }}
+{{- with concat (include "moongate.otlp.env" . | fromYamlArray) (include "moongate.gateway.env" . | fromYamlArray) }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
 ports:
   - { name: http, containerPort: 8000 }
   - { name: admin, containerPort: 9000 }
@@ -54,6 +101,9 @@ readinessProbe:
 resources: {{- toYaml .Values.gateway.resources | nindent 2 }}
 volumeMounts:
   - { name: config, mountPath: /etc/moongate, readOnly: true }
+  {{- range include "moongate.gateway.guards" . | fromYamlArray }}
+  - { name: {{ .name }}, mountPath: /etc/moongate-{{ .name }}, readOnly: true }
+  {{- end }}
   {{- with .Values.gateway.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{ include "moongate.container.security" . }}
 {{- end }}

@@ -80,6 +80,8 @@ volumeMounts:
 name: mooncake-store
 replicas: {{ $nodes.replicas }}
 dependencies: [mooncake-master]
+# Asked before it is restarted in place, and after.
+annotations: { moongate.io/upgrade-hooks: "8080" }
 {{ include "moongate.rollout" . }}
 standalonePattern:
   template:

@@ -10,10 +10,12 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tower::ServiceExt as _;
 use tower::util::Oneshot;
 
+use super::tls::{self, ClientCertificate, Tls};
 use super::{BoxError, ListenerLimits, PeerAddr, Phase, Shared};
 use crate::Supervisor;
 
@@ -62,7 +64,6 @@ impl Protocols {
         B::Data: Send,
         B::Error: Into<BoxError>,
     {
-        let peer = service.peer.0;
         let mut start = [0; HTTP2_START.len()];
         let read = tokio::select! {
             // A client that has sent nothing has nothing to wait for.
@@ -71,8 +72,51 @@ impl Protocols {
         };
         // Nothing in time, end of stream, or a broken connection: there is nobody to answer.
         let Ok(Ok(1..)) = read else { return };
+        self.serve(stream, start == HTTP2_START, service, shared).await;
+    }
+
+    /// The same for a client that speaks TLS.
+    pub(super) async fn run_secured<S, B>(
+        &self,
+        stream: TcpStream,
+        tls: &Tls,
+        mut service: WithPeer<S>,
+        shared: &Shared,
+    ) where
+        S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let peer = service.peer.0;
+        let stream = tokio::select! {
+            () = shared.drained() => return,
+            shaken = tokio::time::timeout(self.first_byte_timeout, tls.accept(stream)) => match shaken {
+                Ok(Ok(stream)) => stream,
+                Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS with this client"),
+                Err(_) => return,
+            },
+        };
+        let (is_http2, certificate) = tls::settled(&stream);
+        service.certificate = certificate;
+        self.serve(stream, is_http2, service, shared).await;
+    }
+
+    async fn serve<I, S, B>(&self, stream: I, is_http2: bool, service: WithPeer<S>, shared: &Shared)
+    where
+        I: Io,
+        S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let peer = service.peer.0;
         let io = TokioIo::new(stream);
-        let ended = if start == HTTP2_START {
+        let ended = if is_http2 {
             drive(self.http2.serve_connection(io, service), shared).await
         } else {
             drive(self.http1.serve_connection(io, service), shared).await
@@ -96,8 +140,14 @@ trait Graceful: Future<Output = hyper::Result<()>> {
     fn end_gracefully(self: Pin<&mut Self>);
 }
 
-impl<S, B> Graceful for http1::Connection<TokioIo<TcpStream>, S>
+/// What a connection is read from and written to.
+pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Io for I {}
+
+impl<I, S, B> Graceful for http1::Connection<TokioIo<I>, S>
 where
+    I: Io,
     S: hyper::service::HttpService<Incoming, ResBody = B>,
     S::Error: Into<BoxError>,
     B: Body + 'static,
@@ -108,8 +158,9 @@ where
     }
 }
 
-impl<S, B> Graceful for http2::Connection<TokioIo<TcpStream>, S, OnSupervisor>
+impl<I, S, B> Graceful for http2::Connection<TokioIo<I>, S, OnSupervisor>
 where
+    I: Io,
     S: hyper::service::HttpService<Incoming, ResBody = B>,
     S::Error: Into<BoxError>,
     S::Future: Send + 'static,
@@ -154,16 +205,17 @@ async fn drive<C: Graceful>(connection: C, shared: &Shared) -> Ended {
     .await
 }
 
-/// The service of one connection: puts the client's address into each request.
+/// The service of one connection: puts the client's address into each request, and whether it has shown a certificate.
 #[derive(Clone)]
 pub(super) struct WithPeer<S> {
     service: S,
     peer: PeerAddr,
+    certificate: Option<ClientCertificate>,
 }
 
 impl<S> WithPeer<S> {
     pub(super) fn new(service: S, peer: PeerAddr) -> Self {
-        Self { service, peer }
+        Self { service, peer, certificate: None }
     }
 }
 
@@ -177,6 +229,9 @@ where
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(self.peer);
+        if let Some(certificate) = self.certificate {
+            request.extensions_mut().insert(certificate);
+        }
         self.service.clone().oneshot(request)
     }
 }

@@ -6,4 +6,4 @@ mod follow;
 mod store;
 
 pub(crate) use follow::{Feeds, follow_feeds};
-pub(crate) use store::StoreView;
+pub(crate) use store::{StoreSeen, StoreView};

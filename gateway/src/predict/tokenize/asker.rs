@@ -57,15 +57,18 @@ pub(crate) struct EngineTokenizer {
 }
 
 impl EngineTokenizer {
-    /// `limit` is the longest time that a request waits; zero asks nobody. `api_key` is the engines'.
-    pub(crate) fn new(limit: Duration, api_key: Option<&str>, metrics: Arc<TokenizeMetrics>) -> Self {
-        let bearer = api_key.and_then(|key| HeaderValue::try_from(format!("Bearer {key}")).ok());
+    /// `limit` is the longest time that a request waits; zero asks nobody. `authorization` is what engines ask for.
+    pub(crate) fn new(
+        limit: Duration,
+        authorization: Option<HeaderValue>,
+        metrics: Arc<TokenizeMetrics>,
+    ) -> Self {
         let remembered = Cache::builder()
             .max_capacity(MEMORY)
             .weigher(|_, ids: &Arc<[u32]>| u32::try_from(4 * ids.len() + OVERHEAD).unwrap_or(u32::MAX))
             .time_to_live(REMEMBERED)
             .build();
-        Self { limit, authorization: bearer, remembered, hasher: RandomState::new(), metrics }
+        Self { limit, authorization, remembered, hasher: RandomState::new(), metrics }
     }
 
     /// When a request that has come now must go on.

@@ -144,7 +144,7 @@ pub(super) fn promotions(text: &mut Text, admin: &Admin) {
     for (what, help, value) in [
         ("admitted_total", "Objects that were asked for.", counts.promotions),
         ("completed_total", "Objects that are in memory again.", counts.promoted_keys),
-        ("completed_bytes_total", "Bytes of those.", counts.promoted_bytes),
+        ("completed_bytes_total", "Bytes of objects that are in memory again.", counts.promoted_bytes),
         ("expired_total", "Objects that did not come in time.", counts.promotions_expired),
         ("failed_total", "Objects that could not be brought.", counts.promotions_failed),
         ("cancelled_total", "Objects that went before they came.", cancelled),

@@ -10,10 +10,12 @@ use mooncake_wire::rpc::{
 };
 use mooncake_wire::types::{BufferDescriptor, OffloadTask, Replica};
 use moongate_kvstore::rpc::RpcError;
+use moongate_tier::Tier;
 use moongate_transfer::Protocol;
 use moongate_transfer::serve::Span;
 
 use super::keeper::Keeper;
+use crate::pool::Pool;
 use crate::tasks::{TaskError, connect, in_memory};
 
 /// Objects in one turn: the master tells one at a time.
@@ -51,28 +53,28 @@ impl Keeper {
         let preferred_segments = vec![&*self.membership.endpoint];
         let arguments = PromotionArguments { client_id, key, tenant, size, preferred_segments };
         let room = master.call::<PromotionAllocStart, &str>(&arguments).await?.map_err(RpcError::from)?;
-        let bytes = self.read(name(tenant, key)).await?;
-        self.write(&room.memory, &bytes).await?;
+        self.bring(name(tenant, key), &room.memory).await?;
         let arguments = ClientKeyArguments { client_id, key, tenant };
         Ok(master.call::<NotifyPromotionSuccess, &str>(&arguments).await?.map_err(RpcError::from)?)
     }
 
-    async fn read(&self, name: String) -> Result<Vec<u8>, TaskError> {
-        let tier = Arc::clone(&self.disk.tier);
-        let read = tokio::task::spawn_blocking(move || tier.get(name.as_bytes())).await;
-        read.map_err(|_| TaskError::NotOnDisk)??.ok_or(TaskError::NotOnDisk)
-    }
-
-    async fn write(&self, target: &Replica<String>, bytes: &[u8]) -> Result<(), TaskError> {
+    async fn bring(&self, name: String, target: &Replica<String>) -> Result<(), TaskError> {
         let BufferDescriptor { size, address, endpoint, .. } = in_memory(target)?;
-        if *size != bytes.len() as u64 {
+        let (size, address) = (*size, *address);
+        let (tier, pool) = (Arc::clone(&self.disk.tier), Arc::clone(&self.membership.pool));
+        if *endpoint == *self.membership.endpoint {
+            let span = Span { start: address, size };
+            let brought =
+                tokio::task::spawn_blocking(move || bring_here(&tier, name.as_bytes(), &pool, span));
+            return brought.await.map_err(|_| TaskError::NotOnDisk)?;
+        }
+        let read = tokio::task::spawn_blocking(move || tier.get(name.as_bytes())).await;
+        let bytes = read.map_err(|_| TaskError::NotOnDisk)??.ok_or(TaskError::NotOnDisk)?;
+        if size != bytes.len() as u64 {
             return Err(TaskError::Sizes);
         }
-        if *endpoint == *self.membership.endpoint {
-            return Ok(self.membership.pool.write(Span { start: *address, size: *size }, bytes)?);
-        }
         let mut to = connect(&self.directory, endpoint).await?;
-        to.write(*address, bytes).await?;
+        to.write(address, &bytes).await?;
         if to.protocol() == Protocol::V1 {
             // Nobody has told that it was written. What is read on the same connection has been.
             to.read(address + size - 1, &mut [0]).await?;
@@ -89,4 +91,16 @@ impl Keeper {
             tracing::debug!(%error, "the master was not told that an object stays on the disk");
         }
     }
+}
+
+/// From the disk to this node's own memory, without a copy in between.
+fn bring_here(tier: &Tier, name: &[u8], pool: &Pool, span: Span) -> Result<(), TaskError> {
+    if tier.size(name).ok_or(TaskError::NotOnDisk)? != span.size {
+        return Err(TaskError::Sizes);
+    }
+    pool.fill(span, |put| match tier.get_with(name, put)? {
+        Some(size) if size == span.size => Ok(()),
+        Some(_) => Err(TaskError::Sizes),
+        None => Err(TaskError::NotOnDisk),
+    })
 }

@@ -68,7 +68,10 @@ impl Connection {
             .with_time(self.options.keepalive)
             .with_interval(self.options.keepalive / 3)
             .with_retries(3);
-        socket2::SockRef::from(&self.stream).set_tcp_keepalive(&keepalive)
+        let socket = socket2::SockRef::from(&self.stream);
+        socket.set_tcp_keepalive(&keepalive)?;
+        // The kernel asks nobody who has yet to acknowledge what was sent, and waits for that a quarter of an hour.
+        socket.set_tcp_user_timeout(Some(self.options.stall))
     }
 
     fn transfers(&self) -> End {

@@ -117,14 +117,18 @@ impl Target for Memory {
 pub(crate) struct Node {
     pub(crate) memory: Arc<Memory>,
     pub(crate) serving: Serving,
-    port: u16,
+    pub(crate) port: u16,
     _supervisor: Supervisor,
 }
 
 impl Node {
     pub(crate) async fn start(options: Options) -> Self {
+        Self::start_at("127.0.0.1", options).await
+    }
+
+    pub(crate) async fn start_at(host: &str, options: Options) -> Self {
         let supervisor = Supervisor::new();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind((host, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let memory = Arc::new(Memory {
             bytes: Mutex::new(vec![0; SIZE]),

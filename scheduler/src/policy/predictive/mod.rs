@@ -14,7 +14,7 @@ use super::name_hash::scatter;
 use super::{Input, Policy, PolicyName, Round, Verdict, available, conclude};
 use crate::cluster::{InstanceIx, Role};
 use crate::decision::{Candidate, Decision, Refusal, Term, Terms};
-use crate::estimate::{Estimate, FETCH_LATENCY, farthest};
+use crate::estimate::{Estimate, FETCH_LATENCY};
 use crate::request::Seconds;
 use crate::settings::Settings;
 
@@ -243,13 +243,13 @@ impl Predictive {
 
     /// How long until any engine could be given this request, if that is not now.
     fn own_due(&self, input: &Input<'_>) -> Option<Seconds> {
-        let farthest = farthest(&input.prediction.shared);
         let mut due = f64::INFINITY;
         for &ix in input.cluster.entries(input.request.model) {
             let Some(load) = input.loads.get(ix.at()).filter(|load| load.available) else { continue };
             let stored = f64::from(input.prediction.hits(ix).l3_tokens);
             let fetch = if stored > 0.0 {
-                load.fetch_wait + FETCH_LATENCY + farthest * stored * self.plan.fetch_per_token(ix)
+                let farness = input.prediction.farness(ix);
+                load.fetch_wait + FETCH_LATENCY + farness * stored * self.plan.fetch_per_token(ix)
             } else {
                 0.0
             };

@@ -10,6 +10,7 @@ mod confirm;
 mod events;
 mod nodes;
 mod reading;
+mod seen;
 mod sequence;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use moka::sync::Cache;
 use mooncake_wire::admin::KeyReplicas;
 use moongate_kvstore::admin::Admin;
+use moongate_scheduler::index::StoreNode;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -27,6 +29,7 @@ use crate::predict::stored::Stored;
 use confirm::{CONFIRMED_FOR, CONFIRMED_PAGES};
 use events::Following;
 use nodes::Nodes;
+pub(crate) use seen::StoreSeen;
 
 /// The store, as the gateway sees it.
 #[derive(Debug)]
@@ -61,6 +64,12 @@ impl StoreView {
             following,
             turn: tokio::sync::Mutex::default(),
         })
+    }
+
+    /// On which hosts nodes are; empty for one that is not known any more.
+    pub(crate) fn hosts(&self, nodes: impl Iterator<Item = StoreNode>) -> Vec<Arc<str>> {
+        let known = self.nodes.lock();
+        nodes.map(|node| known.host(node).cloned().unwrap_or_default()).collect()
     }
 
     /// Enters an object that was found. Returns whether it can be read anywhere.

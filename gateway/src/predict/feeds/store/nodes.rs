@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::StoreView;
+use crate::fleet::host;
 
 /// How long the master may be away before its pages are forgotten: engines read nothing from a store without a master. It is longer
 /// than a master takes to start again, or to hand over.
@@ -25,11 +26,29 @@ const BUSY_GRACE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     known: HashMap<String, StoreNode>,
+    /// On which hosts nodes are, also lost ones until their numbers are given again.
+    hosts: HashMap<StoreNode, Arc<str>>,
     /// Dead ones that the master still lists, and says of their pages that they can be read.
     lost: HashSet<String>,
+    /// Those that live.
+    up: Vec<String>,
 }
 
 impl Nodes {
+    /// Takes over what the watch knows.
+    fn watched(&mut self, watch: &NodeWatch) {
+        self.lost = lost(watch);
+        self.up = watch.up().map(|node| node.endpoint.clone()).collect();
+    }
+
+    /// Endpoints of the nodes, and whether they live; those that live first.
+    pub(super) fn seen(&self) -> Vec<(String, bool)> {
+        let up = self.up.iter().map(|endpoint| (endpoint.clone(), true));
+        let mut all: Vec<_> = up.chain(self.lost.iter().map(|endpoint| (endpoint.clone(), false))).collect();
+        all.sort_by(|(one, up), (other, other_up)| (other_up, one).cmp(&(up, other)));
+        all
+    }
+
     /// The node at an endpoint; `None` for one that is lost, or if there are too many.
     pub(super) fn at(&mut self, endpoint: &str, pages: &mut PageIndex) -> Option<StoreNode> {
         if self.lost.contains(endpoint) {
@@ -40,7 +59,13 @@ impl Nodes {
         }
         let node = pages.add_store_node()?;
         self.known.insert(endpoint.to_owned(), node);
+        self.hosts.insert(node, host(endpoint).into());
         Some(node)
+    }
+
+    /// On which host a node is.
+    pub(super) fn host(&self, node: StoreNode) -> Option<&Arc<str>> {
+        self.hosts.get(&node)
     }
 
     /// Where an object can be read: in memory if a node that lives has a replica there.
@@ -84,7 +109,7 @@ impl StoreView {
                     continue;
                 }
             };
-            self.nodes.lock().lost = lost(&watch);
+            self.nodes.lock().watched(&watch);
             match &event {
                 NodeEvent::MasterLost(error) => {
                     busy = matches!(error, AdminError::TimedOut { .. });

@@ -1,0 +1,160 @@
+//! TLS of a listener, with files that are replaced while it serves.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoClientAuth, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::FileChanges;
+
+/// In the extensions of a request whose client has shown a certificate of the authority that is trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientCertificate;
+
+/// PEM files of a listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate that is shown, with those between it and the authority.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authority whose certificates clients show; `None` asks for none.
+    pub client_ca: Option<PathBuf>,
+    /// Whether clients without a certificate are let in too; their requests lack [`ClientCertificate`].
+    pub client_optional: bool,
+}
+
+/// Files that TLS cannot be had with.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read, or is not PEM.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        problem: pem::Error,
+    },
+    /// A file without a certificate.
+    #[error("{}: there is no certificate in it", .0.display())]
+    Empty(PathBuf),
+    /// Clients could not be asked who they are.
+    #[error("{}: {problem}", path.display())]
+    Authority {
+        /// The authority's file.
+        path: PathBuf,
+        /// Why not.
+        problem: VerifierBuilderError,
+    },
+    /// The certificate and the key cannot be used, or not with each other.
+    #[error("{}: {problem}", certificate.display())]
+    Unusable {
+        /// The certificate's file.
+        certificate: PathBuf,
+        /// Why not.
+        problem: rustls::Error,
+    },
+}
+
+impl TlsFiles {
+    fn all(&self) -> Vec<PathBuf> {
+        [Some(&self.certificate), Some(&self.key), self.client_ca.as_ref()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect()
+    }
+
+    fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        let certificates = certificates(&self.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&self.key)
+            .map_err(|problem| TlsError::File { path: self.key.clone(), problem })?;
+        let unusable = |problem| TlsError::Unusable { certificate: self.certificate.clone(), problem };
+        let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
+        let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
+        let builder = builder.with_client_cert_verifier(self.verifier()?);
+        let mut config = builder.with_single_cert(certificates, key).map_err(unusable)?;
+        config.alpn_protocols = vec![HTTP2.to_vec(), b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+
+    fn verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+        let Some(path) = &self.client_ca else { return Ok(Arc::new(NoClientAuth)) };
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(path)? {
+            roots
+                .add(certificate)
+                .map_err(|problem| TlsError::Unusable { certificate: path.clone(), problem })?;
+        }
+        let builder =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()));
+        let builder = if self.client_optional { builder.allow_unauthenticated() } else { builder };
+        builder.build().map_err(|problem| TlsError::Authority { path: path.clone(), problem })
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let wrong = |problem| TlsError::File { path: path.to_owned(), problem };
+    let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
+    let found = found.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    if found.is_empty() { Err(TlsError::Empty(path.to_owned())) } else { Ok(found) }
+}
+
+/// HTTP/2 in the negotiation of protocols (RFC 9113, section 3.2).
+const HTTP2: &[u8] = b"h2";
+
+/// TLS as it is shown to the next client. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    files: TlsFiles,
+    /// Older than what was read.
+    changes: FileChanges,
+    config: Arc<ArcSwap<ServerConfig>>,
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`TlsError`], which names the file.
+    pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
+        let changes = FileChanges::new(files.all());
+        let config = Arc::new(ArcSwap::new(files.read()?));
+        Ok(Self { files, changes, config })
+    }
+
+    /// Reads the files again whenever they change, until `stop`; connections that are open stay as they are. Files that cannot be
+    /// used, such as a certificate whose key is still to come, change nothing.
+    pub async fn keep_current(self, stop: CancellationToken) {
+        let renew = || match self.files.read() {
+            Ok(config) => {
+                tracing::info!(certificate = %self.files.certificate.display(), "read again");
+                self.config.store(config);
+            }
+            Err(error) => tracing::warn!(%error, "cannot be used; what was read before stays in force"),
+        };
+        self.changes.follow(stop, renew).await;
+    }
+
+    /// The handshake with one client.
+    pub(super) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+        TlsAcceptor::from(self.config.load_full()).accept(stream).await
+    }
+}
+
+/// What the handshake settled: HTTP/2 or not, and whether the client has shown a certificate.
+pub(super) fn settled(stream: &TlsStream<TcpStream>) -> (bool, Option<ClientCertificate>) {
+    let (_, session) = stream.get_ref();
+    let certified = session.peer_certificates().is_some_and(|shown| !shown.is_empty());
+    (session.alpn_protocol() == Some(HTTP2), certified.then_some(ClientCertificate))
+}

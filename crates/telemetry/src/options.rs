@@ -1,0 +1,299 @@
+//! Flags of the traces, and the standard variables that stand in for them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use http::header::{HeaderName, HeaderValue};
+use http::{HeaderMap, Uri};
+use opentelemetry_otlp::ExporterBuildError;
+use percent_encoding::percent_decode_str;
+
+use crate::export::TlsError;
+
+/// Path of the traces below a collector's base address (OTLP specification, "OTLP/HTTP Request").
+pub(crate) const HTTP_PATH: &str = "/v1/traces";
+/// What all standard variables begin with. Those for traces alone go before those for everything.
+const STANDARD: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"];
+
+/// How spans get to the collector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OtlpProtocol {
+    /// HTTP/1.1 with protobuf bodies.
+    Http,
+    /// gRPC.
+    Grpc,
+}
+
+/// Flags of the traces.
+#[derive(Debug, Clone, Args)]
+pub struct TelemetryOptions {
+    /// Base address of an OTLP collector, `http://HOST:4318`, or `:4317` for gRPC; traces are off without one
+    ///
+    /// The standard variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT` are read where this is not set.
+    #[arg(
+        long,
+        env = "MOONGATE_OTLP_ENDPOINT",
+        value_parser = endpoint,
+        value_name = "URL",
+        help_heading = "Traces"
+    )]
+    pub otlp_endpoint: Option<String>,
+    /// How spans are sent; default: `OTEL_EXPORTER_OTLP_PROTOCOL`, else http
+    #[arg(
+        long,
+        env = "MOONGATE_OTLP_PROTOCOL",
+        value_enum,
+        value_name = "PROTOCOL",
+        help_heading = "Traces"
+    )]
+    pub otlp_protocol: Option<OtlpProtocol>,
+    /// Headers of each export, such as keys, as `NAME=VALUE,NAME=VALUE` with values percent-encoded; besides those of
+    /// `OTEL_EXPORTER_OTLP_HEADERS`
+    #[arg(
+        long,
+        env = "MOONGATE_OTLP_HEADERS",
+        value_name = "HEADERS",
+        value_parser = headers,
+        hide_env_values = true,
+        help_heading = "Traces"
+    )]
+    pub otlp_headers: Option<HeaderMap>,
+    /// Certificates of the authorities that a collector at https:// is known by, in PEM; default:
+    /// `OTEL_EXPORTER_OTLP_CERTIFICATE`, else the machine's
+    #[arg(long, env = "MOONGATE_OTLP_CA", value_name = "FILE", help_heading = "Traces")]
+    pub otlp_ca: Option<PathBuf>,
+    /// Share of traces to export, 0 to 1; a caller that sends a traceparent decides for its own
+    ///
+    /// What fails, is slow or was mispredicted is exported whatever the sampling says, up to 50 such traces a second.
+    #[arg(
+        long,
+        env = "MOONGATE_TRACE_SAMPLE_RATIO",
+        value_parser = ratio,
+        default_value = "1",
+        value_name = "RATIO",
+        help_heading = "Traces"
+    )]
+    pub trace_sample_ratio: f64,
+    /// Slow, and so exported in any case, is what takes longer than this: a request to its first token; 0s: nothing is
+    #[arg(
+        long,
+        env = "MOONGATE_TRACE_SLOW",
+        value_parser = humantime::parse_duration,
+        default_value = "10s",
+        value_name = "TIME",
+        help_heading = "Traces"
+    )]
+    pub trace_slow: Duration,
+    /// Name of this service in traces; default: `OTEL_SERVICE_NAME`, else moongate-gateway or moongate-operator
+    #[arg(long, env = "MOONGATE_SERVICE_NAME", value_name = "NAME", help_heading = "Traces")]
+    pub service_name: Option<String>,
+}
+
+impl Default for TelemetryOptions {
+    fn default() -> Self {
+        Self {
+            otlp_endpoint: None,
+            otlp_protocol: None,
+            otlp_headers: None,
+            otlp_ca: None,
+            trace_sample_ratio: 1.0,
+            trace_slow: Duration::from_secs(10),
+            service_name: None,
+        }
+    }
+}
+
+/// Traces could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The collector's address is wrong.
+    #[error("`{endpoint}` is no address of a collector: {problem}")]
+    Endpoint {
+        /// As given.
+        endpoint: String,
+        /// What is wrong and how to mend it.
+        problem: &'static str,
+    },
+    /// Headers cannot be sent.
+    #[error("`{0}` is no header of an export; write NAME=VALUE, several with commas between")]
+    Header(String),
+    /// A protocol that is not spoken.
+    #[error("OTLP over `{0}` is not spoken; set grpc or http/protobuf")]
+    Protocol(String),
+    /// Called outside of a tokio runtime.
+    #[error("traces need a running tokio runtime: {0}; start them inside of it")]
+    NoRuntime(#[from] tokio::runtime::TryCurrentError),
+    /// The exporter refused its settings.
+    #[error("cannot export traces: {0}; check the OTEL_EXPORTER_OTLP_* variables")]
+    Exporter(#[from] ExporterBuildError),
+    /// TLS cannot be had.
+    #[error("TLS to the trace collector: {0}")]
+    Tls(#[from] TlsError),
+}
+
+/// Where and how exports are sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) protocol: OtlpProtocol,
+    pub(crate) uri: Uri,
+    pub(crate) headers: HeaderMap,
+    pub(crate) ca: Option<PathBuf>,
+}
+
+impl TelemetryOptions {
+    /// The collector: our flags, else the standard variables. `None` without an address.
+    pub(crate) fn target(
+        &self,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Target>, TelemetryError> {
+        let one = |name: String| variable(&name).filter(|value| !value.is_empty());
+        let standard = |name: &str| STANDARD.iter().find_map(|start| one(format!("{start}{name}")));
+        let protocol = match (self.otlp_protocol, standard("PROTOCOL").as_deref()) {
+            (Some(protocol), _) => protocol,
+            (None, None | Some("http/protobuf")) => OtlpProtocol::Http,
+            (None, Some("grpc")) => OtlpProtocol::Grpc,
+            (None, Some(other)) => return Err(TelemetryError::Protocol(other.to_owned())),
+        };
+        let path = if protocol == OtlpProtocol::Grpc { "" } else { HTTP_PATH };
+        let below = |base: String| format!("{}{path}", base.trim_end_matches('/'));
+        let given = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty()).map(below);
+        let of_traces = || one(format!("{}ENDPOINT", STANDARD[0]));
+        let of_all = || one(format!("{}ENDPOINT", STANDARD[1])).map(below);
+        let Some(address) = given.or_else(of_traces).or_else(of_all) else { return Ok(None) };
+        // Those of the standard variables are added by the exporter.
+        let headers = self.otlp_headers.clone().unwrap_or_default();
+        let ca = self.otlp_ca.clone().or_else(|| standard("CERTIFICATE").map(PathBuf::from));
+        Ok(Some(Target { protocol, uri: uri(&address)?, headers, ca }))
+    }
+
+    /// The name of this process in traces, if it was given one.
+    pub(crate) fn service(&self, variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+        let standard = || variable("OTEL_SERVICE_NAME").filter(|name| !name.is_empty());
+        self.service_name.clone().or_else(standard)
+    }
+}
+
+fn uri(endpoint: &str) -> Result<Uri, TelemetryError> {
+    let wrong = |problem| TelemetryError::Endpoint { endpoint: endpoint.to_owned(), problem };
+    let uri: Uri = endpoint.parse().map_err(|_| wrong("it is not a URL; write http://HOST:4318"))?;
+    match (uri.scheme_str(), uri.host()) {
+        (Some("http" | "https"), Some(_)) => Ok(uri),
+        _ => Err(wrong("it needs a scheme and a host; write http://HOST:4318")),
+    }
+}
+
+fn endpoint(text: &str) -> Result<String, TelemetryError> {
+    uri(text).map(|_| text.to_owned())
+}
+
+fn headers(text: &str) -> Result<HeaderMap, TelemetryError> {
+    let mut headers = HeaderMap::new();
+    for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+        // The value may be a key: it is not shown.
+        let wrong = || TelemetryError::Header(pair.split('=').next().unwrap_or_default().to_owned());
+        let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
+        let name = HeaderName::try_from(name.trim()).map_err(|_| wrong())?;
+        let value = percent_decode_str(value.trim()).collect::<Vec<u8>>();
+        let mut value = HeaderValue::from_bytes(&value).map_err(|_| wrong())?;
+        value.set_sensitive(true);
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
+        _ => Err("write a number from 0 (nothing) to 1 (everything)".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn target(options: &TelemetryOptions, set: &[(&str, &str)]) -> Result<Option<Target>, TelemetryError> {
+        options.target(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn at(flag: Option<&str>) -> TelemetryOptions {
+        TelemetryOptions { otlp_endpoint: flag.map(str::to_owned), ..TelemetryOptions::default() }
+    }
+
+    #[test]
+    fn addresses_come_from_the_flag_then_from_the_standard_variables() {
+        let with =
+            |flag, set: &[(&str, &str)]| target(&at(flag), set).unwrap().map(|target| target.uri.to_string());
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://base:4318/");
+        let whole = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://whole:4318/spans");
+        let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+        assert_eq!(with(None, &[]), None);
+        assert_eq!(with(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]), None);
+        assert_eq!(with(None, &[base]).as_deref(), Some("http://base:4318/v1/traces"));
+        assert_eq!(with(None, &[base, whole]).as_deref(), Some("http://whole:4318/spans"));
+        assert_eq!(with(Some("http://flag:1"), &[base, whole]).as_deref(), Some("http://flag:1/v1/traces"));
+        assert_eq!(with(Some("http://flag:1"), &[grpc]).as_deref(), Some("http://flag:1/"));
+        assert_eq!(with(None, &[base, grpc]).as_deref(), Some("http://base:4318/"));
+    }
+
+    #[test]
+    fn everything_else_does_too() {
+        let set = [
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.pem"),
+        ];
+        let options = TelemetryOptions {
+            otlp_headers: Some(headers("api-key=a%20b, x-scope = c").unwrap()),
+            ..at(Some("https://collector"))
+        };
+        let found = target(&options, &set).unwrap().unwrap();
+        assert_eq!(found.protocol, OtlpProtocol::Grpc);
+        assert_eq!(
+            (&found.headers["api-key"], &found.headers["x-scope"]),
+            (&"a b".parse().unwrap(), &"c".parse().unwrap())
+        );
+        assert!(found.headers["api-key"].is_sensitive());
+        assert_eq!(found.ca, Some("/ca.pem".into()));
+        let options = TelemetryOptions { otlp_protocol: Some(OtlpProtocol::Http), ..options };
+        assert_eq!(target(&options, &set).unwrap().unwrap().protocol, OtlpProtocol::Http);
+
+        let error = target(&at(Some("http://collector")), &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]);
+        assert!(error.unwrap_err().to_string().contains("`http/json`"));
+    }
+
+    #[test]
+    fn flags_are_checked() {
+        #[derive(Parser, Debug)]
+        struct Cli {
+            #[command(flatten)]
+            traces: TelemetryOptions,
+            #[command(flatten)]
+            logs: crate::LogOptions,
+        }
+        let parse = |args: &[&str]| {
+            Cli::try_parse_from([&["test"], args].concat()).map_err(|error| error.to_string())
+        };
+        let right =
+            parse(&["--otlp-endpoint", "https://collector:4318", "--trace-sample-ratio", "0.25"]).unwrap();
+        assert_eq!(right.traces.otlp_endpoint.as_deref(), Some("https://collector:4318"));
+        assert_eq!(right.traces.trace_sample_ratio, 0.25);
+        assert_eq!(right.traces.trace_slow, TelemetryOptions::default().trace_slow);
+        assert_eq!(right.logs.filter, "info");
+        for (flag, value, expected) in [
+            ("--otlp-endpoint", "collector:4318", "needs a scheme and a host"),
+            ("--otlp-endpoint", "not a url", "not a URL"),
+            ("--otlp-headers", "secret", "`secret` is no header"),
+            ("--otlp-headers", "good=1,b d=secret", "`b d` is no header"),
+            ("--trace-sample-ratio", "1.5", "from 0 (nothing) to 1"),
+            ("--trace-sample-ratio", "nan", "from 0 (nothing) to 1"),
+            ("--log-filter", "a=b", "is no log filter"),
+        ] {
+            let error = parse(&[flag, value]).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A pod's life on its node.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use k8s_openapi::api::core::v1::{Binding, Pod};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Error, Result};
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::container::{Container, changed, ended};
+use super::{Pace, Runtime, complain, read};
+
+/// Requests at a time.
+const REQUESTS: usize = 8;
+/// Before something that failed is tried again.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Where pods run.
+pub(super) struct Place<R> {
+    pods: Api<Pod>,
+    /// To which pods are bound. Without it the scheduler binds them.
+    node: Option<String>,
+    pace: Pace,
+    runtime: R,
+    turns: Semaphore,
+}
+
+/// Runs each pod in a task of its own, which gets whatever becomes known of it.
+pub(super) async fn follow(place: Arc<Place<impl Runtime>>) {
+    let mut events = pin!(watcher(place.pods.clone(), Config::default()).default_backoff());
+    let mut known: HashMap<String, watch::Sender<Pod>> = HashMap::new();
+    let mut tasks = JoinSet::new();
+    loop {
+        match events.try_next().await {
+            Ok(Some(Event::Apply(pod) | Event::InitApply(pod))) => {
+                let uid = pod.metadata.uid.clone().unwrap_or_default();
+                if let Some(sender) = known.get(&uid) {
+                    sender.send_replace(pod);
+                } else {
+                    let (sender, receiver) = watch::channel(pod);
+                    known.insert(uid, sender);
+                    tasks.spawn(run(Arc::clone(&place), receiver));
+                }
+            }
+            Ok(Some(Event::Delete(pod))) => {
+                known.remove(&pod.metadata.uid.unwrap_or_default());
+            }
+            Ok(Some(Event::Init | Event::InitDone)) => {}
+            Ok(None) => return,
+            Err(error) => complain(&error),
+        }
+        while tasks.try_join_next().is_some() {}
+    }
+}
+
+/// What a pod waits for.
+enum Next {
+    /// Something else to change it.
+    Change,
+    /// A time.
+    At(Instant),
+    /// Nothing more.
+    Nothing,
+}
+
+/// A pod as its kubelet remembers it.
+#[derive(Default)]
+struct Memory {
+    bound: Option<Instant>,
+    address: Option<String>,
+    ends: Option<Instant>,
+    containers: BTreeMap<String, Container>,
+}
+
+impl Memory {
+    /// What the pod's status says of the time before this kubelet.
+    fn of(pod: &Pod) -> Self {
+        let Some(status) = &pod.status else { return Self::default() };
+        let containers = status.container_statuses.iter().flatten();
+        let containers = containers.map(|status| (status.name.clone(), Container::of(status))).collect();
+        Self { address: status.pod_ip.clone(), containers, ..Self::default() }
+    }
+}
+
+async fn run(place: Arc<Place<impl Runtime>>, mut pods: watch::Receiver<Pod>) {
+    let mut memory = Memory::of(&pods.borrow());
+    loop {
+        let pod = pods.borrow_and_update().clone();
+        let next = match place.tend(&pod, &mut memory).await {
+            Ok(next) => next,
+            Err(Error::Api(status)) if status.code == 404 => Next::Nothing,
+            Err(Error::Api(status)) if status.code == 409 => Next::At(Instant::now() + RETRY),
+            Err(error) => {
+                complain(&error);
+                Next::At(Instant::now() + RETRY)
+            }
+        };
+        let ended = match next {
+            Next::Nothing => true,
+            Next::Change => tokio::select! {
+                ended = pods.changed() => ended.is_err(),
+                () = place.runtime.changed(&pod) => false,
+            },
+            Next::At(time) => tokio::select! {
+                ended = pods.changed() => ended.is_err(),
+                () = tokio::time::sleep_until(time) => false,
+            },
+        };
+        if ended {
+            return;
+        }
+    }
+}
+
+impl<R: Runtime> Place<R> {
+    pub(super) fn new(pods: Api<Pod>, node: Option<String>, pace: Pace, runtime: R) -> Self {
+        Self { pods, node, pace, runtime, turns: Semaphore::new(REQUESTS) }
+    }
+
+    async fn tend(&self, pod: &Pod, memory: &mut Memory) -> Result<Next> {
+        let now = Instant::now();
+        let (Some(name), Some(spec)) = (&pod.metadata.name, &pod.spec) else { return Ok(Next::Nothing) };
+        if pod.metadata.deletion_timestamp.is_some() {
+            let ends = *memory.ends.get_or_insert(now + self.pace.stop);
+            return if ends > now { Ok(Next::At(ends)) } else { self.end(pod, name, memory).await };
+        }
+        if spec.node_name.is_none() {
+            return self.bind(name).await;
+        }
+        let starts = *memory.bound.get_or_insert(now) + self.pace.start;
+        if starts > now {
+            return Ok(Next::At(starts));
+        }
+        match spec.restart_policy.as_deref() {
+            Some("Never") => self.finish(pod, name).await,
+            _ => self.keep(pod, name, memory).await,
+        }
+    }
+
+    async fn bind(&self, name: &str) -> Result<Next> {
+        let Some(node) = &self.node else { return Ok(Next::Change) };
+        let target = json!({ "kind": "Node", "name": node });
+        let binding: Binding = read(json!({ "metadata": { "name": name }, "target": target }))?;
+        let _turn = self.turns.acquire().await;
+        let _: Value =
+            self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await?;
+        Ok(Next::Change)
+    }
+
+    /// Has the pod's containers run what they are to run.
+    async fn keep(&self, pod: &Pod, name: &str, memory: &mut Memory) -> Result<Next> {
+        let Some(spec) = &pod.spec else { return Ok(Next::Nothing) };
+        let address = match &memory.address {
+            Some(address) => address.clone(),
+            None => memory.address.insert(self.runtime.start(pod).await).clone(),
+        };
+        let mut statuses = Vec::new();
+        let mut next = Next::Change;
+        for one in &spec.containers {
+            let container = memory.containers.entry(one.name.clone()).or_default();
+            let image = one.image.as_deref().unwrap_or_default();
+            if container.is_outdated(image) {
+                self.runtime.restart(pod, &one.name).await;
+            }
+            if let Some(up) = container.advance(image, Instant::now(), self.pace) {
+                next = Next::At(up);
+            }
+            statuses.push(container.status(&one.name, self.runtime.state(pod, &one.name)));
+        }
+        if let Some(status) = changed(pod.status.as_ref(), &statuses, spec.readiness_gates.iter().flatten()) {
+            let body = json!({ "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
+                "containerStatuses": statuses, "conditions": status });
+            self.tell(name, body).await?;
+        }
+        Ok(next)
+    }
+
+    async fn finish(&self, pod: &Pod, name: &str) -> Result<Next> {
+        if pod.status.as_ref().is_some_and(|status| status.container_statuses.is_some()) {
+            return Ok(Next::Change);
+        }
+        let statuses: Vec<Value> = pod.spec.iter().flat_map(|spec| &spec.containers).map(ended).collect();
+        let is = |which: fn(&Value) -> bool| statuses.iter().any(|status| which(&status["state"]));
+        let phase = match () {
+            () if is(|state| state.get("waiting").is_some()) => "Pending",
+            () if is(|state| state["terminated"]["exitCode"] != 0) => "Failed",
+            () => "Succeeded",
+        };
+        self.tell(name, json!({ "phase": phase, "containerStatuses": statuses })).await?;
+        Ok(Next::Change)
+    }
+
+    async fn end(&self, pod: &Pod, name: &str, memory: &Memory) -> Result<Next> {
+        if memory.address.is_some() {
+            self.runtime.stop(pod).await;
+        }
+        let same = Preconditions { uid: pod.metadata.uid.clone(), resource_version: None };
+        let at_once = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(same),
+            ..DeleteParams::default()
+        };
+        let _turn = self.turns.acquire().await;
+        self.pods.delete(name, &at_once).await?;
+        Ok(Next::Nothing)
+    }
+
+    async fn tell(&self, name: &str, status: Value) -> Result<()> {
+        let _turn = self.turns.acquire().await;
+        let body = Patch::Strategic(json!({ "status": status }));
+        self.pods.patch_status(name, &PatchParams::default(), &body).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! The access file: API keys, whose they are, and what tenants may use.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use super::caller::{Caller, Scope};
+use super::quota::Quota;
+
+/// Largest access file: more keys than one Secret of Kubernetes holds.
+const MAX_FILE: usize = 16 << 20;
+/// Shorter keys could be guessed.
+const SHORTEST_KEY: usize = 16;
+/// Longest name of a tenant in bytes.
+pub(super) const LONGEST_TENANT: usize = 256;
+
+/// A SHA-256.
+type Hash = [u8; 32];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(default)]
+    key: Vec<WrittenKey>,
+    #[serde(default)]
+    quota: Quota,
+    #[serde(default)]
+    tenant: BTreeMap<String, Quota>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenKey {
+    sha256: Option<String>,
+    key: Option<String>,
+    tenant: String,
+    #[serde(default = "inference")]
+    scopes: BTreeSet<Scope>,
+}
+
+fn inference() -> BTreeSet<Scope> {
+    BTreeSet::from([Scope::Inference])
+}
+
+/// What the access file says. Keys are kept as hashes only.
+#[derive(Debug, Default)]
+pub(super) struct AccessFile {
+    keys: HashMap<Hash, Caller>,
+    everybody: Quota,
+    tenants: BTreeMap<String, Quota>,
+}
+
+impl AccessFile {
+    /// Reads and checks the file. The error says what is wrong and in which line, and shows nothing of the content.
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+        if text.len() > MAX_FILE {
+            return Err(format!("it has more than {MAX_FILE} bytes"));
+        }
+        Self::parse(&text)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let written: Written = toml::from_str(text).map_err(|error| {
+            // The error's own text would quote the line, and with it perhaps a key.
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            format!("line {}: {}", before.matches('\n').count() + 1, error.message())
+        })?;
+        let mut file = Self { everybody: written.quota, tenants: written.tenant, ..Self::default() };
+        for (name, quota) in
+            file.tenants.iter().map(|(name, quota)| (name.as_str(), quota)).chain([("", &file.everybody)])
+        {
+            quota.check().map_err(|problem| match name {
+                "" => format!("[quota]: {problem}"),
+                name => format!("[tenant.{name}]: {problem}"),
+            })?;
+        }
+        for (at, key) in written.key.into_iter().enumerate() {
+            let (hash, caller) =
+                key.checked().map_err(|problem| format!("[[key]] number {}: {problem}", at + 1))?;
+            if file.keys.insert(hash, caller).is_some() {
+                return Err(format!("[[key]] number {}: the same key is listed before", at + 1));
+            }
+        }
+        Ok(file)
+    }
+
+    /// Number of keys.
+    pub(super) fn keys(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whose key it is. Only hashes are compared, so the time that it takes tells nothing about a key.
+    pub(super) fn find(&self, key: &[u8]) -> Option<&Caller> {
+        let hash: Hash = Sha256::digest(key).into();
+        let (known, caller) = self.keys.get_key_value(&hash)?;
+        bool::from(known.ct_eq(&hash)).then_some(caller)
+    }
+
+    /// What a tenant may use.
+    pub(super) fn quota(&self, tenant: &str) -> Quota {
+        self.tenants.get(tenant).copied().unwrap_or(self.everybody)
+    }
+}
+
+impl WrittenKey {
+    fn checked(self) -> Result<(Hash, Caller), String> {
+        let hash = match (&self.sha256, &self.key) {
+            (Some(hex), None) => parse_hash(hex)
+                .ok_or("sha256 is not a SHA-256: 64 hexadecimal digits, as sha256sum prints them")?,
+            (None, Some(key)) if key.len() < SHORTEST_KEY => {
+                return Err(format!(
+                    "key is shorter than {SHORTEST_KEY} characters, so that it could be guessed"
+                ));
+            }
+            (None, Some(key)) if !key.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                return Err("key has characters that no header can carry; use visible ASCII".to_owned());
+            }
+            (None, Some(key)) => Sha256::digest(key.as_bytes()).into(),
+            _ => return Err("give either sha256 or key".to_owned()),
+        };
+        if self.tenant.is_empty() || self.tenant.len() > LONGEST_TENANT {
+            return Err(format!("tenant is a name of 1 to {LONGEST_TENANT} bytes"));
+        }
+        if self.scopes.is_empty() {
+            return Err("scopes is empty, so that the key is good for nothing; leave it out for `inference`"
+                .to_owned());
+        }
+        Ok((hash, Caller { tenant: Arc::from(self.tenant), scopes: Arc::new(self.scopes) }))
+    }
+}
+
+fn parse_hash(hex: &str) -> Option<Hash> {
+    if hex.len() != 64 || !hex.is_ascii() {
+        return None;
+    }
+    let mut hash = Hash::default();
+    for (byte, digits) in hash.iter_mut().zip(hex.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASHED: &str = "2b87a2d6c58ecac6d4b8c7d3af2c1ea9f1a6a2a1d4f7ad9b9ee9a1b5b1d0c0de";
+
+    #[test]
+    fn keys_are_found_by_their_hash_with_tenant_and_scopes() {
+        let hash = Sha256::digest(b"a-key-of-sufficient-length");
+        let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = format!(
+            "[[key]]\nsha256 = \"{hex}\"\ntenant = \"a\"\n\
+             [[key]]\nkey = \"another-key-in-plain-text\"\ntenant = \"b\"\nscopes = [\"admin\"]\n\
+             [quota]\nrequests_per_second = 2\n[tenant.b]\nconcurrent_requests = 3\n"
+        );
+        let file = AccessFile::parse(&text).unwrap();
+        let a = file.find(b"a-key-of-sufficient-length").unwrap();
+        assert_eq!((&*a.tenant, a.may(Scope::Inference), a.may(Scope::Admin)), ("a", true, false));
+        let b = file.find(b"another-key-in-plain-text").unwrap();
+        assert_eq!((&*b.tenant, b.may(Scope::Inference), b.may(Scope::Metrics)), ("b", false, true));
+        assert!(file.find(b"a-key-of-sufficient-lengtH").is_none());
+        assert!(file.find(b"").is_none());
+        assert_eq!(file.quota("a").requests_per_second, Some(2.0));
+        assert_eq!(file.quota("b").concurrent_requests, Some(3));
+        assert_eq!(file.quota("b").requests_per_second, None, "a tenant's own table replaces the common one");
+        assert!(!format!("{file:?}").contains("plain-text"));
+    }
+
+    #[test]
+    fn errors_name_the_place_and_not_the_key() {
+        let secret = "sk-very-secret-key-1234";
+        for (text, part) in [
+            (format!("[[key]]\nkey = \"{secret}\"\n"), "tenant"),
+            (format!("[[key]]\nkey = \"{secret}\ntenant = \"a\"\n"), "line 2"),
+            (format!("[[key]]\nkey = \"{secret}\"\ntenant = \"a\"\nscope = \"x\""), "line 4"),
+            (format!("[[key]]\nkey = \"{secret}\"\ntenant = \"a\"\nscopes = [\"root\"]"), "inference"),
+            (format!("[[key]]\nkey = \"{secret}\"\ntenant = \"a\"\nscopes = []"), "number 1"),
+            (format!("[[key]]\nkey = \"{secret}\"\nsha256 = \"{HASHED}\"\ntenant = \"a\""), "either"),
+            (format!("[[key]]\nsha256 = \"{secret}\"\ntenant = \"a\""), "64 hex"),
+            ("[[key]]\nkey = \"short\"\ntenant = \"a\"".to_owned(), "guessed"),
+            (format!("[[key]]\nkey = \"{secret}\"\ntenant = \"\""), "tenant"),
+            (format!("[[key]]\nkey = \"{secret}\"\ntenant = \"a\"\n").repeat(2), "number 2"),
+            ("[quota]\nrequests_per_second = 0".to_owned(), "[quota]"),
+            ("[tenant.a]\nconcurrent_requests = -1".to_owned(), "line 2"),
+        ] {
+            let error = AccessFile::parse(&text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+            assert!(!error.contains("very-secret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Who may ask, for what, and how much: API keys and signed tokens, scopes, and the quotas of tenants.
+
+mod caller;
+mod file;
+mod gate;
+mod quota;
+mod signed;
+
+pub(crate) use caller::{Caller, Scope};
+pub use gate::AccessError;
+pub(crate) use gate::{Gate, Refusal};
+pub(crate) use quota::Permit;

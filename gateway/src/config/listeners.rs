@@ -1,0 +1,132 @@
+//! Settings of both listeners: TLS, and what a client may ask of them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use moongate_runtime::{ListenerLimits, TlsFiles};
+
+use crate::ingress::BodyLimits;
+
+/// TLS and limits of the listeners.
+#[derive(Debug, Clone, Args)]
+pub struct ListenerOptions {
+    /// Certificate for clients (PEM, with those between it and the authority); re-read when it changes. Without one there is no TLS.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Its key.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Authority whose certificates clients must show (mTLS); default: none is asked for.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// As --tls-cert, for the admin listener.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_TLS_CERT")]
+    pub admin_tls_cert: Option<PathBuf>,
+
+    /// Its key.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_TLS_KEY")]
+    pub admin_tls_key: Option<PathBuf>,
+
+    /// Authority whose certificates open the admin listener, as --admin-token does; what --admin-open names needs none.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_TLS_CLIENT_CA")]
+    pub admin_tls_client_ca: Option<PathBuf>,
+
+    /// Largest request body. Default 32 MiB: a million tokens of text, or a few images.
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_MAX_BODY_BYTES", default_value_t = 32 << 20)]
+    pub max_body_bytes: usize,
+
+    /// Longest pause while a request body arrives.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_BODY_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub body_timeout: Duration,
+
+    /// Time for a whole request body. Default 5 min: 32 MiB at 1 Mbit/s.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_BODY_DEADLINE", default_value = "5m", value_parser = humantime::parse_duration)]
+    pub body_deadline: Duration,
+
+    /// Time for a TLS handshake, for the head of a request, and between two requests of a connection.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_HEADER_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub header_timeout: Duration,
+
+    /// Largest head of a request. Not less than 8192.
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_MAX_HEADER_BYTES", default_value_t = 64 << 10, value_parser = clap::value_parser!(u32).range(8192..))]
+    pub max_header_bytes: u32,
+
+    /// Requests at once on one HTTP/2 connection.
+    #[arg(long, value_name = "N", env = "MOONGATE_MAX_STREAMS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_streams: u32,
+
+    /// Connections from clients at once; more wait.
+    #[arg(long, value_name = "N", env = "MOONGATE_MAX_CONNECTIONS", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
+}
+
+impl ListenerOptions {
+    /// Files of the public listener. The error names the flag that is missing.
+    pub(crate) fn tls(&self) -> Result<Option<TlsFiles>, String> {
+        files("", [&self.tls_cert, &self.tls_key, &self.tls_client_ca], false)
+    }
+
+    /// Files of the admin listener, whose open paths need no certificate.
+    pub(crate) fn admin_tls(&self) -> Result<Option<TlsFiles>, String> {
+        files("admin-", [&self.admin_tls_cert, &self.admin_tls_key, &self.admin_tls_client_ca], true)
+    }
+
+    pub(crate) fn limits(&self) -> ListenerLimits {
+        ListenerLimits {
+            connections: self.max_connections as usize,
+            header_read_timeout: self.header_timeout,
+            header_bytes: self.max_header_bytes as usize,
+            streams: self.max_streams,
+            ..ListenerLimits::default()
+        }
+    }
+
+    pub(crate) fn body_limits(&self) -> BodyLimits {
+        BodyLimits { max_bytes: self.max_body_bytes, idle: self.body_timeout, whole: self.body_deadline }
+    }
+}
+
+fn files(
+    listener: &str,
+    [certificate, key, client_ca]: [&Option<PathBuf>; 3],
+    client_optional: bool,
+) -> Result<Option<TlsFiles>, String> {
+    match (certificate, key, client_ca) {
+        (Some(certificate), Some(key), ca) => Ok(Some(TlsFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            client_ca: ca.clone(),
+            client_optional,
+        })),
+        (None, None, None) => Ok(None),
+        (None, None, Some(_)) => {
+            Err(format!("--{listener}tls-client-ca needs --{listener}tls-cert and --{listener}tls-key"))
+        }
+        (Some(_), None, _) => Err(format!("--{listener}tls-cert needs --{listener}tls-key")),
+        (None, Some(_), _) => Err(format!("--{listener}tls-key needs --{listener}tls-cert")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_for_tls_is_named() {
+        let file = || Some(PathBuf::from("f.pem"));
+        let asked = |cert, key, ca| files("admin-", [&cert, &key, &ca], true);
+        assert_eq!(asked(None, None, None), Ok(None));
+        assert!(asked(file(), file(), None).unwrap().is_some_and(|files| files.client_optional));
+        for (given, missing) in [
+            (asked(file(), None, file()), "needs --admin-tls-key"),
+            (asked(None, file(), None), "needs --admin-tls-cert"),
+            (asked(None, None, file()), "--admin-tls-client-ca needs"),
+        ] {
+            assert!(given.unwrap_err().contains(missing), "{missing}");
+        }
+    }
+}

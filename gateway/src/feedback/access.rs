@@ -1,0 +1,37 @@
+//! Counts who was not let in.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    reason: &'static str,
+}
+
+/// Requests that were refused for who sent them, or how many.
+#[derive(Debug, Default)]
+pub(crate) struct RefusalMetrics {
+    refused: Family<Labels, Counter>,
+}
+
+impl RefusalMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let help = "Requests that were not let in: `missing_key`, `wrong_key`, `wrong_scope`, or the tenant's quota, `requests_per_second`, \
+                    `input_tokens_per_second`, `concurrent_requests`";
+        registry.register("refused_requests", help, metrics.refused.clone());
+        metrics
+    }
+
+    /// Gives the family a sample.
+    pub(super) fn show_all(&self) {
+        self.refused.get_or_create(&Labels { reason: "" }).inc_by(0);
+    }
+
+    /// `reason` is one of a few fixed words.
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&Labels { reason }).inc();
+    }
+}

@@ -1,0 +1,168 @@
+//! A peer whose machine vanishes: nothing of it comes any more, not even the end of its connections. It lives in a network namespace.
+
+use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use moongate_transfer::Protocol;
+use moongate_transfer::plane::{Header, Operation, STATUS};
+use moongate_transfer::serve::Options;
+
+use crate::node::{BASE, Node, SIZE, until};
+
+/// Set for the process that vanishes: where the node is.
+const NODE: &str = "MOONGATE_TEST_NODE";
+const READY: &str = "all connections are open";
+const ASKED: &str = "the last request is sent";
+
+fn run(line: &str) -> Result<(), String> {
+    let mut words = line.split(' ');
+    let ran = Command::new(words.next().unwrap()).args(words).stderr(Stdio::null()).status();
+    if ran.is_ok_and(|status| status.success()) { Ok(()) } else { Err(line.to_owned()) }
+}
+
+/// Another machine, as far as the network goes. Removed when dropped.
+struct Machine {
+    name: String,
+    net: String,
+}
+
+impl Machine {
+    /// Where it cannot be had, the command that has failed.
+    fn new() -> Result<Self, String> {
+        let id = std::process::id() % 10_000;
+        let net = format!("10.{}.{}", 192 + id / 250, id % 250);
+        let machine = Self { name: format!("mgtp{id}"), net };
+        let (name, net) = (&machine.name, &machine.net);
+        run(&format!("ip netns add {name}"))?;
+        run(&format!("ip link add {name}v type veth peer name eth0 netns {name}"))?;
+        run(&format!("ip addr add {net}.1/30 dev {name}v"))?;
+        run(&format!("ip link set {name}v up"))?;
+        machine.run("addr add ADDRESS/30 dev eth0")?;
+        machine.run("link set eth0 up")?;
+        Ok(machine)
+    }
+
+    fn run(&self, line: &str) -> Result<(), String> {
+        let line = line.replace("ADDRESS", &format!("{}.2", self.net));
+        run(&format!("ip netns exec {} ip {line}", self.name))
+    }
+
+    /// Nothing reaches it any more.
+    fn deafen(&self) {
+        run(&format!("ip route add blackhole {}.2/32", self.net)).unwrap();
+    }
+
+    /// Nothing leaves it any more.
+    fn vanish(&self) {
+        self.run(&format!("route add blackhole {}.1/32", self.net)).unwrap();
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Some of it may not be there.
+        let _ = run(&format!("ip route del blackhole {}.2/32", self.net));
+        let _ = run(&format!("ip link del {}v", self.name));
+        let _ = run(&format!("ip netns del {}", self.name));
+    }
+}
+
+/// Killed when dropped.
+struct Peer {
+    child: Child,
+    said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Peer {
+    /// With all its connections open.
+    fn start(machine: &Machine, port: u16) -> Self {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &machine.name]).arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "vanished::peer", "--ignored", "--nocapture"]);
+        command.env(NODE, format!("{}.1:{port}", machine.net));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut peer = Self { child, said };
+        peer.says(READY);
+        peer
+    }
+
+    fn says(&mut self, what: &str) {
+        assert!(self.said.by_ref().any(|line| line.unwrap().contains(what)), "the peer has failed");
+    }
+
+    fn ask(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+        self.says(ASKED);
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "the process that the other test makes vanish"]
+fn peer() {
+    let node = std::env::var(NODE).unwrap();
+    let ask = |stream: &mut TcpStream, operation, size| {
+        let header = Header { size, address: BASE, operation, protocol: Protocol::V2 }.encode();
+        stream.write_all(&header).unwrap();
+    };
+    let begin = |operation, size| {
+        let mut stream = TcpStream::connect(&node).unwrap();
+        ask(&mut stream, operation, size);
+        stream
+    };
+    let mut idle = begin(Operation::Write, 5);
+    idle.write_all(b"bytes").unwrap();
+    idle.read_exact(&mut [0; STATUS]).unwrap();
+    let mut silent = begin(Operation::Write, 5);
+    silent.write_all(b"bytes").unwrap();
+    silent.read_exact(&mut [0; STATUS]).unwrap();
+    let mut half = begin(Operation::Write, 1000);
+    half.write_all(&[1; 999]).unwrap();
+    let deaf = begin(Operation::Read, SIZE as u64);
+    println!("{READY}");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    ask(&mut idle, Operation::Read, 5);
+    println!("{ASKED}");
+    std::thread::sleep(Duration::from_secs(3600));
+    drop((idle, half, deaf, silent));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_vanishes_is_left_and_neighbours_do_not_notice() {
+    let machine = match Machine::new() {
+        Ok(machine) => machine,
+        Err(line) => {
+            eprintln!(
+                "SKIPPED: nobody has vanished, since network namespaces cannot be made here: `{line}` has failed"
+            );
+            return;
+        }
+    };
+    let second = Duration::from_secs(1);
+    let options = Options { stall: 2 * second, keepalive: 3 * second, ..Options::default() };
+    let node = Node::start_at("0.0.0.0", options).await;
+    let mut neighbour = node.connect(Protocol::Checked).await;
+    let mut peer = Peer::start(&machine, node.port);
+    neighbour.write(BASE + 5000, b"before").await.unwrap();
+    machine.deafen();
+    peer.ask();
+    // The answer waits in this kernel for ever.
+    until(|| node.serving.counts().snapshot().reads == 1).await;
+    machine.vanish();
+    // Its kernel would say that the connections have ended, and cannot.
+    drop(peer);
+    until(|| node.serving.open() == 1).await;
+    neighbour.write(BASE + 5000, b"after").await.unwrap();
+    let mut read = [0; 5];
+    neighbour.read(BASE + 5000, &mut read).await.unwrap();
+    assert_eq!(&read, b"after");
+}

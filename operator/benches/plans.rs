@@ -1,0 +1,143 @@
+//! What plans cost the operator itself among many groups: its own time, without an API server, and as it waits for nobody, all of it.
+//!
+//! `cargo bench -p moongate-operator --bench plans -- --groups 1000`
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use k8s_openapi::jiff::Timestamp;
+use moongate_operator::Kind;
+use moongate_operator::forecast::{Change, Server};
+use moongate_operator::observed::{Key, Observed};
+use moongate_operator::plan;
+use moongate_render::GangScheduler;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+/// Makes groups of two roles with three pods in memory, and changes their images in place.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// How many groups
+    #[arg(long, default_value_t = 1000)]
+    groups: usize,
+    /// Cargo says so.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() {
+    let groups = Arguments::parse().groups;
+    let mut bench = Bench {
+        server: Server::new(Timestamp::UNIX_EPOCH),
+        observed: Mutex::default(),
+        queue: VecDeque::new(),
+        queued: BTreeSet::new(),
+        later: BTreeMap::new(),
+        looks: Vec::new(),
+        writes: 0,
+    };
+    bench.step("make", groups, |server, name| {
+        let metadata = json!({ "name": name });
+        server.create(Kind::Group, json!({ "metadata": metadata, "spec": spec("engine:1") }))
+    });
+    bench.step("change images in place", groups, |server, name| {
+        let mut group = server.get(Kind::Group, name).unwrap().clone();
+        group["spec"] = spec("engine:2");
+        server.put(Kind::Group, group)
+    });
+}
+
+fn spec(image: &str) -> Value {
+    let pod = json!({ "containers": [{ "name": "engine", "image": image }] });
+    let role = |name: &str, replicas: i32| {
+        json!({ "name": name, "replicas": replicas,
+        "standalonePattern": { "template": { "spec": pod } } })
+    };
+    json!({ "roles": [role("prefill", 2), role("decode", 1)] })
+}
+
+struct Bench {
+    server: Server,
+    observed: Mutex<Observed>,
+    queue: VecDeque<Key>,
+    queued: BTreeSet<Key>,
+    later: BTreeMap<Key, Timestamp>,
+    /// How long each look at an object took: its plan, and taking in what its writes were answered.
+    looks: Vec<Duration>,
+    writes: usize,
+}
+
+impl Bench {
+    fn step(&mut self, what: &str, groups: usize, act: impl Fn(&mut Server, &str) -> Change) {
+        let news = (0..groups).map(|index| act(&mut self.server, &format!("g{index}"))).collect();
+        self.hear(news);
+        self.carry_on();
+        self.looks.sort();
+        let total: Duration = self.looks.iter().sum();
+        let at = |percent: usize| self.looks[(self.looks.len() - 1) * percent / 100].as_secs_f64() * 1e3;
+        let (looks, writes) = (self.looks.len(), self.writes);
+        println!(
+            "{what} {groups}: {looks} looks, {writes} writes, {:.2} s; p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms",
+            total.as_secs_f64(),
+            at(50),
+            at(99),
+            at(100)
+        );
+        self.looks.clear();
+        self.writes = 0;
+    }
+
+    /// Kubernetes moves when the operator has nothing to do, and time passes when both have not.
+    fn carry_on(&mut self) {
+        loop {
+            if let Some(key) = self.queue.pop_front() {
+                self.queued.remove(&key);
+                self.look(&key);
+            } else if let Some((kind, name)) = self.server.restless.first().cloned() {
+                let news = self.server.advance(kind, &name);
+                self.hear(news);
+            } else if let Some((key, due)) = self.later.pop_first() {
+                self.server.now = self.server.now.max(due);
+                self.push(key);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn look(&mut self, key: &Key) {
+        let begun = Instant::now();
+        let plan = plan::observed(&self.observed, key, GangScheduler::default(), self.server.now).unwrap();
+        let mut took = begun.elapsed();
+        if let Some(at) = plan.again_at {
+            self.later.insert(key.clone(), at);
+        }
+        for step in &plan.steps {
+            self.writes += 1;
+            let news = self.server.write(&step.action).unwrap();
+            took += self.hear(news);
+        }
+        self.looks.push(took);
+    }
+
+    fn hear(&mut self, news: Vec<Change>) -> Duration {
+        let mut took = Duration::ZERO;
+        for change in news {
+            let Change::Is(kind, object) = change else { continue };
+            let object = serde_json::from_value(object).unwrap();
+            let begun = Instant::now();
+            let concerns = self.observed.lock().take(kind, object);
+            took += begun.elapsed();
+            concerns.into_iter().for_each(|key| self.push(key));
+        }
+        took
+    }
+
+    fn push(&mut self, key: Key) {
+        if self.queued.insert(key.clone()) {
+            self.queue.push_back(key);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Pods that bring images to a node before pods there restart for them.
+
+use rbg_api::v1alpha2::RoleInstance;
+use rbg_api::{conversion, keys};
+use serde_json::{Value, json};
+
+use crate::hash::sha1_hex;
+use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
+use crate::names::{fitting, fitting_within};
+use crate::warmup::{PRELOAD, node_label};
+use crate::{RenderError, names};
+
+/// What stands before the digits that tell the pods of an instance apart.
+const INFIX: &str = "-pull-";
+/// Those digits.
+const DIGITS: usize = 10;
+
+/// An image as a container asks for it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Image {
+    /// Its name.
+    pub name: String,
+    /// `imagePullPolicy`, if the container has one.
+    pub policy: Option<String>,
+}
+
+/// A pod that runs next to nothing in each of the images on a node; `secrets` are the `imagePullSecrets` that it pulls with.
+/// Its name follows from the node and the images. It asks for so little and may do so little that no quota or policy of the namespace
+/// should refuse it.
+///
+/// # Errors
+/// [`RenderError::NoMetadata`].
+pub fn pod(
+    instance: &RoleInstance,
+    node: &str,
+    images: &[Image],
+    secrets: &Value,
+) -> Result<Manifest, RenderError> {
+    let metadata = &instance.metadata;
+    let own_name = metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
+    let namespace = metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
+    let uid = metadata.uid.clone().ok_or(RenderError::NoMetadata("uid"))?;
+    let names: Vec<&str> = images.iter().map(|image| image.name.as_str()).collect();
+    let digits = sha1_hex(&format!("{uid}/{node}/{}", names.join("/")));
+    let front = fitting_within(own_name, names::MAX_NAME - INFIX.len() - DIGITS);
+    let name = format!("{front}{INFIX}{}", digits.get(..DIGITS).unwrap_or_default());
+    let labels = Texts::from([
+        (keys::WARMUP_NAME.to_owned(), fitting(own_name)),
+        (keys::WARMUP_UID.to_owned(), uid.clone()),
+        (keys::WARMUP_NODE.to_owned(), node_label(node)),
+    ]);
+    let owner = OwnerRef {
+        api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+        kind: "RoleInstance".to_owned(),
+        name: own_name.to_owned(),
+        uid,
+        controller: true,
+    };
+    let spec = json!({
+        "restartPolicy": "Never",
+        "nodeName": node,
+        "tolerations": [{ "operator": "Exists" }],
+        "imagePullSecrets": secrets,
+        "automountServiceAccountToken": false,
+        "securityContext": { "runAsNonRoot": true, "runAsUser": 65534, "seccompProfile": { "type": "RuntimeDefault" } },
+        "containers": images.iter().enumerate().map(container).collect::<Vec<_>>(),
+    });
+    let metadata =
+        Metadata { name: &name, namespace, labels, annotations: Texts::new(), owner: Some(&owner) };
+    Ok(Manifest::new("v1", "Pod", metadata, json!({ "spec": spec })))
+}
+
+fn container((index, image): (usize, &Image)) -> Value {
+    let little = json!({ "cpu": "50m", "memory": "64Mi" });
+    let mut container = json!({
+        "name": format!("{PRELOAD}{index}"),
+        "image": image.name,
+        "command": ["sh", "-c", "exit 0"],
+        "resources": { "requests": little, "limits": little },
+        "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
+    });
+    if let Some(policy) = &image.policy {
+        container["imagePullPolicy"] = policy.as_str().into();
+    }
+    container
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_set_of_images_has_a_pod_on_the_node() {
+        let instance: RoleInstance = serde_json::from_value(json!({
+            "metadata": { "name": "i".repeat(63), "namespace": "n", "uid": "u" }, "spec": { "components": [] } }))
+        .unwrap();
+        let secrets = json!([{ "name": "s" }]);
+        let image = |name: &str, policy: Option<&str>| Image {
+            name: name.to_owned(),
+            policy: policy.map(str::to_owned),
+        };
+        let of = |images: &[Image]| pod(&instance, "node.example.com", images, &secrets).unwrap();
+        let made = of(&[image("a:1", None), image("b", Some("Always"))]);
+        let spec = &made.0["spec"];
+        assert_eq!(spec["nodeName"], "node.example.com");
+        assert_eq!(spec["imagePullSecrets"], secrets);
+        assert_eq!(spec["containers"][0]["image"], "a:1");
+        assert_eq!(spec["containers"][0].get("imagePullPolicy"), None);
+        assert_eq!(spec["containers"][1]["imagePullPolicy"], "Always");
+        assert!(made.name().len() <= 63 && made.name().contains("-pull-"), "{}", made.name());
+        assert_eq!(of(&[image("a:1", None)]).name(), of(&[image("a:1", None)]).name());
+        assert_ne!(of(&[image("a:1", None)]).name(), of(&[image("a:2", None)]).name());
+    }
+}

@@ -1,0 +1,105 @@
+//! What a group has as a whole: its gang, its policy, its discovery file.
+
+use std::collections::BTreeMap;
+
+use moongate_render::{GangScheduler, Group, Profiles};
+use rbg_api::conversion::{Version, convert};
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+
+use crate::{group, in_template, template, workload};
+
+#[test]
+fn gangs_count_every_pod() {
+    let object = group(
+        json!({
+            rbg_api::keys::GANG_SCHEDULING: "true",
+            rbg_api::keys::GANG_SCHEDULING_TIMEOUT: "90",
+            rbg_api::keys::GANG_SCHEDULING_VOLCANO_QUEUE: "q",
+        }),
+        json!({ "roles": [
+            { "name": "a", "replicas": 2, "standalonePattern": { "template": template("i") } },
+            { "name": "b", "replicas": 3, "leaderWorkerPattern": { "size": 2, "template": template("i") } },
+            { "name": "c", "replicas": 2, "customComponentsPattern": { "components": [
+                { "name": "x", "size": 1, "template": template("i") },
+                { "name": "y", "size": 4, "template": template("i") },
+            ] } },
+        ] }),
+    );
+    let profiles = Profiles::new();
+    let pod_group = |scheduler| Group::new(&object, &profiles, scheduler).unwrap().pod_group().unwrap();
+    let plugins = pod_group(GangScheduler::SchedulerPlugins);
+    assert_eq!(plugins.0["spec"], json!({ "minMember": 18, "scheduleTimeoutSeconds": 90 }));
+    assert_eq!(pod_group(GangScheduler::Volcano).0["spec"], json!({ "minMember": 18, "queue": "q" }));
+    let label = "/metadata/labels/pod-group.scheduling.sigs.k8s.io~1name";
+    assert_eq!(in_template(&workload(&object).unwrap(), label), "g");
+}
+
+#[test]
+fn coordination_of_v1alpha1_becomes_a_policy_with_names() {
+    let object = json!({
+        "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
+        "metadata": { "name": "g", "namespace": "ns", "uid": "u" },
+        "spec": { "roles": [], "coordination": [{
+            "name": "pd", "roles": ["a", "b"],
+            "strategy": {
+                "rollingUpdate": { "maxSkew": "1%" },
+                "scaling": { "maxSkew": "5%", "progression": "OrderReady" },
+            },
+        }] },
+    });
+    let object: RoleBasedGroup =
+        serde_json::from_value(convert(&object, Version::V1alpha2).unwrap()).unwrap();
+    let profiles = Profiles::new();
+    let policy = Group::new(&object, &profiles, GangScheduler::default())
+        .unwrap()
+        .coordinated_policy()
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        policy.0["spec"]["policies"],
+        json!([{
+            "name": "pd", "roles": ["a", "b"],
+            "strategy": {
+                "rollingUpdate": { "maxSkew": "1%" },
+                "scaling": { "maxSkew": "5%", "progression": "OrderReady" },
+            },
+        }])
+    );
+    assert_eq!(policy.0["metadata"]["ownerReferences"][0].get("controller"), None);
+}
+
+#[test]
+fn the_discovery_file_names_pods_that_exist() {
+    let object = group(
+        json!({}),
+        json!({ "roles": [
+        { "name": "c", "replicas": 1, "customComponentsPattern": { "components": [
+            { "name": "x", "template": template("i") },
+            { "name": "y", "size": 2, "serviceName": "own", "template": template("i") },
+        ] }, "servicePorts": [{ "name": "H-ttp", "port": 80 }, { "port": 81 }] },
+        { "name": "s", "standalonePattern": { "template": template("i") }, "replicas": 9,
+          "annotations": { rbg_api::keys::ROLE_INSTANCE_PATTERN: "Stateless" } },
+    ] }),
+    );
+    let profiles = Profiles::new();
+    let file = Group::new(&object, &profiles, GangScheduler::default())
+        .unwrap()
+        .config_map(&BTreeMap::new(), &BTreeMap::new())
+        .unwrap();
+    let text = Value::Object(file.unwrap().0)["data"]["config.yaml"].as_str().unwrap().to_owned();
+    let file: Value = serde_saphyr::from_str(&text).unwrap();
+    assert_eq!(
+        file,
+        json!({
+            "group": { "name": "g", "roles": ["c"], "size": 12 },
+            "roles": { "c": { "size": 1, "instances": [{
+                "address": "g-c-0-x-0.s-g-c",
+                "pods": ["g-c-0-x-0.s-g-c", "g-c-0-y-0.own", "g-c-0-y-1.own"],
+                "ports": { "h_ttp": 80, "port81": 81 },
+            }] } },
+        })
+    );
+    let config = serde_saphyr::from_str::<rbg_api::ClusterFile>(&text).unwrap().resolve().unwrap();
+    assert_eq!(config.roles[0].instances[0].address, "g-c-0-x-0.s-g-c");
+}

@@ -1,0 +1,179 @@
+//! Instances that are told before they are updated in place or deleted, and wait until they may be.
+//!
+//! For a set's hooks (`spec.lifecycle`) somebody keeps labels or finalizers on its instances, as with OpenKruise's CloneSets. The
+//! label [`keys::LIFECYCLE_STATE`] tells him what is to happen; he takes away what he has put there when it may. An instance
+//! whose pods have upgrade hooks waits in the same way until they have drained before it is made anew.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use rbg_api::keys;
+use rbg_api::v1alpha2::{LifecycleHook, RoleInstance, RoleInstanceSet};
+use serde_json::{Value, json};
+
+use super::set::View;
+use super::{Action, Plan, hooks};
+use crate::Kind;
+use crate::status::{has, is_ready};
+
+const NORMAL: &str = "Normal";
+const UPDATING: &str = "Updating";
+const UPDATED: &str = "Updated";
+/// The condition of an instance whose pods have drained, all of them.
+pub(super) const DRAINED: &str = "Drained";
+
+/// What is going to happen to an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Updated,
+    Deleted,
+    /// Deleted, for another one to take its place.
+    MadeAnew,
+}
+
+impl Fate {
+    fn state(self) -> &'static str {
+        match self {
+            Self::Updated => "PreparingUpdate",
+            Self::Deleted | Self::MadeAnew => "PreparingDelete",
+        }
+    }
+
+    fn hook(self, set: &RoleInstanceSet) -> Option<&LifecycleHook> {
+        let lifecycle = set.spec.lifecycle.as_ref()?;
+        match self {
+            Self::Updated => lifecycle.in_place_update.as_ref(),
+            Self::Deleted | Self::MadeAnew => lifecycle.pre_delete.as_ref(),
+        }
+    }
+}
+
+/// Instances that wait, by name.
+pub(super) type Waiting = RefCell<BTreeSet<String>>;
+
+fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
+    instance.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+fn annotation<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
+    instance.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+fn name(instance: &RoleInstance) -> &str {
+    instance.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn state(instance: &RoleInstance) -> &str {
+    label(instance, keys::LIFECYCLE_STATE).unwrap_or_default()
+}
+
+/// Whether it has been told that something is going to happen to it. It may serve yet, but nothing counts on it.
+pub(super) fn is_preparing(instance: &RoleInstance) -> bool {
+    state(instance).starts_with("Preparing")
+}
+
+/// Whether its pods shall serve nobody while it waits.
+pub(super) fn is_marked(instance: &RoleInstance) -> bool {
+    is_preparing(instance) && annotation(instance, keys::LIFECYCLE_NOT_READY) == Some("true")
+}
+
+/// Whether its pods are to drain, since it will be made anew.
+pub(super) fn is_draining(instance: &RoleInstance) -> bool {
+    is_preparing(instance) && annotation(instance, keys::LIFECYCLE_DRAIN) == Some("true")
+}
+
+fn marks<'a>(hook: &'a LifecycleHook, instance: &'a RoleInstance) -> impl Iterator<Item = bool> + 'a {
+    let labels = hook.labels_handler.iter().map(|(key, value)| label(instance, key) == Some(value));
+    let own = instance.metadata.finalizers.as_deref().unwrap_or_default();
+    labels.chain(hook.finalizers_handler.iter().map(|finalizer| own.contains(finalizer)))
+}
+
+/// Whether that may happen to the instance now. If not, it is told.
+pub(super) fn may(view: &View<'_>, instance: &RoleInstance, fate: Fate, plan: &mut Plan) -> bool {
+    let hook = fate.hook(view.input.set);
+    let is_held = hook.is_some_and(|hook| marks(hook, instance).any(|is_there| is_there));
+    let drains = fate == Fate::MadeAnew && hooks::are_used(instance);
+    let conditions = instance.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let has_drained = is_draining(instance) && has(conditions, DRAINED);
+    if !is_held && (!drains || has_drained) {
+        return true;
+    }
+    view.waiting.borrow_mut().insert(name(instance).to_owned());
+    let is_told = state(instance) == fate.state() && (!drains || is_draining(instance));
+    if !is_told {
+        let not_ready = hook.is_some_and(|hook| is_held && hook.mark_pod_not_ready).then_some("true");
+        let annotations =
+            json!({ keys::LIFECYCLE_NOT_READY: not_ready, keys::LIFECYCLE_DRAIN: drains.then_some("true") });
+        let reason = format!("{} is to be ready for its end or its update", name(instance));
+        tell(view, instance, fate.state(), annotations, (reason, plan));
+    }
+    false
+}
+
+/// An update in place begins: what the instance is told, if the set has hooks for it.
+pub(super) fn begin(set: &RoleInstanceSet, object: &mut Value) {
+    if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
+        annotations.remove(keys::LIFECYCLE_NOT_READY);
+        annotations.remove(keys::LIFECYCLE_DRAIN);
+    }
+    if Fate::Updated.hook(set).is_some() {
+        object["metadata"]["labels"][keys::LIFECYCLE_STATE] = UPDATING.into();
+    }
+}
+
+/// Tells instances what has happened to them, and those to which nothing will happen after all.
+pub(super) fn settle(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) {
+    let waiting = view.waiting.borrow();
+    for instance in own.iter().filter(|one| one.metadata.deletion_timestamp.is_none()) {
+        let hook = Fate::Updated.hook(view.input.set);
+        let has_all = hook.is_none_or(|hook| marks(hook, instance).all(|is_there| is_there));
+        let is_done = view.is_updated(instance) && is_ready(instance);
+        let next = match state(instance) {
+            UPDATING if is_done && !has_all => UPDATED,
+            UPDATING if is_done => NORMAL,
+            UPDATED if has_all => NORMAL,
+            _ if is_preparing(instance) && !waiting.contains(name(instance)) => NORMAL,
+            _ => continue,
+        };
+        // Whoever is written anew or ends needs no patch before it.
+        let is_written = |step: &super::Step| match &step.action {
+            Action::Replace { name: other, .. } | Action::Delete { name: other, .. } => {
+                other == name(instance)
+            }
+            _ => false,
+        };
+        if plan.steps.iter().any(is_written) {
+            continue;
+        }
+        let none = json!({ keys::LIFECYCLE_NOT_READY: null, keys::LIFECYCLE_DRAIN: null });
+        let reason = format!("{}: its update is over, or taken back", name(instance));
+        tell(view, instance, next, none, (reason, plan));
+    }
+}
+
+fn tell(
+    view: &View<'_>,
+    instance: &RoleInstance,
+    state: &str,
+    mut annotations: Value,
+    (reason, plan): (String, &mut Plan),
+) {
+    annotations[keys::LIFECYCLE_TIMESTAMP] = view.input.now.to_string().into();
+    let body = json!({ "metadata": { "uid": instance.metadata.uid,
+        "labels": { keys::LIFECYCLE_STATE: state }, "annotations": annotations } });
+    let name = name(instance).to_owned();
+    plan.push(Action::Patch { kind: Kind::Instance, name, status: false, body }, reason);
+}
+
+/// The end of an instance, if it may be.
+pub(super) fn delete(
+    view: &View<'_>,
+    instance: &RoleInstance,
+    fate: Fate,
+    reason: impl Into<String>,
+    plan: &mut Plan,
+) {
+    if may(view, instance, fate, plan) {
+        plan.push(super::set::delete(instance), reason);
+    }
+}

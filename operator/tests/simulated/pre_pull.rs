@@ -1,0 +1,120 @@
+//! New images are on the node before a pod there restarts for them.
+
+use std::collections::BTreeSet;
+
+use moongate_operator::Kind;
+use moongate_operator::forecast::Server;
+use rbg_api::keys;
+use serde_json::{Value, json};
+
+use crate::simulation::Simulation;
+use crate::{condition, names, pods, role, template, unsettled, up};
+
+/// Ordered pods, pods without order, and a leader with a worker.
+fn roles(image: &str) -> Value {
+    let annotations = json!({ keys::PRE_PULL: "true", keys::PRE_PULL_TIMEOUT: "30s" });
+    let mut roles = json!([role("o", 2, image), role("u", 2, image), { "name": "t", "replicas": 1,
+        "leaderWorkerPattern": { "size": 2, "template": template(image) } }]);
+    for role in roles.as_array_mut().unwrap() {
+        role["annotations"] = annotations.clone();
+    }
+    roles[1]["annotations"][keys::ROLE_INSTANCE_PATTERN] = "Stateless".into();
+    roles
+}
+
+fn update(cluster: &mut Simulation, image: &str) {
+    cluster.edit(Kind::Group, "g", |group| group["spec"]["roles"] = roles(image));
+}
+
+fn owner(object: &Value) -> String {
+    object["metadata"]["ownerReferences"][0]["name"].as_str().unwrap().to_owned()
+}
+
+/// Instances of which a pod is to run the image.
+fn restarted(server: &Server, image: &str) -> BTreeSet<String> {
+    let is_new = |pod: &&Value| pod["spec"]["containers"][0]["image"] == image;
+    server.all(Kind::Pod).filter(is_new).map(owner).collect()
+}
+
+fn is_updated_once(cluster: &mut Simulation, what: &str) {
+    update(cluster, "i:2");
+    let mut pulled = BTreeSet::new();
+    cluster.run(|server| {
+        let done = server.all(Kind::WarmupPod).filter(|pod| pod["status"]["phase"] == "Succeeded");
+        pulled.extend(done.filter(|pod| pod["spec"]["containers"][0]["image"] == "i:2").map(owner));
+        let restarted = restarted(server, "i:2");
+        assert!(restarted.is_subset(&pulled), "{what}: {restarted:?} without {pulled:?}");
+    });
+    assert_eq!(unsettled(&cluster.server), [""; 0], "{what}");
+    assert_eq!(pulled.len(), 5, "{what}: {pulled:?}");
+    assert_eq!(names(&cluster.server, Kind::WarmupPod), [""; 0], "{what}");
+    assert!(cluster.ended.is_empty(), "{what}: {:?}", cluster.ended);
+    assert!(
+        pods(&cluster.server).values().all(|(_, restarts, image)| (*restarts, image.as_str()) == (1, "i:2"))
+    );
+    let group = cluster.server.get(Kind::Group, "g").unwrap();
+    assert_eq!(condition(group, "PullingImages").unwrap()["reason"], "Pulled", "{what}");
+}
+
+#[test]
+fn killed_after_any_write_images_are_pulled_before_pods_restart() {
+    let ready = up(roles("i:1"), 1).server;
+    let mut whole = Simulation::new(ready.clone(), 7);
+    is_updated_once(&mut whole, "undisturbed");
+    for killed_after in (1..=whole.writes).step_by(7) {
+        let mut cluster = Simulation::new(ready.clone(), 7);
+        cluster.killed_after = Some(killed_after);
+        is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));
+    }
+    for seed in 0..4 {
+        let mut cluster = Simulation::new(ready.clone(), seed);
+        cluster.failing = 20;
+        is_updated_once(&mut cluster, &format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn an_image_that_cannot_be_pulled_is_waited_for_while_pods_serve_and_then_costs_one_instance() {
+    let mut cluster = up(json!([]), 3);
+    cluster.edit(Kind::Group, "g", |group| {
+        group["spec"]["roles"] = json!([role("a", 2, "i:1")]);
+        group["metadata"]["annotations"] = json!({ keys::PRE_PULL: "true", keys::PRE_PULL_TIMEOUT: "30s" });
+    });
+    cluster.run(|_| {});
+    let begun = cluster.server.now;
+    cluster.edit(Kind::Group, "g", |group| group["spec"]["roles"][0] = role("a", 2, "absent:2"));
+    let (mut told, mut first) = (BTreeSet::new(), None);
+    cluster.run(|server| {
+        let group = server.get(Kind::Group, "g").unwrap();
+        if let Some(condition) = condition(group, "PullingImages") {
+            told.insert(format!("{}: {}", condition["reason"], condition["message"]));
+        }
+        if first.is_none() && !restarted(server, "absent:2").is_empty() {
+            first = Some(server.now);
+        }
+    });
+    let waited = first.unwrap().duration_since(begun).as_secs();
+    assert!((30..60).contains(&waited), "{waited} s");
+    assert!(told.contains(r#""CannotPull": "absent:2 cannot be pulled to node""#), "{told:?}");
+    assert!(told.contains(r#""NotPulled": "absent:2 was not pulled to node within 30s""#), "{told:?}");
+    assert_eq!(restarted(&cluster.server, "absent:2"), BTreeSet::from(["g-a-1".to_owned()]));
+    assert_eq!(names(&cluster.server, Kind::WarmupPod), [""; 0]);
+}
+
+#[test]
+fn an_update_that_is_taken_back_restarts_nobody_and_leaves_nothing() {
+    let mut cluster = up(roles("i:1"), 5);
+    update(&mut cluster, "absent:2");
+    for _ in 0..10_000 {
+        if names(&cluster.server, Kind::WarmupPod).len() == 3 {
+            break;
+        }
+        cluster.run_for(1, |_| {});
+    }
+    assert_eq!(names(&cluster.server, Kind::WarmupPod).len(), 3, "one instance of each role");
+    update(&mut cluster, "i:1");
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    assert_eq!(names(&cluster.server, Kind::WarmupPod), [""; 0]);
+    assert!(pods(&cluster.server).values().all(|(_, restarts, _)| *restarts == 0));
+}

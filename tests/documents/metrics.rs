@@ -1,0 +1,169 @@
+//! The table of all metrics in docs/metrics.md. It is made of what the programs tell: from metrics that all have a sample where labels show
+//! only then, else from a running program.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::{ask, moongate, read};
+
+/// Set, the page is written instead of compared.
+const WRITE: &str = "MOONGATE_WRITE_DOCS";
+const PAGE: &str = "docs/metrics.md";
+
+/// A family of metrics, as it is scraped.
+#[derive(Debug, Default)]
+struct Family {
+    kind: String,
+    help: String,
+    labels: BTreeSet<String>,
+}
+
+/// Reads the text format, with or without what OpenMetrics adds.
+fn families(text: &str) -> BTreeMap<String, Family> {
+    let mut families: BTreeMap<String, Family> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            families.entry(name.to_owned()).or_default().help = help.to_owned();
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
+            families.entry(name.to_owned()).or_default().kind = kind.to_owned();
+        } else if let Some((sample, labels)) = line.split_once('{') {
+            let base = |suffix: &&str| families.contains_key(sample.strip_suffix(suffix).unwrap_or_default());
+            let suffix = ["_total", "_bucket", "_sum", "_count"].into_iter().find(base);
+            let name = if families.contains_key(sample) {
+                sample
+            } else {
+                sample.strip_suffix(suffix.unwrap_or("")).unwrap()
+            };
+            let labels = labels.rsplit_once('}').unwrap().0;
+            let names = labels.split("\",").filter_map(|label| label.split_once("=\"")).map(|(name, _)| name);
+            let family = families.get_mut(name).unwrap_or_else(|| panic!("{line} has no family"));
+            family.labels.extend(names.filter(|name| *name != "le").map(str::to_owned));
+        }
+    }
+    families
+}
+
+/// The table's rows; `is_listed` says by the name which have one.
+fn table(text: &str, is_listed: impl Fn(&str) -> bool) -> String {
+    let mut table = String::from("| name | type | unit | labels | what |\n|---|---|---|---|---|\n");
+    for (name, family) in families(text).iter().filter(|(name, _)| is_listed(name)) {
+        let base = name.trim_end_matches("_total");
+        let unit =
+            ["seconds", "bytes", "tokens"].into_iter().find(|unit| base.ends_with(&format!("_{unit}")));
+        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+        let labels = if labels.is_empty() { "–".to_owned() } else { labels.join(", ") };
+        let (kind, unit, help) = (&family.kind, unit.unwrap_or("–"), family.help.replace('|', "\\|"));
+        assert!(
+            !help.is_empty() && ["counter", "gauge", "histogram"].contains(&kind.as_str()),
+            "{name}: {family:?}"
+        );
+        writeln!(table, "| `{name}` | {kind} | {unit} | {labels} | {help} |").unwrap();
+    }
+    table
+}
+
+/// A program that is ended when dropped.
+struct Running {
+    child: Child,
+    /// The value after each of the words that were looked for in its log.
+    told: [String; 2],
+}
+
+impl Running {
+    /// Waits until its log has told something after each of the words.
+    fn start(command: &mut Command, words: [&str; 2]) -> Self {
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let mut told = [const { None }; 2];
+        while told.contains(&None) {
+            let line = log.next().unwrap_or_else(|| panic!("it ends without telling {words:?}: {told:?}"));
+            for (word, told) in words.iter().zip(&mut told) {
+                if let Some((_, after)) = line.split_once(word) {
+                    *told = after.split(' ').next().map(str::to_owned);
+                }
+            }
+        }
+        // Somebody must read on, or it would wait.
+        std::thread::spawn(move || log.for_each(drop));
+        Self { child, told: told.map(Option::unwrap) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Already gone is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a master and a store node tell that do all that can be counted, after an object was put and read.
+fn store() -> [String; 2] {
+    let folder = tempfile::tempdir().unwrap();
+    let events = "--kv_events_bind_endpoint=tcp://127.0.0.1:0";
+    let here = ["--rpc_address=127.0.0.1", "--rpc_port=0", "--metrics_host=127.0.0.1", "--metrics_port=0"];
+    let flags = ["master", "--enable_kv_events", events, "--kv_events_backend_id=b", "--enable_offload"];
+    let master = Running::start(&mut moongate(&[&flags[..], &here].concat()), [" rpc=", " admin="]);
+    let mut store = moongate(&["store", "--port=0", "--tier-size=64mb", "-Dglobal_segment_size=64mb"]);
+    store.env("MOONCAKE_MASTER", &master.told[0]).env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
+    store.env("MOONCAKE_OFFLOAD_ENABLED", "true").env("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", folder.path());
+    let store = Running::start(&mut store, [" data=", " http="]);
+    let [object, again] = ["object", "again"].map(|name| folder.path().join(name).display().to_string());
+    fs::write(&object, "value").unwrap();
+    for arguments in [["kv", "put", "a/key", &object], ["kv", "get", "a/key", &again]] {
+        let done = moongate(&arguments).env("MOONCAKE_MASTER", &master.told[0]).status().unwrap();
+        assert!(done.success(), "{arguments:?}");
+    }
+    [&master, &store].map(|running| ask(&running.told[1], "GET /metrics", ""))
+}
+
+/// The page with these tables between the marks of their names.
+fn with_tables(page: &str, tables: &[(&str, String)]) -> String {
+    let mut page = page.to_owned();
+    for (name, table) in tables {
+        let begin = format!("<!-- table: {name} -->\n");
+        let (before, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("{PAGE} has no mark {begin}"));
+        let (_, after) = rest.split_once("<!-- end -->").unwrap();
+        page = format!("{before}{begin}{table}<!-- end -->{after}");
+    }
+    page
+}
+
+/// What a running gateway shows is in the table, with its labels.
+pub(super) fn describe_what_is_scraped(scraped: &str) {
+    let described = families(&moongate_gateway::all_metrics());
+    for (name, family) in families(scraped.split_once("\r\n\r\n").unwrap().1) {
+        let row = described.get(&name).unwrap_or_else(|| panic!("{name} is in no table"));
+        assert!(family.labels.is_subset(&row.labels), "{name}: {family:?}, not {row:?}");
+    }
+}
+
+#[test]
+fn the_page_of_metrics_is_made_of_what_the_programs_tell() {
+    let [master, node] = store();
+    let is_ours = |name: &str| name.starts_with("moongate_");
+    // Of each call of the master there are two to five, which the page tells in one sentence.
+    let told = families(&master);
+    let is_of_calls =
+        |name: &str| told[name].help.split_once(": ").is_some_and(|(call, _)| !call.contains(' '));
+    let tables = [
+        ("gateway", table(&moongate_gateway::all_metrics(), is_ours)),
+        ("operator", table(&moongate_operator::Metrics::all(), is_ours)),
+        ("sidecar", table(&moongate_sidecar::all_metrics(), is_ours)),
+        ("store", table(&node, is_ours)),
+        ("master", table(&master, |name| !is_of_calls(name))),
+    ];
+    let page = read(PAGE);
+    let wanted = with_tables(&page, &tables);
+    if std::env::var_os(WRITE).is_some() {
+        fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE), wanted).unwrap();
+        return;
+    }
+    let differ: Vec<_> = page.lines().zip(wanted.lines()).filter(|(is, shall)| is != shall).take(3).collect();
+    assert!(page == wanted, "{PAGE} is not what the programs tell; {WRITE}=1 writes it: {differ:#?}");
+}

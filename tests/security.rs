@@ -1,0 +1,394 @@
+//! Who gets in, through the binary: API keys, signed tokens, quotas, TLS, the admin listener, and what logs must never show.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod world;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode, get_current_timestamp};
+use moongate_loadtest::engine::{RecordedRequest, SimEngine};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use world::binary::{Addresses, Binary};
+use world::fleet::{Engines, Fleet, World};
+use world::secured::{certificates, get_secured};
+use world::{PATIENCE, client, openai_error};
+
+const KEY: &str = "sk-of-team-a-0123456789";
+const ADMIN_KEY: &str = "sk-of-the-administrator-01";
+const BODY: &str = r#"{"model":"sim","prompt":"go on","max_tokens":2}"#;
+
+/// A gateway of the binary in front of one engine, and a folder for its files.
+struct Guarded {
+    binary: Binary,
+    at: Addresses,
+    engines: Engines,
+    folder: TempDir,
+}
+
+impl Guarded {
+    /// `files` are written first; in `flags`, `{}` is their folder.
+    async fn start(files: &[(&str, &str)], flags: &[&str]) -> Self {
+        let folder = TempDir::new().unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let engines = Fleet::sglang().plain(1).engines().await;
+        let place = folder.path().to_str().unwrap();
+        let given = flags.iter().map(|flag| flag.replace("{}", place));
+        let flags: Vec<String> =
+            engines.flags().into_iter().chain(["--health-interval=0s".to_owned()]).chain(given).collect();
+        let (binary, at) = Binary::gateway(&flags).await;
+        Self { binary, at, engines, folder }
+    }
+
+    fn engine(&self) -> &SimEngine {
+        &self.engines.workers[0]
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.folder.path().join(name), text).unwrap();
+    }
+
+    /// Waits until the engine can be used.
+    async fn ready(self) -> Self {
+        let url = format!("http://{}/ready", self.at.public);
+        self.until("the engine is usable", async || client().get(&url).send().await.unwrap().status() == 200)
+            .await;
+        self
+    }
+
+    async fn until(&self, what: &str, condition: impl AsyncFn() -> bool) {
+        let waited = tokio::time::timeout(PATIENCE, async {
+            while !condition().await {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        assert!(waited.await.is_ok(), "not within {PATIENCE:?}: {what}\n{}", self.binary.shown());
+    }
+
+    async fn complete(&self, key: Option<&str>) -> reqwest::Response {
+        let mut request = client().post(format!("http://{}/v1/completions", self.at.public));
+        if let Some(key) = key {
+            request = request.bearer_auth(key);
+        }
+        request.header("content-type", "application/json").body(BODY).send().await.unwrap()
+    }
+
+    /// Status and `error.code` of a completion.
+    async fn outcome(&self, key: Option<&str>) -> (u16, String) {
+        let response = self.complete(key).await;
+        let status = response.status().as_u16();
+        let body = response.bytes().await.unwrap();
+        (
+            status,
+            if status == 200 {
+                String::new()
+            } else {
+                openai_error(&body)["code"].as_str().unwrap().to_owned()
+            },
+        )
+    }
+
+    async fn admin(&self, path: &str, token: Option<&str>) -> u16 {
+        let mut request = client().get(format!("http://{}{path}", self.at.admin));
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        request.send().await.unwrap().status().as_u16()
+    }
+}
+
+/// The keys that an engine was shown.
+fn shown(request: &RecordedRequest) -> Vec<&str> {
+    let values = request.headers.iter().filter(|(name, _)| name == "authorization");
+    values.map(|(_, value)| value.as_str()).collect()
+}
+
+fn keys(quota: &str) -> String {
+    format!(
+        "[[key]]\nkey = \"{KEY}\"\ntenant = \"team-a\"\n\
+         [[key]]\nkey = \"{ADMIN_KEY}\"\ntenant = \"us\"\nscopes = [\"admin\"]\n{quota}"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_known_keys_get_in_and_no_engine_sees_them() {
+    let files = [("access.toml", &*keys(""))];
+    let world = Guarded::start(&files, &["--access-file={}/access.toml", "--engine-api-key=sk-engine"])
+        .await
+        .ready()
+        .await;
+    assert_eq!(world.outcome(None).await, (401, "invalid_api_key".to_owned()));
+    assert_eq!(world.outcome(Some("sk-of-team-b-0123456789")).await, (401, "invalid_api_key".to_owned()));
+    assert_eq!(world.outcome(Some(ADMIN_KEY)).await, (403, "insufficient_permissions".to_owned()));
+    assert_eq!(world.engines.started(), 0);
+    let refused = world.complete(None).await;
+    assert_eq!(refused.headers()["www-authenticate"], "Bearer");
+    assert!(refused.headers().contains_key("x-request-id"));
+    for path in ["/v1/models", "/v1/anything", "/nothing", "/generate"] {
+        let url = format!("http://{}{path}", world.at.public);
+        assert_eq!(client().get(&url).send().await.unwrap().status(), 401, "{path}");
+    }
+    for path in ["/health", "/ready"] {
+        let url = format!("http://{}{path}", world.at.public);
+        assert_eq!(client().get(&url).send().await.unwrap().status(), 200, "{path}");
+    }
+    assert_eq!(world.outcome(Some(KEY)).await.0, 200);
+    let seen = World::last(world.engine());
+    assert_eq!(shown(&seen), ["Bearer sk-engine"], "the engine gets its own key and not the client's");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_renewed_without_a_restart_and_a_broken_file_changes_nothing() {
+    let files = [("access.toml", &*keys(""))];
+    let world = Guarded::start(&files, &["--access-file={}/access.toml"]).await.ready().await;
+    world.write("access.toml", "[[key]]\nkey = ");
+    let mut binary = world.binary;
+    binary.line_with("what was read before stays in force").await;
+    let world = Guarded { binary, ..world };
+    assert_eq!(world.outcome(Some(KEY)).await.0, 200);
+    world.write("access.toml", "[[key]]\nkey = \"sk-of-team-b-0123456789\"\ntenant = \"b\"\n");
+    let next = Some("sk-of-team-b-0123456789");
+    world.until("the new key is known", async || world.outcome(next).await.0 == 200).await;
+    assert_eq!(world.outcome(Some(KEY)).await.0, 401, "the old key is gone");
+}
+
+/// A provider's private key, and its JWKS.
+fn provider() -> (EncodingKey, String) {
+    // PKCS#8 of an Ed25519 key (RFC 8410) that is used nowhere else.
+    let mut der = vec![0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+    der.extend([11; 32]);
+    let key = EncodingKey::from_ed_der(&der);
+    let jwk = Jwk::from_encoding_key(&key, Algorithm::EdDSA).unwrap();
+    (key, json!({"keys": [jwk]}).to_string())
+}
+
+fn claims(change: Value) -> Value {
+    let mut claims = json!({"iss": "https://id.example", "aud": "moongate", "org": "team-a",
+                            "exp": get_current_timestamp() + 600});
+    claims.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    claims
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signed_tokens_get_in_unless_anything_about_them_is_wrong() {
+    let (key, jwks) = provider();
+    let flags = [
+        "--jwks-file={}/jwks.json",
+        "--jwt-issuer=https://id.example",
+        "--jwt-audience=moongate",
+        "--jwt-tenant-claim=org",
+    ];
+    let world = Guarded::start(&[("jwks.json", &jwks)], &flags).await.ready().await;
+    let signed = |change| encode(&Header::new(Algorithm::EdDSA), &claims(change), &key).unwrap();
+    let good = signed(json!({}));
+    assert_eq!(world.outcome(Some(&good)).await.0, 200);
+    assert!(shown(&World::last(world.engine())).is_empty());
+    let payload = good.split('.').nth(1).unwrap();
+    let secret = EncodingKey::from_secret(jwks.as_bytes());
+    for (what, token) in [
+        ("expired", signed(json!({"exp": get_current_timestamp() - 3600}))),
+        ("another audience", signed(json!({"aud": "else"}))),
+        ("another issuer", signed(json!({"iss": "https://else.example"}))),
+        ("no tenant", signed(json!({"org": null}))),
+        // {"alg":"none"}
+        ("not signed", format!("eyJhbGciOiJub25lIn0.{payload}.")),
+        (
+            "signed with the public key",
+            encode(&Header::new(Algorithm::HS256), &claims(json!({})), &secret).unwrap(),
+        ),
+        ("changed", good.replacen('.', ".e", 1)),
+        ("no token", "sk-something".to_owned()),
+    ] {
+        assert_eq!(world.outcome(Some(&token)).await, (401, "invalid_api_key".to_owned()), "{what}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_used_quota_is_refused_until_it_is_full_again() {
+    let quota = "[tenant.team-a]\nrequests_per_second = 0.01\n";
+    let world = Guarded::start(&[("access.toml", &keys(quota))], &["--access-file={}/access.toml"])
+        .await
+        .ready()
+        .await;
+    assert_eq!(world.outcome(Some(KEY)).await.0, 200);
+    let refused = world.complete(Some(KEY)).await;
+    assert_eq!(refused.status(), 429);
+    let after: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=100).contains(&after), "{after}");
+    assert_eq!(openai_error(&refused.bytes().await.unwrap())["code"], "rate_limit_exceeded");
+    // A hundred seconds would be long to wait for.
+    world.write("access.toml", &keys(&quota.replace("0.01", "1000")));
+    world.until("the quota is full again", async || world.outcome(Some(KEY)).await.0 == 200).await;
+    let metrics = client()
+        .get(format!("http://{}/metrics", world.at.admin))
+        .bearer_auth(ADMIN_KEY)
+        .send()
+        .await
+        .unwrap();
+    let metrics = metrics.text().await.unwrap();
+    assert!(metrics.contains("moongate_refused_requests_total{reason=\"requests_per_second\"}"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_listener_is_closed_but_for_what_is_named() {
+    let flags = [
+        "--admin-token=the-administrators-token",
+        "--admin-open=health,metrics",
+        "--registration-token=engines",
+    ];
+    let world = Guarded::start(&[], &flags).await;
+    let token = Some("the-administrators-token");
+    for (path, nobody, wrong) in [
+        ("/health", 200, 200),
+        ("/metrics", 200, 200),
+        ("/ready", 401, 401),
+        ("/debug/decisions", 401, 401),
+        ("/workers", 401, 401),
+        ("/nothing", 401, 401),
+    ] {
+        assert_eq!(world.admin(path, None).await, nobody, "{path} without a token");
+        assert_eq!(world.admin(path, Some("wrong")).await, wrong, "{path} with a wrong token");
+        assert_ne!(world.admin(path, token).await, 401, "{path} with the token");
+    }
+    assert_eq!(world.admin("/workers", Some("engines")).await, 200);
+    assert_eq!(world.admin("/debug/decisions", Some("engines")).await, 401);
+    let explained =
+        Binary::run(&["explain", "--admin", &world.at.admin, "--admin-token=the-administrators-token"]).await;
+    assert!(explained.status.success(), "{}", explained.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_listeners_speak_tls_and_ask_for_certificates() {
+    let (ca, server, own) = certificates();
+    let files = [("ca.pem", &*ca), ("cert.pem", &*server.0), ("key.pem", &*server.1)];
+    let flags = [
+        "--tls-cert={}/cert.pem",
+        "--tls-key={}/key.pem",
+        "--tls-client-ca={}/ca.pem",
+        "--admin-tls-cert={}/cert.pem",
+        "--admin-tls-key={}/key.pem",
+        "--admin-tls-client-ca={}/ca.pem",
+    ];
+    let world = Guarded::start(&files, &flags).await;
+    let (public, admin) = (&*world.at.public, &*world.at.admin);
+    assert_eq!(get_secured(public, "/health", &ca, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
+    assert!(get_secured(public, "/health", &ca, None).await.is_err(), "no certificate");
+    let (_, _, foreign) = certificates();
+    assert!(get_secured(public, "/health", &ca, Some(&foreign)).await.is_err(), "of another authority");
+    assert!(client().get(format!("http://{public}/health")).send().await.is_err(), "no TLS");
+
+    assert_eq!(get_secured(admin, "/health", &ca, None).await.unwrap(), "HTTP/1.1 200 OK");
+    assert_eq!(get_secured(admin, "/metrics", &ca, None).await.unwrap(), "HTTP/1.1 401 Unauthorized");
+    assert_eq!(get_secured(admin, "/metrics", &ca, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
+
+    let (next_ca, next, _) = certificates();
+    world.write("key.pem", &next.1);
+    world.write("cert.pem", &next.0);
+    let renewed = async || get_secured(admin, "/health", &next_ca, None).await.is_ok();
+    world.until("the new certificate is shown", renewed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_secret_is_ever_logged_and_what_is_open_is() {
+    let (key, jwks) = provider();
+    let token = encode(&Header::new(Algorithm::EdDSA), &claims(json!({})), &key).unwrap();
+    let secrets = [
+        KEY,
+        ADMIN_KEY,
+        "sk-engine-secret",
+        "admin-token-secret",
+        "registration-secret",
+        "wrong-key-secret",
+        &token,
+    ];
+    let flags = [
+        "--log-filter=trace",
+        "--access-file={}/access.toml",
+        "--jwks-file={}/jwks.json",
+        "--jwt-issuer=https://id.example",
+        "--jwt-audience=moongate",
+        "--jwt-tenant-claim=org",
+        "--engine-api-key=sk-engine-secret",
+        "--admin-token=admin-token-secret",
+        "--registration",
+        "--registration-token=registration-secret",
+    ];
+    let world =
+        Guarded::start(&[("access.toml", &keys("")), ("jwks.json", &jwks)], &flags).await.ready().await;
+    for (key, status) in [(KEY, 200), (&token, 200), ("wrong-key-secret", 401), (ADMIN_KEY, 403)] {
+        assert_eq!(world.outcome(Some(key)).await.0, status);
+    }
+    for token in ["admin-token-secret", "registration-secret", "wrong-key-secret", ADMIN_KEY] {
+        world.admin("/workers", Some(token)).await;
+        world.admin("/debug/decisions", Some(token)).await;
+    }
+    world.write("access.toml", &keys("[quota]\nconcurrent_requests = 0\n"));
+    let mut binary = world.binary;
+    binary.line_with("what was read before stays in force").await;
+    binary.line_with("public listener 127.0.0.1").await;
+    let line = binary.line_with("admin listener 127.0.0.1").await;
+    assert!(line.contains("no TLS") && line.contains("/health, /ready for everybody"), "{line}");
+    binary.signal("TERM").await;
+    let ended = binary.ended().await;
+    assert!(ended.stderr.contains("TRACE") || ended.stderr.contains("DEBUG"), "the run was not talkative");
+    for secret in secrets {
+        assert!(!ended.stderr.contains(secret) && !ended.stdout.contains(secret), "{secret} was logged");
+    }
+}
+
+/// Output and exit code of `moongate config check`.
+async fn checked(flags: &[String]) -> (Option<i32>, String) {
+    let args: Vec<&str> = ["config", "check"].into_iter().chain(flags.iter().map(String::as_str)).collect();
+    let ended = Binary::run(&args).await;
+    (ended.status.code(), format!("{}{}", ended.stdout, ended.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_are_checked_without_a_start() {
+    let folder = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| -> PathBuf {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let (access, wrong) =
+        (file("access.toml", &keys("")), file("wrong.toml", "[[key]]\nkey = \"short\"\ntenant = \"a\"\n"));
+    let config =
+        file("gateway.toml", &format!("listen = \"0.0.0.0:8000\"\naccess-file = \"{}\"\n", access.display()));
+    let (code, said) = checked(&[format!("--config={}", config.display())]).await;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains("public listener 0.0.0.0:8000: no TLS; clients need an API key (2 known)"),
+        "{said}"
+    );
+    let bad = file("bad.toml", "attempts = \"three\"\n");
+    for (flags, part) in [
+        (vec![format!("--config={}", bad.display())], "bad.toml:1"),
+        (vec![format!("--access-file={}", wrong.display())], "guessed"),
+        (vec![format!("--access-file={}/none.toml", folder.path().display())], "none.toml"),
+        (vec![format!("--jwks-file={}", access.display())], "--jwt-issuer"),
+        (vec![format!("--tls-cert={}", access.display())], "--tls-key"),
+        (vec![format!("--instances-file={}", access.display())], "instances-file"),
+        (vec![format!("--model=m={}", folder.path().display())], "tokenizer.json"),
+        (vec!["--nonsense".to_owned()], "nonsense"),
+    ] {
+        let (code, said) = checked(&flags).await;
+        assert_eq!(code, Some(2), "{flags:?}: {said}");
+        assert!(said.contains(part), "{flags:?}: {said}");
+    }
+}
+
+/// What comes from a variable that somebody forgot to fill closes nothing and opens nothing: it is a mistake.
+#[tokio::test]
+async fn an_empty_secret_is_refused() {
+    for flag in ["--admin-token=", "--registration-token=", "--engine-api-key="] {
+        let ended = Binary::run(&["gateway", "--registration", flag]).await;
+        assert_eq!(ended.status.code(), Some(2), "{flag}: {}", ended.stderr);
+        assert!(ended.stderr.contains("it is empty"), "{flag}: {}", ended.stderr);
+    }
+}

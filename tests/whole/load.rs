@@ -1,0 +1,121 @@
+//! Clients with conversations, each of which sends its next turn when it has the answer to the last.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use moongate_loadtest::generate::prompt::unique_prompt;
+use moongate_loadtest::generate::{Failure, Outcome, Target, TargetApi};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+const CLIENTS: u64 = 12;
+/// Turns of a conversation, after which its client begins the next.
+const TURNS: u64 = 6;
+/// Tokens that a turn adds.
+const TURN_TOKENS: usize = 1024;
+const ANSWER_TOKENS: u32 = 16;
+/// Between an answer and the next turn.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// One request that has ended.
+pub(crate) struct Sample {
+    begun: Instant,
+    outcome: Result<Outcome, Failure>,
+}
+
+/// Clients at work.
+pub(crate) struct Load {
+    samples: Arc<Mutex<Vec<Sample>>>,
+    stop: Arc<AtomicBool>,
+    clients: JoinSet<()>,
+}
+
+/// What was seen in a span of time.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) requests: usize,
+    pub(crate) failures: Vec<Failure>,
+    /// Share of prompt tokens that came from a cache.
+    pub(crate) cached: f64,
+    pub(crate) p50: Duration,
+    pub(crate) p99: Duration,
+    pub(crate) took: Duration,
+}
+
+impl Load {
+    pub(crate) fn start(base: &str, model: &str) -> Self {
+        let (samples, stop) = (Arc::<Mutex<Vec<Sample>>>::default(), Arc::<AtomicBool>::default());
+        let mut clients = JoinSet::new();
+        for number in 0..CLIENTS {
+            let target = Target {
+                client: reqwest::Client::builder().no_proxy().build().unwrap(),
+                base: base.to_owned(),
+                api: TargetApi::Chat,
+                model: model.to_owned(),
+                silence: Duration::from_secs(120),
+            };
+            clients.spawn(converse(target, number, Arc::clone(&samples), Arc::clone(&stop)));
+        }
+        Self { samples, stop, clients }
+    }
+
+    /// Waits until so many more requests have ended.
+    pub(crate) async fn more(&self, count: usize) {
+        let wanted = self.samples.lock().len() + count;
+        while self.samples.lock().len() < wanted {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// What was seen of the requests that began in this time.
+    pub(crate) fn seen(&self, from: Instant, to: Instant) -> Seen {
+        let samples = self.samples.lock();
+        let within = samples.iter().filter(|sample| (from..to).contains(&sample.begun));
+        let (mut first, mut failures, mut cached, mut tokens) = (Vec::new(), Vec::new(), 0, 0);
+        for sample in within {
+            match &sample.outcome {
+                Ok(outcome) => {
+                    first.push(outcome.ttft.unwrap());
+                    cached += outcome.cached_tokens;
+                    tokens += outcome.prompt_tokens;
+                }
+                Err(failure) => failures.push(failure.clone()),
+            }
+        }
+        first.sort();
+        let at = |share: f64| first.get((first.len() as f64 * share) as usize).copied().unwrap_or_default();
+        let cached = cached as f64 / tokens as f64;
+        let requests = first.len() + failures.len();
+        Seen { requests, failures, cached, p50: at(0.5), p99: at(0.99), took: to - from }
+    }
+
+    /// Lets every client end its request.
+    pub(crate) async fn stop(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.clients.join_next().await {
+            ended.unwrap();
+        }
+    }
+}
+
+async fn converse(target: Target, client: u64, samples: Arc<Mutex<Vec<Sample>>>, stop: Arc<AtomicBool>) {
+    for conversation in 0.. {
+        let mut messages: Vec<Value> = Vec::new();
+        for turn in 0..TURNS {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let seed = (client * 1_000_000 + conversation) * TURNS + turn;
+            messages.push(json!({ "role": "user", "content": unique_prompt(TURN_TOKENS, seed) }));
+            let body = json!({ "model": target.model, "messages": messages, "max_tokens": ANSWER_TOKENS,
+                "stream": true, "stream_options": { "include_usage": true }, "temperature": 0 });
+            let begun = Instant::now();
+            let outcome = target.post("chat/completions", body.to_string().into_bytes()).await;
+            samples.lock().push(Sample { begun, outcome });
+            messages.push(json!({ "role": "assistant", "content": "yes" }));
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}

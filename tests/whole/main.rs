@@ -1,0 +1,157 @@
+//! From `helm install` to tokens, traces and metrics, and through an upgrade: everything on a real control plane, our programs as the
+//! processes of pods. As root, in some minutes: `cargo test --test whole -- --ignored --nocapture`.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::print_stdout, reason = "what is seen is the point of a run by hand")]
+#![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
+
+mod cluster;
+mod collector;
+mod dns;
+mod host;
+mod launch;
+mod load;
+mod multiturn;
+mod pods;
+mod probes;
+mod prometheus;
+mod queries;
+mod services;
+mod volumes;
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use cluster::{Cluster, eventually};
+use collector::Collector;
+use host::run;
+use load::{Load, Seen};
+use prometheus::Prometheus;
+use serde_json::json;
+
+const RELEASE: &str = "simulated";
+const MODEL: &str = "moongate-sim";
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+/// Requests that are measured before the upgrade, and after.
+const MEASURED: usize = 200;
+/// Tag of the image to which everything is upgraded.
+const NEXT: &str = "next";
+
+#[test]
+#[ignore = "takes minutes, and root's rights"]
+fn from_nothing_to_tokens_and_through_an_upgrade() {
+    host::alone("from_nothing_to_tokens_and_through_an_upgrade", story());
+}
+
+#[test]
+#[ignore = "takes a quarter of an hour, and root's rights"]
+fn the_published_benchmark_shows_what_was_measured() {
+    host::alone("the_published_benchmark_shows_what_was_measured", multiturn::rows());
+}
+
+async fn story() {
+    let begun = Instant::now();
+    let step = |what: &str| println!("{:6.1} s  {what}", begun.elapsed().as_secs_f64());
+    let cluster = Arc::new(Cluster::start().await);
+    let (collector, endpoint) = Collector::start().await;
+    step("a control plane with a node");
+    cluster.helm("install", "upgrade", &[format!("otlp.endpoint={endpoint}")]).await;
+    step("helm install");
+    cluster.settled().await;
+    step("all roles are ready");
+    let base = format!("http://{RELEASE}-gateway:8000");
+    sdk(&cluster, &base).await;
+    step("the OpenAI SDK is answered at the gateway's Service");
+    trace(&base, &collector).await;
+    step("the trace of a request has all spans");
+    let prometheus = Prometheus::start(&cluster).await;
+    step("Prometheus reads all pods");
+    let load = Load::start(&base, MODEL);
+    let began = SystemTime::now();
+    let [before, during, after] = upgrade(&cluster, &load).await;
+    for (name, seen) in [("before", &before), ("during the upgrade", &during), ("after", &after)] {
+        step(&format!("{name}: {}", line(seen)));
+    }
+    print!("the slowest request:\n{}", collector::shown(&collector.slowest(began..SystemTime::now())));
+    let faults = Instant::now();
+    cluster.kill(&format!("{RELEASE}-prefill-0"), "engine").await;
+    load.more(MEASURED / 2).await;
+    step("a killed prefill is back");
+    // Now the rest too, and an engine of the kind that is still missing.
+    let plain =
+        ["engine=simulated", "mode=plain", "replicas=1"].map(|value| format!("engines.plain.{value}"));
+    let settings = [format!("otlp.endpoint={endpoint}"), format!("image.tag={NEXT}")];
+    cluster.helm("upgrade", "upgrade", &[&settings[..], &plain].concat()).await;
+    cluster.settled().await;
+    load.more(MEASURED / 2).await;
+    let rest = load.seen(faults, Instant::now());
+    step(&format!("meanwhile, and while helm upgraded the rest: {}", line(&rest)));
+    let empty = queries::without_data(&prometheus).await;
+    step(&format!("queries without data: {}", empty.len()));
+    for one in &empty {
+        println!("           {one}");
+    }
+    load.stop().await;
+    for seen in [&before, &during, &after, &rest] {
+        assert!(seen.failures.is_empty(), "{:?}", seen.failures);
+    }
+    for seen in [&during, &after] {
+        assert!(seen.cached > 0.98 * before.cached, "{} {}", seen.cached, before.cached);
+    }
+    assert!(during.p99 < before.p99.mul_f64(1.2), "{:?} {:?}", during.p99, before.p99);
+    assert!(empty.is_empty(), "{empty:?}");
+}
+
+fn line(seen: &Seen) -> String {
+    let Seen { requests, failures, cached, p50, p99, took } = seen;
+    let failed = failures.len();
+    format!(
+        "{requests} requests in {took:.1?}, {failed} failed, {:.1} % of tokens cached, time to first token {p50:.2?}, p99 {p99:.2?}",
+        cached * 100.0
+    )
+}
+
+/// Everything that the SDK's test does with `moongate up`, it does here.
+async fn sdk(cluster: &Cluster, base: &str) {
+    let python = format!("{}/venv/bin/python", host::sdk().display());
+    let check = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/check.py");
+    let base = format!("{base}/v1");
+    let metrics = format!("http://{}:9000/metrics", cluster.address_of("gateway").await);
+    let checked = move || run("env", &["no_proxy=*", &python, check, &base, &metrics, MODEL]);
+    tokio::task::spawn_blocking(checked).await.unwrap();
+}
+
+/// A request whose trace is complete, down to the engines.
+async fn trace(base: &str, collector: &Collector) {
+    let body = json!({ "model": MODEL, "max_tokens": 4, "stream": true, "messages": [{ "role": "user", "content": "hello" }] });
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let request = client.post(format!("{base}/v1/chat/completions")).json(&body);
+    let answer =
+        request.header("traceparent", format!("00-{TRACE}-00f067aa0ba902b7-01")).send().await.unwrap();
+    assert!(answer.text().await.unwrap().contains("[DONE]"));
+    let spans = eventually("the spans arrive", async || {
+        let spans = collector.trace(TRACE);
+        let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
+        let root = format!("chat {MODEL}");
+        let wanted =
+            [&root, "prompt", "predict", "decide", "prefill", "decode", "first byte", "kv transfer", "relay"];
+        if wanted.iter().all(|name| names.contains(name)) { Ok(spans) } else { Err(format!("{names:?}")) }
+    })
+    .await;
+    print!("{}", collector::shown(&spans));
+}
+
+/// What was seen before, during and after an upgrade in place, first of the stores and then of the engines.
+async fn upgrade(cluster: &Cluster, load: &Load) -> [Seen; 3] {
+    // Caches fill.
+    load.more(MEASURED / 2).await;
+    let begun = Instant::now();
+    load.more(MEASURED).await;
+    let from = Instant::now();
+    for containers in [&["mooncake-store/store"][..], &["prefill", "decode"]] {
+        cluster.upgrade(containers, &format!("moongate:{NEXT}")).await;
+        cluster.settled().await;
+    }
+    let to = Instant::now();
+    load.more(MEASURED).await;
+    [load.seen(begun, from), load.seen(from, to), load.seen(to, Instant::now())]
+}

@@ -1,0 +1,292 @@
+//! Pods with a network of their own, and processes as their containers.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::Client;
+use moongate_testkit::{Runtime, State};
+use parking_lot::Mutex;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::{Notify, watch};
+
+use super::host::{HOST, resolv_conf};
+use super::launch::Launch;
+use super::probes::{self, Found};
+use super::volumes;
+
+const CONTAINER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/whole/container");
+/// How long a pod has to end where its spec does not say.
+const GRACE: i64 = 30;
+
+/// What all containers run: this build, or another one that is to be looked at.
+pub(crate) fn program() -> String {
+    std::env::var("MOONGATE_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_moongate").to_owned())
+}
+
+/// What runs in the pods of a namespace.
+#[derive(Clone)]
+pub(crate) struct Pods(Arc<Host>);
+
+struct Host {
+    client: Client,
+    folder: PathBuf,
+    next: AtomicU16,
+    /// By uid.
+    sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
+}
+
+/// A pod's network and what runs in it.
+struct Sandbox {
+    address: String,
+    /// Holds its network.
+    _holder: Child,
+    process: String,
+    folder: PathBuf,
+    containers: Mutex<HashMap<String, Keeper>>,
+    /// Told of whatever happens to a container.
+    changes: Notify,
+}
+
+/// Keeps a container running.
+struct Keeper {
+    /// The pod that it is to run for, or none if it is to end.
+    wish: watch::Sender<Option<Pod>>,
+    state: Arc<Mutex<State>>,
+    process: Arc<Mutex<Option<u32>>>,
+    /// Has an end when it has ended.
+    ended: watch::Receiver<()>,
+    /// So often it was started.
+    starts: watch::Receiver<u32>,
+}
+
+fn uid(pod: &Pod) -> String {
+    pod.metadata.uid.clone().unwrap()
+}
+
+impl Pods {
+    /// Files of pods, and what they print, come into the folder.
+    pub(crate) fn new(client: Client, folder: PathBuf) -> Self {
+        let (next, sandboxes) = (AtomicU16::new(2), Mutex::default());
+        Self(Arc::new(Host { client, folder, next, sandboxes }))
+    }
+
+    /// Kills the process of a container, as a fault would.
+    pub(crate) async fn kill(&self, pod: &Pod, container: &str) {
+        let sandbox = self.sandbox(pod).unwrap();
+        let process = sandbox.containers.lock()[container].process.lock().unwrap().to_string();
+        assert!(Command::new("kill").args(["-KILL", &process]).status().await.unwrap().success());
+    }
+
+    fn sandbox(&self, pod: &Pod) -> Option<Arc<Sandbox>> {
+        self.0.sandboxes.lock().get(&uid(pod)).cloned()
+    }
+}
+
+impl Runtime for Pods {
+    async fn start(&self, pod: &Pod) -> String {
+        let number = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let address = format!("10.244.{}.{}", number >> 8, number & 255);
+        let name = pod.metadata.name.clone().unwrap();
+        let folder = self.0.folder.join(format!("{name}-{number}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (holder, process) = network(&format!("pod{number}"), &address).await;
+        volumes::make(&self.0.client, pod, &folder.join("volumes"), &address).await;
+        let namespace = pod.metadata.namespace.clone().unwrap();
+        std::fs::write(folder.join("resolv.conf"), resolv_conf(&namespace)).unwrap();
+        std::fs::write(folder.join("hosts"), format!("127.0.0.1 localhost\n{address} {name}\n")).unwrap();
+        let (containers, changes) = (Mutex::default(), Notify::new());
+        let address_of_it = address.clone();
+        let sandbox =
+            Sandbox { address: address_of_it, _holder: holder, process, folder, containers, changes };
+        let sandbox = Arc::new(sandbox);
+        self.0.sandboxes.lock().insert(uid(pod), Arc::clone(&sandbox));
+        for container in &pod.spec.as_ref().unwrap().containers {
+            let mut starts = sandbox.keep(&self.0.client, pod, &container.name);
+            starts.wait_for(|starts| *starts > 0).await.unwrap();
+        }
+        address
+    }
+
+    async fn restart(&self, pod: &Pod, container: &str) {
+        let Some(sandbox) = self.sandbox(pod) else { return };
+        let mut starts = {
+            let containers = sandbox.containers.lock();
+            let keeper = &containers[container];
+            let starts = keeper.starts.clone();
+            keeper.wish.send_replace(Some(pod.clone()));
+            starts
+        };
+        let before = *starts.borrow_and_update();
+        starts.wait_for(|starts| *starts > before).await.unwrap();
+    }
+
+    async fn stop(&self, pod: &Pod) {
+        let Some(sandbox) = self.sandbox(pod) else { return };
+        let ended: Vec<_> = {
+            let containers = sandbox.containers.lock();
+            containers
+                .values()
+                .map(|keeper| {
+                    keeper.wish.send_replace(None);
+                    keeper.ended.clone()
+                })
+                .collect()
+        };
+        for mut ended in ended {
+            while ended.changed().await.is_ok() {}
+        }
+        self.0.sandboxes.lock().remove(&uid(pod));
+    }
+
+    fn state(&self, pod: &Pod, container: &str) -> State {
+        let sandbox = self.sandbox(pod);
+        let containers = sandbox.as_ref().map(|sandbox| sandbox.containers.lock());
+        let keeper = containers.as_ref().and_then(|containers| containers.get(container));
+        keeper.map_or(State { is_running: false, is_ready: false, exits: 0 }, |keeper| *keeper.state.lock())
+    }
+
+    async fn changed(&self, pod: &Pod) {
+        match self.sandbox(pod) {
+            Some(sandbox) => sandbox.changes.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Sandbox {
+    /// Begins to keep a container; answers how often it was started.
+    fn keep(self: &Arc<Self>, client: &Client, pod: &Pod, container: &str) -> watch::Receiver<u32> {
+        let (wish, wishes) = watch::channel(Some(pod.clone()));
+        let (ending, ended) = watch::channel(());
+        let (starting, starts) = watch::channel(0);
+        let state = Arc::new(Mutex::new(State { is_running: false, is_ready: false, exits: 0 }));
+        let process = Arc::<Mutex<Option<u32>>>::default();
+        let keeper = Keeper {
+            wish,
+            state: Arc::clone(&state),
+            process: Arc::clone(&process),
+            ended,
+            starts: starts.clone(),
+        };
+        self.containers.lock().insert(container.to_owned(), keeper);
+        let (sandbox, client, container) = (Arc::clone(self), client.clone(), container.to_owned());
+        tokio::spawn(async move {
+            sandbox.run(&client, &container, wishes, &starting, &state, &process).await;
+            drop(ending);
+        });
+        starts
+    }
+
+    async fn run(
+        &self,
+        client: &Client,
+        container: &str,
+        mut wishes: watch::Receiver<Option<Pod>>,
+        starting: &watch::Sender<u32>,
+        state: &Mutex<State>,
+        process: &Mutex<Option<u32>>,
+    ) {
+        let tell = |change: &dyn Fn(&mut State)| {
+            change(&mut state.lock());
+            self.changes.notify_one();
+        };
+        loop {
+            let Some(pod) = wishes.borrow_and_update().clone() else { return };
+            let spec = pod.spec.as_ref().unwrap();
+            let one = spec.containers.iter().find(|one| one.name == container).unwrap();
+            let number = *starting.borrow();
+            let mut child = self.spawn(client, &pod, one, number).await;
+            *process.lock() = child.id();
+            starting.send_modify(|starts| *starts += 1);
+            tell(&|state| *state = State { is_running: true, is_ready: false, exits: state.exits });
+            let (sender, mut found) = watch::channel(Found::Ready(false));
+            let looked_after = async {
+                while found.changed().await.is_ok() {
+                    match *found.borrow_and_update() {
+                        Found::Ready(is_ready) => tell(&|state| state.is_ready = is_ready),
+                        Found::Dead => return,
+                    }
+                }
+            };
+            let asked = tokio::select! {
+                _ = child.wait() => false,
+                () = looked_after => false,
+                () = probes::run(one, &self.address, &sender) => false,
+                changed = wishes.changed() => changed.is_ok(),
+            };
+            let grace = spec.termination_grace_period_seconds.unwrap_or(GRACE);
+            end(&mut child, Duration::from_secs(u64::try_from(grace).unwrap())).await;
+            let exits = i32::from(!asked);
+            tell(&|state| *state = State { is_running: false, is_ready: false, exits: state.exits + exits });
+            if !asked {
+                // As kubelets do, but shorter.
+                let wait = Duration::from_secs(1)
+                    .min(Duration::from_millis(200) * state.lock().exits.unsigned_abs());
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+
+    async fn spawn(&self, client: &Client, pod: &Pod, container: &Container, number: u32) -> Child {
+        let launch = Launch::of(client, pod, container, &self.address).await;
+        let log =
+            std::fs::File::create(self.folder.join(format!("{}-{number}.log", container.name))).unwrap();
+        let root = self.folder.join(format!("{}-root", container.name));
+        std::fs::create_dir_all(&root).unwrap();
+        let mut command = Command::new("nsenter");
+        command
+            .args(["--target", &self.process, "--net", "unshare", "--mount", CONTAINER])
+            .arg(&root)
+            .arg(program());
+        for name in ["resolv.conf", "hosts"] {
+            command.arg(self.folder.join(name)).arg(format!("/etc/{name}")).arg("ro");
+        }
+        for mount in volumes::mounts(container, &self.folder.join("volumes")) {
+            command.arg(mount.source).arg(mount.target).arg(if mount.is_read_only { "ro" } else { "rw" });
+        }
+        command.arg("--").args(&launch.arguments).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.envs(launch.env).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        command.kill_on_drop(true).spawn().unwrap()
+    }
+}
+
+/// A network with this address on the pods' bridge, what holds it, and the number of that process.
+async fn network(name: &str, address: &str) -> (Child, String) {
+    let mut holder = Command::new("unshare");
+    holder
+        .args(["--net", "sh", "-c", "echo; exec sleep infinity"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut holder = holder.kill_on_drop(true).spawn().unwrap();
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    lines.next_line().await.unwrap().expect("it says that it has entered its network");
+    let process = holder.id().unwrap().to_string();
+    let inside = format!("nsenter --target {process} --net ip");
+    let script = format!(
+        "ip link add {name} type veth peer name eth0 netns {process}
+         ip link set {name} master pods up
+         {inside} link set lo up
+         {inside} address add {address}/16 dev eth0
+         {inside} link set eth0 up
+         {inside} route add default via {HOST}"
+    );
+    let made = Command::new("sh").args(["-ec", &script]).stdin(Stdio::null()).output().await.unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    (holder, process)
+}
+
+/// Asks a process to end, and ends it when its time is over.
+async fn end(child: &mut Child, grace: Duration) {
+    let Some(id) = child.id() else { return };
+    // It may be gone already.
+    let _ = Command::new("kill").args(["-TERM", &id.to_string()]).stderr(Stdio::null()).status().await;
+    if tokio::time::timeout(grace, child.wait()).await.is_err() {
+        child.kill().await.unwrap();
+    }
+}
