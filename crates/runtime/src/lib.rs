@@ -1,5 +1,6 @@
-//! What every long-running command shares: supervised tasks, signals, drain, listeners, configuration, secrets.
+//! What every long-running command shares: supervised tasks, signals, drain, listeners, configuration, secrets, staying awake.
 
+pub mod awake;
 pub mod config;
 mod file_changes;
 pub mod listener;

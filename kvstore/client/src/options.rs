@@ -41,10 +41,14 @@ pub struct Options {
     pub cache_bytes: u64,
 }
 
+/// How long a thread stays awake for an answer that it has nothing to do without. A master or a node in the same data
+/// centre answers within this time, and waking up takes as long again.
+const AWAKE: Duration = Duration::from_micros(100);
+
 impl Default for Options {
     fn default() -> Self {
         Self {
-            master: rpc::Options::default(),
+            master: rpc::Options { awake: AWAKE, ..rpc::Options::default() },
             tenant: mooncake_wire::types::DEFAULT_TENANT.to_owned(),
             metadata: Metadata::default(),
             locality: Locality::default(),
@@ -54,7 +58,7 @@ impl Default for Options {
             attempts: 3,
             largest_object: 4 << 30,
             newest_protocol: Protocol::Checked,
-            transfers: Limits::default(),
+            transfers: Limits { awake: AWAKE, ..Limits::default() },
             rdma_devices: Vec::new(),
             checksums: true,
             cache_bytes: 0,

@@ -9,6 +9,7 @@ use moongate_transfer::{Connection, Directory, DirectoryError, Protocol, Segment
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use crate::checksum::Sum;
 use crate::error::NodeError;
 use crate::options::Options;
 use crate::rdma::Rdma;
@@ -69,31 +70,50 @@ struct Place {
 
 /// What a transfer does.
 pub(crate) enum Move<'a> {
-    Read(&'a mut [u8]),
+    Read {
+        into: &'a mut [u8],
+        sum: &'a mut Sum,
+        /// Whether this caller has nothing else to do meanwhile.
+        is_all: bool,
+    },
     Write(&'a [u8]),
 }
 
 impl Move<'_> {
     fn len(&self) -> usize {
         match self {
-            Self::Read(into) => into.len(),
+            Self::Read { into, .. } => into.len(),
             Self::Write(from) => from.len(),
         }
     }
 
     async fn on(&mut self, lane: &mut Lane, address: u64) -> Result<(), TransferError> {
         match self {
-            Self::Read(into) => lane.read(address, into).await,
+            Self::Read { into, sum, is_all } => lane.read(address, into, sum, *is_all).await,
             Self::Write(from) => lane.write(address, from).await,
         }
     }
 }
 
 impl Lane {
-    async fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), TransferError> {
+    async fn read(
+        &mut self,
+        address: u64,
+        into: &mut [u8],
+        sum: &mut Sum,
+        is_all: bool,
+    ) -> Result<(), TransferError> {
+        sum.restart();
         match self {
-            Self::Tcp(connection) => connection.read(address, into).await,
-            Self::Rdma(connection) => connection.read(address, into).await,
+            Self::Tcp(connection) => {
+                connection.stay_awake(is_all);
+                connection.read_seen(address, into, |bytes| sum.add(bytes)).await
+            }
+            Self::Rdma(connection) => {
+                connection.read(address, into).await?;
+                sum.add(into);
+                Ok(())
+            }
         }
     }
 
@@ -103,6 +123,7 @@ impl Lane {
             Self::Tcp(connection) => connection,
             Self::Rdma(connection) => return connection.write(address, from).await,
         };
+        connection.stay_awake(false);
         connection.write(address, from).await?;
         let (Protocol::V1, Some(last)) = (connection.protocol(), from.last()) else { return Ok(()) };
         // Version 1 does not tell when it has applied a write. But it does one thing after the other, so reading

@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 
-use crate::checksum::checksum;
+use crate::checksum::Sum;
 use crate::client::Client;
 use crate::error::{KvError, NodeError};
 use crate::locate::{Lease, Located, Source};
@@ -93,6 +93,8 @@ impl Client {
         room: &mut impl Room,
     ) -> Result<(usize, Instant), KvError> {
         let attempts = self.shared.options.attempts.max(1);
+        // One of a batch has others beside it.
+        let is_all = located.is_none();
         let mut known = located;
         let (mut attempt, mut damaged) = (1, 0);
         loop {
@@ -114,18 +116,20 @@ impl Client {
             let read = match &staged {
                 Ok(_) => tokio::select! {
                     biased;
-                    read = self.fill(&located, into) => read,
+                    read = self.fill(&located, is_all, into) => read,
                     never = self.keep(key, lease) => match never {},
                 },
                 Err(error) => Err(error.clone()),
             };
             let is_there = staged.is_ok_and(|staged| staged.is_none_or(|staged| staged.holds()));
             let error = match read {
-                Ok(()) if !lease.holds() || !is_there => {
+                Ok(_) if !lease.holds() || !is_there => {
                     KvError::LeaseEnded { key: key.to_owned(), lease: lease.length, attempts: attempt }
                 }
-                Ok(()) if self.is_whole(&located, into) => return Ok((located.size, lease.end())),
-                Ok(()) => {
+                Ok(sum) if sum.value().is_none_or(|sum| located.checksum == Some(sum)) => {
+                    return Ok((located.size, lease.end()));
+                }
+                Ok(_) => {
                     tracing::warn!(key, replicas, "the bytes of an object are not those that were written");
                     damaged += 1;
                     continue;
@@ -138,12 +142,6 @@ impl Client {
             tracing::debug!(key, attempt, %error, "reading again");
             attempt += 1;
         }
-    }
-
-    /// Whether these are the bytes that were written, as far as the writer has told.
-    fn is_whole(&self, located: &Located, bytes: &[u8]) -> bool {
-        let written = located.checksum.filter(|_| self.shared.options.checksums);
-        written.is_none_or(|written| written == checksum(bytes))
     }
 
     /// Renews a lease whenever half of it has passed, for reads that take long.
@@ -161,29 +159,40 @@ impl Client {
         }
     }
 
-    /// Reads all of an object, its slices at once.
-    async fn fill(&self, located: &Located, into: &mut [u8]) -> Result<(), NodeError> {
+    /// Reads all of an object, its slices at once. Returns its checksum if the writer has told it.
+    async fn fill(&self, located: &Located, is_all: bool, into: &mut [u8]) -> Result<Sum, NodeError> {
         let slice = slice_length(into.len(), self.shared.options.slice_bytes);
+        let is_checked = located.checksum.is_some() && self.shared.options.checksums;
         if into.len() <= slice {
-            return self.read_slice(&located.sources, 0, into).await;
+            return self.read_slice(&located.sources, 0, into, Sum::new(is_checked), is_all).await;
         }
         let slices = into.chunks_mut(slice).enumerate();
-        let reads = slices.map(|(at, part)| self.read_slice(&located.sources, at * slice, part));
-        try_join_all(reads).await.map(drop)
+        let read =
+            |(at, part)| self.read_slice(&located.sources, at * slice, part, Sum::new(is_checked), false);
+        let sums = try_join_all(slices.map(read)).await?;
+        Ok(sums.iter().fold(Sum::new(is_checked), Sum::then))
     }
 
     /// Reads a slice from the replica that costs least, and from the next one when that fails.
-    async fn read_slice(&self, sources: &[Source], offset: usize, into: &mut [u8]) -> Result<(), NodeError> {
+    async fn read_slice(
+        &self,
+        sources: &[Source],
+        offset: usize,
+        into: &mut [u8],
+        mut sum: Sum,
+        is_all: bool,
+    ) -> Result<Sum, NodeError> {
         let mut left: Vec<&Source> = sources.iter().collect();
         // Of those that cost the same, every client would read the first.
         fastrand::shuffle(&mut left);
         loop {
             let best = left.iter().enumerate().min_by_key(|(_, source)| source.peer.cost()).map(|(at, _)| at);
             // There is a source, or the object would not have been located.
-            let Some(source) = best.map(|at| left.swap_remove(at)) else { return Ok(()) };
+            let Some(source) = best.map(|at| left.swap_remove(at)) else { return Ok(sum) };
             let address = source.address.saturating_add(offset as u64);
-            match self.shared.peers.transfer(&source.peer, address, Move::Read(&mut *into)).await {
-                Ok(()) => return Ok(()),
+            let what = Move::Read { into: &mut *into, sum: &mut sum, is_all };
+            match self.shared.peers.transfer(&source.peer, address, what).await {
+                Ok(()) => return Ok(sum),
                 Err(error) if left.is_empty() => return Err(error),
                 Err(error) => tracing::debug!(%error, "reading another replica"),
             }

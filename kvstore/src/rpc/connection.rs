@@ -48,7 +48,7 @@ impl Connection {
         };
         let mut session = Session::new(&self.address, &self.options);
         session.begin(call);
-        let Some(error) = session.run(stream, &mut self.calls).await else { return };
+        let Err(error) = session.run(stream, &mut self.calls).await else { return };
         session.fail(&error);
         if session.answered {
             // A master that worked until now is worth an attempt at once: it may have been restarted.

@@ -1,10 +1,12 @@
 //! One connection, from its first call to its end.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::frame::{self, Frame, FrameError, Parsed, ResponseHeader};
+use moongate_runtime::awake::{Awake, Habit, receive};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
@@ -17,6 +19,8 @@ use super::master::Options;
 const MAX_UNSENT: usize = 256 << 10;
 /// Room for reading.
 const READ: usize = 16 << 10;
+/// Bytes for which a thread stays awake. Larger answers are worth waking up for.
+const PIECE: usize = 2 << 10;
 
 /// A response, still packed.
 pub(super) type Response = Frame<ResponseHeader, Bytes>;
@@ -39,6 +43,7 @@ pub(super) struct Session<'a> {
     heard: Instant,
     /// Whether there ever was a response.
     pub(super) answered: bool,
+    habit: Habit,
 }
 
 impl<'a> Session<'a> {
@@ -51,42 +56,64 @@ impl<'a> Session<'a> {
             input: BytesMut::new(),
             heard: Instant::now(),
             answered: false,
+            habit: Habit::new(Awake::of_process(), options.awake),
         }
     }
 
-    /// Takes calls and hands out responses until the connection ends. `None` if nobody is left who could call.
+    /// Takes calls and hands out responses, until nobody is left who could call.
+    ///
+    /// # Errors
+    /// How the connection ended.
     pub(super) async fn run(
         &mut self,
         mut stream: TcpStream,
         calls: &mut mpsc::Receiver<Call>,
-    ) -> Option<RpcError> {
+    ) -> Result<(), RpcError> {
         let (mut reader, mut writer) = stream.split();
         loop {
             let takes_calls = self.has_room();
             self.input.reserve(READ);
             tokio::select! {
-                call = calls.recv(), if takes_calls => self.begin(call?),
+                call = calls.recv(), if takes_calls => match call {
+                    Some(call) => self.begin(call),
+                    None => return Ok(()),
+                },
                 sent = writer.write_buf(&mut self.output), if !self.output.is_empty() => {
-                    if let Err(error) = sent {
-                        return Some(self.lost(error.to_string()));
+                    sent.map_err(|error| self.lost(error.to_string()))?;
+                    if let Some(read) = self.stay_awake(reader.as_ref()).transpose() {
+                        self.heard(read)?;
                     }
                 }
-                read = reader.read_buf(&mut self.input) => match read {
-                    Ok(0) => return Some(self.lost("end of stream".to_owned())),
-                    Ok(_) => if let Err(error) = self.hand_out() {
-                        return Some(self.not_frames(error));
-                    },
-                    Err(error) => return Some(self.lost(error.to_string())),
-                },
+                read = reader.read_buf(&mut self.input) => self.heard(read)?,
                 // A response that is long in coming holds up those behind it, so a silence is the connection's.
                 () = tokio::time::sleep_until(self.heard + self.options.time_limit),
                     if !self.waiting.is_empty() => {
-                    return Some(RpcError::TimedOut {
+                    return Err(RpcError::TimedOut {
                         address: Arc::clone(self.address),
                         limit: self.options.time_limit,
                     });
                 }
             }
+        }
+    }
+
+    /// Looks for the response to the only call that is under way. Returns how many bytes came, if any did in time.
+    fn stay_awake(&mut self, stream: &TcpStream) -> io::Result<Option<usize>> {
+        if self.waiting.len() != 1 || !self.output.is_empty() || !self.habit.is_due() {
+            return Ok(None);
+        }
+        let mut piece = [0; PIECE];
+        let received = self.habit.look(|| receive(stream, &mut piece))?;
+        self.input.extend_from_slice(piece.get(..received.unwrap_or_default()).unwrap_or_default());
+        Ok(received)
+    }
+
+    /// Bytes have come, or none will come any more.
+    fn heard(&mut self, read: io::Result<usize>) -> Result<(), RpcError> {
+        match read {
+            Ok(0) => Err(self.lost("end of stream".to_owned())),
+            Ok(_) => self.hand_out().map_err(|error| self.not_frames(error)),
+            Err(error) => Err(self.lost(error.to_string())),
         }
     }
 

@@ -4,6 +4,7 @@ use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, Digest};
+use moongate_runtime::awake::{Awake, Habit, receive};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -21,11 +22,18 @@ pub struct Limits {
     pub stall: Duration,
     /// Bytes that the kernel keeps for either direction. It chooses itself if this is `None`, and may choose less.
     pub kernel_buffer: Option<usize>,
+    /// How long a thread stays awake for bytes that are due, where the connection was told to; zero for not at all.
+    pub awake: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connect: Duration::from_secs(3), stall: Duration::from_secs(10), kernel_buffer: None }
+        Self {
+            connect: Duration::from_secs(3),
+            stall: Duration::from_secs(10),
+            kernel_buffer: None,
+            awake: Duration::ZERO,
+        }
     }
 }
 
@@ -85,6 +93,8 @@ pub struct Connection {
     address: String,
     protocol: Protocol,
     limits: Limits,
+    stays_awake: bool,
+    habit: Habit,
 }
 
 impl Connection {
@@ -105,7 +115,8 @@ impl Connection {
             Err(_) => return Err(failed(format!("nothing within {:?}", limits.connect))),
         };
         set_options(&stream, limits).map_err(|error| failed(error.to_string()))?;
-        Ok(Self { stream, address, protocol, limits })
+        let habit = Habit::new(Awake::of_process(), limits.awake);
+        Ok(Self { stream, address, protocol, limits, stays_awake: false, habit })
     }
 
     /// The node's data plane, as `host:port`.
@@ -118,6 +129,11 @@ impl Connection {
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.protocol
+    }
+
+    /// Whether to stay awake for what is read, because the thread has nothing else to do.
+    pub fn stay_awake(&mut self, stays_awake: bool) {
+        self.stays_awake = stays_awake;
     }
 
     /// Whether the other side has closed the connection, or sent what nobody asked for. For connections that have
@@ -133,12 +149,25 @@ impl Connection {
     /// # Errors
     /// [`TransferError`].
     pub async fn read(&mut self, start: u64, into: &mut [u8]) -> Result<(), TransferError> {
+        self.read_seen(start, into, |_| ()).await
+    }
+
+    /// As [`Connection::read`]. `seen` is given all bytes in their order, while a core's cache still has them.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub async fn read_seen(
+        &mut self,
+        start: u64,
+        into: &mut [u8],
+        seen: impl FnMut(&[u8]),
+    ) -> Result<(), TransferError> {
         let size = into.len() as u64;
         self.send(start, size, Operation::Read, &[]).await?;
         if self.protocol != Protocol::V1 {
             self.status(start, size).await?;
         }
-        let crc = self.receive(into).await?;
+        let crc = self.receive(into, seen).await?;
         if self.protocol == Protocol::Checked {
             let mut trailer = [0; STATUS];
             self.fill(&mut trailer).await?;
@@ -194,17 +223,16 @@ impl Connection {
     }
 
     /// Receives a body, and returns its checksum if the protocol has one.
-    async fn receive(&mut self, into: &mut [u8]) -> Result<u32, TransferError> {
+    async fn receive(&mut self, into: &mut [u8], mut seen: impl FnMut(&[u8])) -> Result<u32, TransferError> {
         let (mut filled, mut summed, mut crc) = (0, 0, Digest::new(CrcAlgorithm::Crc32Iscsi));
         let checked = self.protocol == Protocol::Checked;
         while filled < into.len() {
-            let read = timed(self.limits.stall, self.stream.read(&mut into[filled..])).await;
-            match read.map_err(|error| self.failed(&error))? {
-                0 => return Err(self.failed(&io::ErrorKind::UnexpectedEof.into())),
-                more => filled += more,
-            }
-            if checked && (filled - summed >= PIECE || filled == into.len()) {
-                crc.update(&into[summed..filled]);
+            filled += self.more(&mut into[filled..]).await?;
+            if filled - summed >= PIECE || filled == into.len() {
+                if checked {
+                    crc.update(&into[summed..filled]);
+                }
+                seen(&into[summed..filled]);
                 summed = filled;
             }
         }
@@ -213,8 +241,31 @@ impl Connection {
     }
 
     async fn fill(&mut self, into: &mut [u8]) -> Result<(), TransferError> {
-        let read = timed(self.limits.stall, self.stream.read_exact(into)).await;
-        read.map(|_| ()).map_err(|error| self.failed(&error))
+        let mut filled = 0;
+        while filled < into.len() {
+            filled += self.more(&mut into[filled..]).await?;
+        }
+        Ok(())
+    }
+
+    /// Receives at least a byte.
+    async fn more(&mut self, into: &mut [u8]) -> Result<usize, TransferError> {
+        let read = match self.received_awake(into) {
+            Ok(None) => timed(self.limits.stall, self.stream.read(into)).await,
+            received => received.map(Option::unwrap_or_default),
+        };
+        match read {
+            Ok(0) => Err(self.failed(&io::ErrorKind::UnexpectedEof.into())),
+            Ok(bytes) => Ok(bytes),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    fn received_awake(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        if !self.stays_awake || !self.habit.is_due() {
+            return Ok(None);
+        }
+        self.habit.look(|| receive(&self.stream, into))
     }
 
     async fn status(&mut self, start: u64, size: u64) -> Result<(), TransferError> {

@@ -6,12 +6,13 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use moongate_runtime::awake::Awake;
 use moongate_runtime::{BindError, Supervisor, bind};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::awake::{Awake, Thread};
+use super::awake::{Thread, Threads};
 use super::budget::Budget;
 use super::worker::{Accepted, Worker};
 use crate::server::Server;
@@ -68,13 +69,13 @@ pub fn serve(
     let budget = Budget::new(server.limits.buffer_bytes);
     // More threads than cores would only take turns.
     let cores = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
-    let awake = Awake::new(server.limits.awake, cores);
+    let together = Threads::new(server.limits.awake, Awake::new(cores));
     let workers: io::Result<Vec<_>> = (0..threads.clamp(1, cores.get()))
         .map(|lane| {
             Worker {
                 server: Arc::clone(server),
                 budget: Arc::clone(&budget),
-                thread: Thread::new(&awake),
+                thread: Thread::new(&together),
                 supervisor: supervisor.clone(),
                 stop: stop.child_token(),
                 lane,

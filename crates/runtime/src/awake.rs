@@ -1,0 +1,180 @@
+//! Staying awake for bytes that are due within microseconds: a thread that sleeps until they come takes longer to wake
+//! up than they take to come.
+//!
+//! A thread that stays awake looks again and again, up to a limit. Where that was in vain it is tried less and less
+//! often, so that whoever takes its time, or needs the very core, costs next to nothing.
+
+use std::io;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use tokio::net::TcpStream;
+
+/// The most times in a row that it is not tried.
+const MOST_SKIPPED: u32 = 64;
+/// Pauses of the processor between two looks.
+const PAUSES: u32 = 8;
+/// A thread that was not on its core for that long has to share it.
+const CROWDED: Duration = Duration::from_micros(200);
+/// Times after which it is tried again on a crowded core.
+const SKIPPED_IF_CROWDED: u32 = 4096;
+
+/// How many threads stay awake at a time.
+#[derive(Debug)]
+pub struct Awake {
+    threads: usize,
+    now: AtomicUsize,
+}
+
+impl Awake {
+    /// At most half of `cores` are kept awake.
+    #[must_use]
+    pub fn new(cores: NonZero<usize>) -> Arc<Self> {
+        Arc::new(Self { threads: (cores.get() / 2).max(1), now: AtomicUsize::new(0) })
+    }
+
+    /// For whoever waits for answers in this process: at most half of the cores that it may use.
+    #[must_use]
+    pub fn of_process() -> Arc<Self> {
+        static PROCESS: LazyLock<Arc<Awake>> = LazyLock::new(|| {
+            Awake::new(std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN))
+        });
+        Arc::clone(&PROCESS)
+    }
+
+    /// One more thread stays awake, unless enough of them do.
+    pub fn enter(&self) -> Option<Stay<'_>> {
+        let more = |now| (now < self.threads).then_some(now + 1);
+        self.now.fetch_update(Relaxed, Relaxed, more).is_ok().then(|| Stay(self))
+    }
+}
+
+/// A thread that stays awake, until it is dropped.
+#[derive(Debug)]
+pub struct Stay<'a>(&'a Awake);
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What has been learnt about one peer: whether it is worth to stay awake for it.
+#[derive(Debug)]
+pub struct Habit {
+    awake: Arc<Awake>,
+    limit: Duration,
+    /// Times not to try it, and how many of them there were.
+    skip: u32,
+    skipped: u32,
+}
+
+impl Habit {
+    /// Stays awake for `limit` at a time; never if it is zero.
+    #[must_use]
+    pub fn new(awake: Arc<Awake>, limit: Duration) -> Self {
+        Self { awake, limit, skip: 0, skipped: 0 }
+    }
+
+    /// Whether it is worth trying this time.
+    pub fn is_due(&mut self) -> bool {
+        if self.limit.is_zero() {
+            return false;
+        }
+        let is_due = self.skipped >= self.skip;
+        self.skipped += u32::from(!is_due);
+        is_due
+    }
+
+    /// Looks again and again, until there is something or the limit has passed. Nothing at once when enough threads
+    /// are awake.
+    ///
+    /// # Errors
+    /// What `look` gives.
+    pub fn look<T>(&mut self, mut look: impl FnMut() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
+        let Some(_stay) = self.awake.enter() else { return Ok(None) };
+        let begun = Instant::now();
+        loop {
+            let found = look()?;
+            let took = begun.elapsed();
+            if took < self.limit && found.is_none() {
+                // Giving the core away instead (sched_yield) is held against a thread when the core is wanted by
+                // others.
+                (0..PAUSES).for_each(|_| std::hint::spin_loop());
+                continue;
+            }
+            (self.skip, self.skipped) = match took {
+                _ if took >= CROWDED => (SKIPPED_IF_CROWDED, 0),
+                _ if took >= self.limit => ((self.skip * 2 + 1).min(MOST_SKIPPED), 0),
+                _ => (0, 0),
+            };
+            return Ok(found);
+        }
+    }
+}
+
+/// Receives what is there, without waiting: so many bytes, 0 at the end of the stream, nothing if nothing is there.
+///
+/// # Errors
+/// Those of the connection.
+pub fn receive(stream: &TcpStream, into: &mut [u8]) -> io::Result<Option<usize>> {
+    match rustix::net::recv(stream, into, RecvFlags::DONTWAIT) {
+        Ok((_, bytes)) => Ok(Some(bytes)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt as _;
+
+    fn habit(limit: Duration) -> Habit {
+        Habit::new(Awake::new(NonZero::new(2).unwrap()), limit)
+    }
+
+    #[test]
+    fn what_was_in_vain_is_tried_less_often() {
+        let mut habit = habit(Duration::from_nanos(1));
+        let mut tried = Vec::new();
+        for time in 0..300 {
+            if habit.is_due() {
+                tried.push(time);
+                assert_eq!(habit.look(|| Ok(None::<()>)).unwrap(), None);
+            }
+        }
+        assert!(tried.starts_with(&[0]) && tried.len() < 10, "{tried:?}");
+        assert_eq!(self::habit(Duration::ZERO).is_due(), false);
+    }
+
+    #[test]
+    fn no_more_than_half_of_the_cores_are_kept_awake() {
+        let mut habit = habit(Duration::from_secs(60));
+        let awake = Arc::clone(&habit.awake);
+        let stay = awake.enter();
+        assert!(stay.is_some());
+        assert_eq!(habit.look(|| Ok(Some(()))).unwrap(), None);
+        drop(stay);
+        assert_eq!(habit.look(|| Ok(Some(()))).unwrap(), Some(()));
+        assert_eq!(awake.now.load(Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn bytes_and_the_end_are_received_without_waiting() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let far = listener.accept().await.unwrap().0;
+        let (mut habit, mut into) = (habit(Duration::from_secs(60)), [0; 16]);
+        assert_eq!(receive(&far, &mut into).unwrap(), None);
+        near.write_all(b"bytes").await.unwrap();
+        assert_eq!(habit.look(|| receive(&far, &mut into)).unwrap(), Some(5));
+        assert_eq!(&into[..5], b"bytes");
+        drop(near);
+        assert_eq!(habit.look(|| receive(&far, &mut into)).unwrap(), Some(0));
+    }
+}
