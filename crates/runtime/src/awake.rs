@@ -149,7 +149,7 @@ mod tests {
             }
         }
         assert!(tried.starts_with(&[0]) && tried.len() < 10, "{tried:?}");
-        assert_eq!(self::habit(Duration::ZERO).is_due(), false);
+        assert!(!self::habit(Duration::ZERO).is_due());
     }
 
     #[test]
