@@ -6,6 +6,7 @@
 
 mod cluster;
 mod collector;
+mod console;
 mod dns;
 mod host;
 mod launch;
@@ -65,6 +66,8 @@ async fn story() {
     step("the trace of a request has all spans");
     let prometheus = Prometheus::start(&cluster).await;
     step("Prometheus reads all pods");
+    console::check(&cluster, &base, MODEL).await;
+    step("the console shows all of it, and where a prompt is cached");
     let load = Load::start(&base, MODEL);
     let began = SystemTime::now();
     let [before, during, after] = upgrade(&cluster, &load).await;
