@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-const CLIENTS: u64 = 12;
+/// So many keep eight prefills at 40 % of what they can compute, and seven at 45 % while one of them is away.
+const CLIENTS: u64 = 46;
 /// Turns of a conversation, after which its client begins the next.
 const TURNS: u64 = 6;
 /// Tokens that a turn adds.
