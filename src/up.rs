@@ -18,6 +18,8 @@ use self::stores::Stores;
 
 /// Time for the engines to be found ready. They are in this process; a second is long.
 const READY_WITHIN: Duration = Duration::from_secs(15);
+/// Time for the gateway's tasks once nothing is waited for any more.
+const GATEWAY_ENDS_WITHIN: Duration = Duration::from_secs(2);
 /// How often the status line is renewed on a terminal.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
@@ -92,6 +94,10 @@ pub(crate) async fn run(command: UpCommand, supervisor: Supervisor) -> anyhow::R
     tokio::select! {
         () = gateway.stop() => {}
         () = terminated() => {}
+    }
+    // Whoever asks twice does not wait for open streams. The gateway goes first all the same: it would miss its store.
+    if let Err(still) = supervisor.shutdown(GATEWAY_ENDS_WITHIN).await {
+        tracing::warn!(%still, "tasks did not end in time");
     }
     for engine in engines {
         engine.stop().await;

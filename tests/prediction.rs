@@ -285,6 +285,18 @@ async fn an_engine_that_tells_no_tokens_holds_up_few_requests_and_fails_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn another_engine_tells_the_tokens_when_one_fails() {
+    let world = Fleet::sglang().pairs(1).tune(with_events).flag("--tokenize-timeout=20s").start().await;
+    world.engines.prefills[0].set_fault(FaultPlan { tokenize: true, ..Fault::CloseBeforeFirstByte.into() });
+    for number in 0..9 {
+        let body = text(&world, &format!("prompt {number}")).to_string();
+        assert_eq!(world.post("/v1/completions", body).await.status(), 200);
+    }
+    assert!(world.engines.prefills[0].stats().tokens_asked > 0, "the one that fails is not asked");
+    assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"engine\"}").await, 9);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn engines_are_not_asked_in_vain() {
     let silent = Fleet::sglang().plain(1).start().await;
     let off = Fleet::sglang().plain(1).tune(with_events).flag("--tokenize-timeout=0s").start().await;

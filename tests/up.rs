@@ -162,6 +162,29 @@ async fn ctrl_c_stops_it_even_with_an_open_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_twice_cuts_the_stream_and_the_gateway_does_not_miss_its_store() {
+    let up = up(&["--time-scale=1"]).await;
+    let body = json!({"model": "moongate-sim", "prompt": "go on", "stream": true, "max_tokens": 10_000});
+    let url = format!("http://{}/v1/completions", up.public);
+    let mut stream = client().post(url).json(&body).send().await.unwrap().bytes_stream();
+    assert!(stream.next().await.unwrap().is_ok());
+    up.binary.signal("INT").await;
+    // It drains: the second one is not taken for the first.
+    let draining = async {
+        let ready = format!("http://{}/ready", up.admin);
+        while client().get(&ready).send().await.unwrap().status() == 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, draining).await.unwrap();
+    up.binary.signal("INT").await;
+    let ended = up.binary.ended_within(Duration::from_secs(10)).await;
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    assert!(ended.stdout.trim_end().ends_with("stopped"), "{ended:?}");
+    assert!(!ended.stderr.contains("store"), "{}", ended.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_taken_port_is_told() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

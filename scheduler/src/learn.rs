@@ -106,8 +106,15 @@ impl Learner {
         for (row, &along_row) in along.iter().enumerate() {
             for (column, &along_column) in along.iter().enumerate() {
                 let entry = &mut self.covariance[row][column];
-                // Forgetting must not blow up what prompts of one length never show.
-                *entry = ((*entry - along_row * along_column / gain_below) / FORGETTING).clamp(-1.0, 1.0);
+                *entry = (*entry - along_row * along_column / gain_below) / FORGETTING;
+            }
+        }
+        // Forgetting must not blow up what prompts of one length never show. Rows and columns shrink together: entries that are cut one by
+        // one are soon no covariance any more, and what is learned with them runs away.
+        let shrink: [f64; TERMS] = std::array::from_fn(|at| self.covariance[at][at].max(1.0).sqrt().recip());
+        for (row, by_row) in shrink.iter().enumerate() {
+            for (column, by_column) in shrink.iter().enumerate() {
+                self.covariance[row][column] *= by_row * by_column;
             }
         }
     }
@@ -173,6 +180,26 @@ mod tests {
             assert!((learned / right - 1.0).abs() < 0.15, "{work:?}: {learned} instead of {right}");
         }
         assert!((0.1..0.3).contains(&learner.spread()), "{}", learner.spread());
+    }
+
+    #[test]
+    fn prompts_that_are_all_alike_do_not_lead_it_astray() {
+        let truth = ServiceModel::default();
+        let mut learner = Learner::new(&truth, HANDOVER);
+        let mut speeds = [1.0; 4];
+        // Conversations of six turns, each of which adds as much; now and then a prompt is behind another one.
+        let work = |count: usize| {
+            let cached = 1024 * (count / 4 % 6) as u64;
+            Work { new: 1024, cached, handed_over: 1024 + cached }
+        };
+        for count in 0..40_000 {
+            let noise = [1.0, 1.02, 0.98, 1.0, 1.3][count % 5];
+            let took = noise * seconds(&truth, HANDOVER, work(count));
+            speeds[count % 4] = learner.observe(work(count), took, speeds[count % 4]);
+            let learned = learner.model(1.0).seconds(1024, work(count).cached) * speeds[count % 4];
+            let right = truth.seconds(1024, work(count).cached);
+            assert!((learned / right - 1.0).abs() < 0.3, "{count}: {learned} instead of {right} {learner:?}");
+        }
     }
 
     #[test]

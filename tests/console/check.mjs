@@ -1,5 +1,6 @@
-// The console of a running gateway in a browser: check.mjs NODE_MODULES CHROMIUM BASE_URL ADMIN_URL MODEL SCREENSHOTS. Fails by
-// assertion; puts pictures into the folder SCREENSHOTS.
+// The console of a running gateway in a browser: check.mjs NODE_MODULES CHROMIUM BASE_URL ADMIN_URL MODEL SCREENSHOTS [FLEET CHECK...].
+// Fails by assertion; puts pictures into the folder SCREENSHOTS. FLEET says in JSON what is there, if it is not `moongate up`; then only
+// the named checks are made.
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
@@ -8,7 +9,9 @@ import { join } from 'node:path';
 
 import { fleet, manyEngines } from './fleets.mjs';
 
-const [modules, executablePath, baseURL, adminURL, model, screenshots] = process.argv.slice(2);
+const [modules, executablePath, baseURL, adminURL, model, screenshots, given, ...named] = process.argv.slice(2);
+/** How many of each there are, and parts of engines' names. */
+const { prefill, decode, store, engines } = JSON.parse(given ?? '{ "prefill": 2, "decode": 2, "store": 2, "engines": [] }');
 const require = createRequire(`${modules}/`);
 const { chromium } = require('playwright-core');
 const axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
@@ -81,15 +84,18 @@ const checks = {
   async topology() {
     const { page, close } = await open();
     await shown(page, '#status', 'Serving');
-    assert.equal(await page.locator('.box.prefill').count(), 2);
-    assert.equal(await page.locator('.box.decode').count(), 2);
+    assert.equal(await page.locator('.box.prefill').count(), prefill);
+    assert.equal(await page.locator('.box.decode').count(), decode);
     await shown(page, '.box.store', 'store node');
-    assert.equal(await page.locator('.box.store').count(), 2);
-    // Two by two pairs, and two prefills that read from two stores.
-    await page.locator('.lines .link').nth(7).waitFor({ state: 'attached' });
-    assert.equal(await page.locator('.lines .link:not(.fetch)').count(), 4);
-    assert.equal(await page.locator('#engine-rows tr').count(), 4);
-    await shown(page, '#rollout', '2 of 2 serving');
+    assert.equal(await page.locator('.box.store').count(), store);
+    // Every prefill makes a pair with every decode, and reads from every store.
+    const [pairs, reads] = [prefill * decode, prefill * store];
+    await page.locator('.lines .link').nth(pairs + reads - 1).waitFor({ state: 'attached' });
+    assert.equal(await page.locator('.lines .link:not(.fetch)').count(), pairs);
+    assert.equal(await page.locator('.lines .link.fetch').count(), reads);
+    assert.equal(await page.locator('#engine-rows tr').count(), prefill + decode);
+    for (const name of engines) await shown(page, '#engine-rows tr', name);
+    for (const count of [prefill, decode]) await shown(page, '#rollout', `${count} of ${count} serving`);
     await close();
   },
 
@@ -105,11 +111,19 @@ const checks = {
   },
 
   async prompt() {
+    await chat(story);
     const { page, close } = await open();
     const told = await look(page, story);
     assert.match(told, /Taken as a user's message: \d+ tokens.*have some of them/);
     const tokens = await page.locator('#prompt-answer td[data-head="L1"]').first().textContent();
     assert.match(tokens, /[1-9]/);
+    // What one engine has computed is in the store a moment later, for the others.
+    const fresh = `told once: ${story}`;
+    await chat(fresh);
+    const stored = page.locator('#prompt-answer td[data-head="L3"]').filter({ hasText: /[1-9]/ });
+    await look(page, fresh);
+    for (let attempt = 0; attempt < 100 && (await stored.count()) === 0; attempt += 1) await look(page, fresh);
+    assert.ok((await stored.count()) > 0, 'no engine would find the prompt in the store');
     assert.match(await look(page, JSON.stringify([{ role: 'user', content: story }])), /Taken as 1 message:/);
     await close();
   },
@@ -209,8 +223,8 @@ const checks = {
   },
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  await check();
+for (const name of named.length > 0 ? named : Object.keys(checks)) {
+  await checks[name]();
   console.log(`ok ${name}`);
 }
 await browser.close();

@@ -159,7 +159,7 @@ impl Cluster {
     }
 }
 
-fn name(pod: &Pod) -> String {
+pub(crate) fn name(pod: &Pod) -> String {
     pod.metadata.name.clone().unwrap()
 }
 

@@ -34,6 +34,7 @@ pub(crate) fn alone(test: &str, story: impl Future<Output = ()>) {
         run(&format!("{ROOT}/{script}"), &[argument]);
     }
     run(&format!("{ROOT}/tests/sdk/setup"), &[sdk().to_str().unwrap()]);
+    super::console::set_up();
     let mut command = Command::new("unshare");
     command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--ignored", "--nocapture"]);
@@ -43,7 +44,12 @@ pub(crate) fn alone(test: &str, story: impl Future<Output = ()>) {
 
 /// Where the OpenAI SDK is installed.
 pub(crate) fn sdk() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("sdk")
+    target("sdk")
+}
+
+/// A folder beside the build's own.
+pub(crate) fn target(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join(name)
 }
 
 /// Runs a program to its end, which must be good, and answers what it prints.

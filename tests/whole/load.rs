@@ -10,14 +10,18 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-const CLIENTS: u64 = 12;
+/// So many keep eight prefills at 40 % of what they can compute, and seven at 45 % while one of them is away.
+const CLIENTS: u64 = 46;
 /// Turns of a conversation, after which its client begins the next.
 const TURNS: u64 = 6;
 /// Tokens that a turn adds.
 const TURN_TOKENS: usize = 1024;
 const ANSWER_TOKENS: u32 = 16;
-/// Between an answer and the next turn.
+/// Between an answer and the next turn, on average. People do not answer in step: clients that did would find a time at which none is in
+/// another's way, and keep it until something disturbs them.
 const PAUSE: Duration = Duration::from_secs(2);
+/// No pause is longer than so many average ones.
+const LONGEST_PAUSE: f64 = 5.0;
 
 /// One request that has ended.
 pub(crate) struct Sample {
@@ -102,12 +106,15 @@ impl Load {
 
 async fn converse(target: Target, client: u64, samples: Arc<Mutex<Vec<Sample>>>, stop: Arc<AtomicBool>) {
     for conversation in 0.. {
+        // Some have begun earlier than others, so that there are as many first turns as last ones at any time.
+        let turns = if conversation == 0 { TURNS - client % TURNS } else { TURNS };
         let mut messages: Vec<Value> = Vec::new();
-        for turn in 0..TURNS {
+        for turn in 0..turns {
+            let seed = (client * 1_000_000 + conversation) * TURNS + turn;
+            tokio::time::sleep(pause(seed)).await;
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            let seed = (client * 1_000_000 + conversation) * TURNS + turn;
             messages.push(json!({ "role": "user", "content": unique_prompt(TURN_TOKENS, seed) }));
             let body = json!({ "model": target.model, "messages": messages, "max_tokens": ANSWER_TOKENS,
                 "stream": true, "stream_options": { "include_usage": true }, "temperature": 0 });
@@ -115,7 +122,13 @@ async fn converse(target: Target, client: u64, samples: Arc<Mutex<Vec<Sample>>>,
             let outcome = target.post("chat/completions", body.to_string().into_bytes()).await;
             samples.lock().push(Sample { begun, outcome });
             messages.push(json!({ "role": "assistant", "content": "yes" }));
-            tokio::time::sleep(PAUSE).await;
         }
     }
+}
+
+/// Exponentially distributed, as times between people's messages are. Multiples of the golden ratio stand for chance, so that every run
+/// has the same.
+fn pause(seed: u64) -> Duration {
+    let chance = (seed as f64 * 0.618_033_988_749_895).fract();
+    PAUSE.mul_f64((-(1.0 - chance).ln()).min(LONGEST_PAUSE))
 }

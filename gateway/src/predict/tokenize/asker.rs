@@ -97,9 +97,15 @@ impl EngineTokenizer {
         if let Some(ids) = self.remembered.get(&hash) {
             return Ok(Told { ids, remembered: true });
         }
-        let endpoint = choose(fleet, model, engine, &query).map_err(Unknown::NotTold)?;
+        let endpoint = choose(fleet, model, engine, &query, None).map_err(Unknown::NotTold)?;
         let start = Instant::now();
-        let told = self.ask(endpoint, &query, deadline).await;
+        let mut told = self.ask(endpoint, &query, deadline).await;
+        // An engine that has just died has the fewest requests of all.
+        if told == Err(NotTold::Failed)
+            && let Ok(other) = choose(fleet, model, engine, &query, Some(endpoint))
+        {
+            told = self.ask(other, &query, deadline).await;
+        }
         self.metrics.asked(start.elapsed());
         let ids = told.map_err(Unknown::NotTold)?;
         self.remembered.insert(hash, ids.clone());
@@ -174,17 +180,19 @@ impl EngineTokenizer {
     }
 }
 
-/// The engine to ask: of those that are well, offer it and have a place, the one with the fewest requests.
+/// The engine to ask: of those that are well, offer it, have a place and have not `failed` just now, the one with the fewest requests.
 fn choose<'a>(
     fleet: &'a Fleet,
     model: ModelIx,
     engine: Engine,
     query: &Query<'_>,
+    failed: Option<&Arc<Endpoint>>,
 ) -> Result<&'a Arc<Endpoint>, NotTold> {
     let serving =
         fleet.serving(model).filter(|member| member.facts().is_some_and(|facts| facts.engine == engine));
     let well = serving.map(|Member { endpoint, .. }| endpoint).filter(|endpoint| {
-        endpoint.is_healthy()
+        failed.is_none_or(|failed| !Arc::ptr_eq(failed, endpoint))
+            && endpoint.is_healthy()
             && !endpoint.breaker.is_open()
             && query.ways.iter().any(|way| endpoint.tokenize_ways.is_open(*way))
     });
