@@ -7,12 +7,15 @@
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 mod articles;
+#[path = "../../../tests/world/collector.rs"]
+mod collector;
 mod confined;
 mod examples;
 mod faults;
 mod group_set;
 mod hooks;
 mod kills;
+mod lifecycle;
 mod nodes;
 mod objects;
 mod others;
@@ -30,6 +33,7 @@ mod stateful;
 mod takeover;
 mod told;
 mod topology;
+mod traces;
 mod warmup;
 
 use std::time::{Duration, Instant};
