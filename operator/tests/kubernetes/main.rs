@@ -7,6 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 mod articles;
+#[expect(dead_code, reason = "other tests wait for single spans")]
 #[path = "../../../tests/world/collector.rs"]
 mod collector;
 mod confined;
