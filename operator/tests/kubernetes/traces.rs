@@ -76,7 +76,9 @@ async fn each_look_that_leads_to_something_is_a_trace_with_its_plan_and_its_writ
         told(&span.attributes, "moongate.kind") == "Pod" && told(&span.attributes, "moongate.name") == "g-a-0"
     };
     let creates = named(&spans, "create");
-    let [made] = creates.iter().filter(is_pod).collect::<Vec<_>>()[..] else { panic!("{creates:?}") };
+    let made: Vec<_> = creates.iter().filter(is_pod).collect();
+    assert_eq!(made.len(), 1, "{creates:?}");
+    let made = made[0];
     assert_eq!(told(&made.attributes, "moongate.reason"), "pod g-a-0 is missing");
     assert_eq!(told(&made.attributes, "moongate.status"), "false");
     let root = roots.iter().find(|root| hex(&root.span_id) == hex(&made.parent_span_id)).unwrap();
