@@ -12,7 +12,7 @@ use std::sync::Arc;
 use kube::api::{DynamicObject, ObjectMeta};
 use rbg_api::keys;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::Kind;
 use crate::plan::{Answer, Ask};
@@ -73,16 +73,15 @@ struct Held {
 }
 
 impl Live {
-    fn new(kind: Kind, mut object: DynamicObject) -> Option<Self> {
+    /// `None` if it is none of ours.
+    fn new(key: Key, mut object: DynamicObject) -> Option<Self> {
+        let kind = key.kind;
         let metadata = &mut object.metadata;
         if kind != Kind::Group {
             metadata.managed_fields = None;
         }
-        let namespace = metadata.namespace.clone().unwrap_or_default();
-        let key = Key { kind, namespace, name: metadata.name.clone()? };
         let uid = metadata.uid.clone()?;
-        let version =
-            metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0);
+        let version = version(metadata);
         let owners = metadata.owner_references.as_deref().unwrap_or_default();
         // Nobody controls an adapter, but it is part of a group all the same.
         let is_whole = |kind_of: &str| kind == Kind::Adapter && kind_of == Kind::Group.name();
@@ -95,6 +94,9 @@ impl Live {
                 owner.uid.clone(),
             ))
         });
+        if !is_ours(kind, controller.as_ref()) {
+            return None;
+        }
         let group = metadata.labels.as_ref().and_then(|labels| labels.get(keys::GROUP_NAME)).cloned();
         if object.types.is_none() {
             object.types = Some(kube::api::TypeMeta {
@@ -108,7 +110,13 @@ impl Live {
         Some(Self { key, uid, controller, group, ports, version, text })
     }
 
-    /// The object. `None` if it is none of that type, which a schema that others installed may allow.
+    /// The version of the cluster at which it was so.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The object, a pod without its version. `None` if it is none of that type, which a schema that others installed may allow.
     #[must_use]
     pub fn read<T: DeserializeOwned>(&self) -> Option<T> {
         match serde_json::from_str(&self.text) {
@@ -117,16 +125,6 @@ impl Live {
                 tracing::warn!(kind = self.key.kind.name(), name = self.key.name, %error, "unreadable object left out");
                 None
             }
-        }
-    }
-
-    /// Clusters have many revisions, ConfigMaps and PodGroups that others keep.
-    fn is_ours(&self) -> bool {
-        match self.key.kind {
-            Kind::Revision | Kind::ConfigMap | Kind::PodGroup | Kind::VolcanoPodGroup => {
-                self.controller.as_ref().is_some_and(|(owner, _)| owner.kind.is_custom())
-            }
-            _ => true,
         }
     }
 
@@ -148,6 +146,33 @@ impl Live {
             all.push(Key { kind: Kind::Group, namespace: self.key.namespace.clone(), name });
         }
         all
+    }
+}
+
+fn key(kind: Kind, metadata: &ObjectMeta) -> Option<Key> {
+    let namespace = metadata.namespace.clone().unwrap_or_default();
+    Some(Key { kind, namespace, name: metadata.name.clone()? })
+}
+
+fn version(metadata: &ObjectMeta) -> u64 {
+    metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0)
+}
+
+/// What plans look at of a pod's specification and status.
+const OF_PODS: [(&str, &[&str]); 2] = [
+    ("spec", &["containers", "imagePullSecrets", "nodeName", "readinessGates"]),
+    ("status", &["conditions", "containerStatuses", "message", "phase", "podIP", "reason"]),
+];
+/// And of each of its containers.
+const OF_CONTAINERS: [&str; 2] = ["image", "name"];
+
+/// Clusters have many revisions, ConfigMaps and PodGroups that others keep.
+fn is_ours(kind: Kind, controller: Option<&(Key, String)>) -> bool {
+    match kind {
+        Kind::Revision | Kind::ConfigMap | Kind::PodGroup | Kind::VolcanoPodGroup => {
+            controller.is_some_and(|(owner, _)| owner.kind.is_custom())
+        }
+        _ => true,
     }
 }
 
@@ -175,27 +200,45 @@ fn trim(kind: Kind, object: &mut DynamicObject) {
             let conditions = object.data["status"]["conditions"].take();
             object.data = json!({ "spec": { "nodeName": node }, "status": { "conditions": conditions } });
         }
+        Kind::Pod | Kind::WarmupPod => {
+            // It changes with all that is not looked at.
+            object.metadata.resource_version = None;
+            for (part, members) in OF_PODS {
+                object.data.get_mut(part).into_iter().for_each(|part| keep(part, members));
+            }
+            let containers = object.data.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
+            containers.into_iter().flatten().for_each(|container| keep(container, &OF_CONTAINERS));
+        }
         _ => {}
+    }
+}
+
+fn keep(object: &mut Value, members: &[&str]) {
+    if let Value::Object(object) = object {
+        object.retain(|member, _| members.contains(&member.as_str()));
     }
 }
 
 impl Observed {
     /// Takes an object in. Answers whose plans that changes: nobody's if something newer is known.
     pub fn take(&mut self, kind: Kind, object: DynamicObject) -> Vec<Key> {
-        let Some(live) = Live::new(kind, object).filter(Live::is_ours) else { return Vec::new() };
-        if self.gone.contains(&live.uid) {
+        let Some(key) = key(kind, &object.metadata) else { return Vec::new() };
+        if object.metadata.uid.as_ref().is_none_or(|uid| self.gone.contains(uid)) {
             return Vec::new();
         }
         let era = self.era;
-        let mut is_same = false;
-        if let Some(held) = self.objects.get_mut(&live.key) {
+        // Watches tell of each write of ours what its answer has told.
+        if let Some(held) = self.objects.get_mut(&key) {
             held.era = era;
-            if held.live.version >= live.version {
+            if held.live.version >= version(&object.metadata) {
                 return Vec::new();
             }
-            let old = Arc::clone(&held.live);
-            is_same = old.text == live.text;
-            self.index.unlink(&old);
+        }
+        let Some(live) = Live::new(key, object) else { return Vec::new() };
+        let mut is_same = false;
+        if let Some(held) = self.objects.get(&live.key) {
+            is_same = held.live.text == live.text;
+            self.index.unlink(&held.live);
         }
         let concerns = if is_same { Vec::new() } else { self.concerned_by(&live) };
         self.index.link(&live);

@@ -84,8 +84,8 @@ pub fn member_object<'a>(parent: &'a mut Map<String, Value>, name: &str) -> &'a 
     if !member.is_object() {
         *member = Value::Object(Map::new());
     }
-    // It is one by now: what stands behind is for the compiler, and never asked for.
-    member.as_object_mut().unwrap_or_else(|| Box::leak(Box::default()))
+    let Value::Object(object) = member else { unreachable!("it has just been made one") };
+    object
 }
 
 /// The list `name` inside `parent`; whatever else stands there is replaced by an empty one.
@@ -94,6 +94,6 @@ pub fn member_list<'a>(parent: &'a mut Map<String, Value>, name: &str) -> &'a mu
     if !member.is_array() {
         *member = Value::Array(Vec::new());
     }
-    // As above.
-    member.as_array_mut().unwrap_or_else(|| Box::leak(Box::default()))
+    let Value::Array(list) = member else { unreachable!("it has just been made one") };
+    list
 }

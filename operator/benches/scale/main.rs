@@ -1,14 +1,16 @@
 //! What many groups cost: time, requests, CPU and memory of an operator on a real control plane, with a kubelet that runs no containers.
 //!
-//! `cargo bench -p moongate-operator --bench scale -- --groups 20 -- target/release/moongate operator`
+//! `cargo bench -p moongate-operator --bench scale -- --groups 20 -- "$PWD"/target/release/moongate operator`
 //!
 //! Any controller manager of RoleBasedGroups can be measured: what follows the second `--` is started with `KUBECONFIG` set.
+//! Cargo runs this in the folder of the crate, from which relative paths are taken.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
 
 mod cluster;
 mod process;
 mod seen;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -52,16 +54,16 @@ struct Arguments {
     /// Seconds after which a step is given up
     #[arg(long, default_value_t = 600)]
     limit: u64,
-    /// Cargo says so.
-    #[arg(long, hide = true)]
-    bench: bool,
     /// The operator and its arguments
     #[arg(last = true, required = true)]
     program: Vec<String>,
 }
 
 fn main() {
-    let arguments = Arguments::parse();
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    // Cargo's last word to a benchmark, which is none of the operator's arguments.
+    words.pop_if(|last| last == "--bench");
+    let arguments = Arguments::parse_from(words);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(measure(&arguments));
 }

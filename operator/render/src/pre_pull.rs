@@ -1,19 +1,14 @@
 //! Pods that bring images to a node before pods there restart for them.
 
 use rbg_api::v1alpha2::RoleInstance;
-use rbg_api::{conversion, keys};
 use serde_json::{Value, json};
 
-use crate::hash::sha1_hex;
-use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
-use crate::names::{fitting, fitting_within};
-use crate::warmup::{PRELOAD, node_label};
-use crate::{RenderError, names};
+use crate::RenderError;
+use crate::manifest::Manifest;
+use crate::warmup::{Owner, PRELOAD};
 
 /// What stands before the digits that tell the pods of an instance apart.
 const INFIX: &str = "-pull-";
-/// Those digits.
-const DIGITS: usize = 10;
 
 /// An image as a container asks for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,26 +31,7 @@ pub fn pod(
     images: &[Image],
     secrets: &Value,
 ) -> Result<Manifest, RenderError> {
-    let metadata = &instance.metadata;
-    let own_name = metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
-    let namespace = metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
-    let uid = metadata.uid.clone().ok_or(RenderError::NoMetadata("uid"))?;
     let names: Vec<&str> = images.iter().map(|image| image.name.as_str()).collect();
-    let digits = sha1_hex(&format!("{uid}/{node}/{}", names.join("/")));
-    let front = fitting_within(own_name, names::MAX_NAME - INFIX.len() - DIGITS);
-    let name = format!("{front}{INFIX}{}", digits.get(..DIGITS).unwrap_or_default());
-    let labels = Texts::from([
-        (keys::WARMUP_NAME.to_owned(), fitting(own_name)),
-        (keys::WARMUP_UID.to_owned(), uid.clone()),
-        (keys::WARMUP_NODE.to_owned(), node_label(node)),
-    ]);
-    let owner = OwnerRef {
-        api_version: conversion::Version::V1alpha2.api_version().to_owned(),
-        kind: "RoleInstance".to_owned(),
-        name: own_name.to_owned(),
-        uid,
-        controller: true,
-    };
     let spec = json!({
         "restartPolicy": "Never",
         "nodeName": node,
@@ -65,9 +41,14 @@ pub fn pod(
         "securityContext": { "runAsNonRoot": true, "runAsUser": 65534, "seccompProfile": { "type": "RuntimeDefault" } },
         "containers": images.iter().enumerate().map(container).collect::<Vec<_>>(),
     });
-    let metadata =
-        Metadata { name: &name, namespace, labels, annotations: Texts::new(), owner: Some(&owner) };
-    Ok(Manifest::new("v1", "Pod", metadata, json!({ "spec": spec })))
+    let metadata = &instance.metadata;
+    let owner = Owner {
+        kind: "RoleInstance",
+        name: metadata.name.as_deref(),
+        namespace: metadata.namespace.as_deref(),
+        uid: metadata.uid.as_deref(),
+    };
+    owner.pod(node, (INFIX, &names.join("/")), spec)
 }
 
 fn container((index, image): (usize, &Image)) -> Value {

@@ -11,7 +11,7 @@ use crate::{RenderError, names};
 
 /// How names of containers begin that are only there for their image.
 pub const PRELOAD: &str = "image-preload-";
-/// Digits that tell the pods of a warmup apart.
+/// Digits that tell the pods of an owner apart.
 const DIGITS: usize = 10;
 
 /// The node as pods' labels name it: names of nodes may be longer than labels.
@@ -31,25 +31,6 @@ pub fn pod(
     after: &str,
     actions: &[WarmupActions],
 ) -> Result<Manifest, RenderError> {
-    let metadata = &warmup.metadata;
-    let own_name = metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
-    let namespace = metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
-    let uid = metadata.uid.clone().ok_or(RenderError::NoMetadata("uid"))?;
-    let attempt = sha1_hex(&format!("{uid}/{node}/{after}"));
-    let front = fitting_within(own_name, names::MAX_NAME - DIGITS - 1);
-    let name = format!("{front}-{}", attempt.get(..DIGITS).unwrap_or_default());
-    let labels = Texts::from([
-        (keys::WARMUP_NAME.to_owned(), fitting(own_name)),
-        (keys::WARMUP_UID.to_owned(), uid.clone()),
-        (keys::WARMUP_NODE.to_owned(), node_label(node)),
-    ]);
-    let owner = OwnerRef {
-        api_version: conversion::Version::V1alpha2.api_version().to_owned(),
-        kind: "RoleBasedGroupWarmup".to_owned(),
-        name: own_name.to_owned(),
-        uid,
-        controller: true,
-    };
     let spec = json!({
         "restartPolicy": "Never",
         "nodeSelector": { keys::HOSTNAME: hostname },
@@ -58,9 +39,54 @@ pub fn pod(
         "containers": containers(actions),
         "volumes": volumes(actions).0,
     });
-    let metadata =
-        Metadata { name: &name, namespace, labels, annotations: Texts::new(), owner: Some(&owner) };
-    Ok(Manifest::new("v1", "Pod", metadata, json!({ "spec": spec })))
+    let metadata = &warmup.metadata;
+    let owner = Owner {
+        kind: "RoleBasedGroupWarmup",
+        name: metadata.name.as_deref(),
+        namespace: metadata.namespace.as_deref(),
+        uid: metadata.uid.as_deref(),
+    };
+    owner.pod(node, ("-", after), spec)
+}
+
+/// Whose pod it is that brings something to a node.
+pub(crate) struct Owner<'a> {
+    pub(crate) kind: &'static str,
+    pub(crate) name: Option<&'a str>,
+    pub(crate) namespace: Option<&'a str>,
+    pub(crate) uid: Option<&'a str>,
+}
+
+impl Owner<'_> {
+    /// Such a pod. Its name has the infix, and digits that follow from the owner, the node and what else tells it from others.
+    pub(crate) fn pod(
+        self,
+        node: &str,
+        (infix, what): (&str, &str),
+        spec: Value,
+    ) -> Result<Manifest, RenderError> {
+        let own_name = self.name.ok_or(RenderError::NoMetadata("name"))?;
+        let namespace = self.namespace.ok_or(RenderError::NoMetadata("namespace"))?;
+        let uid = self.uid.ok_or(RenderError::NoMetadata("uid"))?;
+        let digits = sha1_hex(&format!("{uid}/{node}/{what}"));
+        let front = fitting_within(own_name, names::MAX_NAME - infix.len() - DIGITS);
+        let name = format!("{front}{infix}{}", digits.get(..DIGITS).unwrap_or_default());
+        let labels = Texts::from([
+            (keys::WARMUP_NAME.to_owned(), fitting(own_name)),
+            (keys::WARMUP_UID.to_owned(), uid.to_owned()),
+            (keys::WARMUP_NODE.to_owned(), node_label(node)),
+        ]);
+        let owner = OwnerRef {
+            api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+            kind: self.kind.to_owned(),
+            name: own_name.to_owned(),
+            uid: uid.to_owned(),
+            controller: true,
+        };
+        let metadata =
+            Metadata { name: &name, namespace, labels, annotations: Texts::new(), owner: Some(&owner) };
+        Ok(Manifest::new("v1", "Pod", metadata, json!({ "spec": spec })))
+    }
 }
 
 /// The name of a volume that the actions define differently: the first of them counts.

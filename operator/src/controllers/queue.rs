@@ -25,6 +25,8 @@ struct Inner {
     queued: HashSet<Key>,
     running: HashSet<Key>,
     later: BTreeSet<(Instant, Key)>,
+    /// When each of them is due.
+    due: HashMap<Key, Instant>,
     failures: HashMap<Key, u32>,
 }
 
@@ -44,9 +46,9 @@ impl Queue {
         self.inner.lock().ready.len()
     }
 
-    /// Asks for a plan at a time.
+    /// Asks for a plan at a time, and no longer at the one that was asked for before: the latest plan knows best.
     pub(super) fn push_at(&self, at: Instant, key: Key) {
-        self.inner.lock().later.insert((at, key));
+        self.inner.lock().put_off(at, key);
         self.changed.notify_one();
     }
 
@@ -88,7 +90,8 @@ impl Queue {
             *failures = failures.saturating_add(1);
             let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
             let at = Instant::now() + pause.min(LONGEST_PAUSE);
-            inner.later.insert((at, key.clone()));
+            let earlier = inner.due.get(key).filter(|due| **due < at).copied();
+            inner.put_off(earlier.unwrap_or(at), key.clone());
         }
         if inner.queued.contains(key) {
             inner.ready.push_back(key.clone());
@@ -99,11 +102,19 @@ impl Queue {
 }
 
 impl Inner {
+    fn put_off(&mut self, at: Instant, key: Key) {
+        if let Some(before) = self.due.insert(key.clone(), at) {
+            self.later.remove(&(before, key.clone()));
+        }
+        self.later.insert((at, key));
+    }
+
     fn wake(&mut self, now: Instant) {
         while let Some((at, _)) = self.later.first()
             && *at <= now
             && let Some((_, key)) = self.later.pop_first()
         {
+            self.due.remove(&key);
             if self.queued.insert(key.clone()) && !self.running.contains(&key) {
                 self.ready.push_back(key);
             }
@@ -134,5 +145,30 @@ mod tests {
         assert_eq!(queue.next().await, key("a"), "it was asked for meanwhile");
         queue.done(&key("a"), false);
         assert_eq!(queue.next().await, key("a"), "it is tried again");
+    }
+
+    #[test]
+    fn a_key_waits_for_one_time_only() {
+        let queue = Queue::default();
+        let now = Instant::now();
+        let after = |seconds: u64| now + Duration::from_secs(seconds);
+        for seconds in [100, 300, 200] {
+            queue.push_at(after(seconds), key("a"));
+        }
+        queue.push_at(after(250), key("b"));
+        let waiting = |queue: &Queue| queue.inner.lock().later.iter().cloned().collect::<Vec<_>>();
+        assert_eq!(waiting(&queue), [(after(200), key("a")), (after(250), key("b"))]);
+        queue.inner.lock().wake(after(200));
+        assert_eq!(waiting(&queue), [(after(250), key("b"))]);
+        assert_eq!(queue.waiting(), 1);
+        // What failed is tried again, before or when it was to be looked at anyway.
+        queue.done(&key("b"), false);
+        let retried = waiting(&queue);
+        assert!(retried.len() == 1 && retried[0].0 < after(250), "{retried:?}");
+        queue.push_at(now, key("c"));
+        queue.done(&key("c"), false);
+        assert_eq!(waiting(&queue)[0], (now, key("c")));
+        queue.inner.lock().wake(after(300));
+        assert!(queue.inner.lock().due.is_empty());
     }
 }

@@ -12,7 +12,7 @@ use crate::Kind;
 use crate::apply::Outcome;
 use crate::events::News;
 use crate::metrics::Ended;
-use crate::observed::Key;
+use crate::observed::{Key, Live};
 use crate::plan;
 use crate::spans::LookSpan;
 
@@ -32,15 +32,20 @@ pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
         };
         shared.metrics.queued(shared.queue.waiting());
         let begun = Instant::now();
-        let ended = reconcile(&shared, &key, &stop).await;
-        shared.metrics.reconciled(key.kind, ended, begun.elapsed());
-        shared.queue.done(&key, ended == Ended::Done);
+        // What is gone by now is not looked at.
+        let live = shared.observed.lock().get(&key);
+        let mut is_done = true;
+        if let Some(live) = live {
+            let ended = reconcile(&shared, &live, &stop).await;
+            shared.metrics.reconciled(key.kind, ended, begun.elapsed());
+            is_done = ended == Ended::Done;
+        }
+        shared.queue.done(&key, is_done);
     }
 }
 
-async fn reconcile(shared: &Arc<Shared>, key: &Key, stop: &CancellationToken) -> Ended {
-    let live = shared.observed.lock().get(key);
-    let Some(live) = live else { return Ended::Done };
+async fn reconcile(shared: &Arc<Shared>, live: &Arc<Live>, stop: &CancellationToken) -> Ended {
+    let key = &live.key;
     let (since, begun) = (SystemTime::now(), Instant::now());
     let plan = plan::observed(&shared.observed, key, shared.gang, Timestamp::now());
     shared.metrics.planned(key.kind, begun.elapsed());
@@ -48,8 +53,8 @@ async fn reconcile(shared: &Arc<Shared>, key: &Key, stop: &CancellationToken) ->
         Ok(plan) => plan,
         Err(error) => {
             tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");
-            shared.teller.tell(&live, [News::warning("InvalidSpec", error.to_string())]);
-            LookSpan::planned(&shared.traces, &live, since, 0).unplanned(&error);
+            shared.teller.tell(live, [News::warning("InvalidSpec", error.to_string())]);
+            LookSpan::planned(&shared.traces, live, since, 0).unplanned(&error);
             return Ended::Unplanned;
         }
     };
@@ -61,7 +66,7 @@ async fn reconcile(shared: &Arc<Shared>, key: &Key, stop: &CancellationToken) ->
     if plan.steps.is_empty() {
         return Ended::Done;
     }
-    let span = LookSpan::planned(&shared.traces, &live, since, plan.steps.len());
+    let span = LookSpan::planned(&shared.traces, live, since, plan.steps.len());
     for step in &plan.steps {
         if stop.is_cancelled() {
             return Ended::Done;
@@ -72,14 +77,14 @@ async fn reconcile(shared: &Arc<Shared>, key: &Key, stop: &CancellationToken) ->
         writing.ended(&outcome);
         match outcome {
             Ok(outcome) => {
-                shared.teller.tell(&live, News::of(step, || live.read().unwrap_or_default()));
+                shared.teller.tell(live, News::of(step, || live.read().unwrap_or_default()));
                 take(shared, outcome, &key.namespace);
             }
             Err(error) => {
                 let reason = &step.reason;
                 let trace_id = span.trace_id();
                 tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, trace_id, "a write was refused; the plan is made anew");
-                shared.teller.tell(&live, News::of_failure(step, &error));
+                shared.teller.tell(live, News::of_failure(step, &error));
                 span.refused(&error);
                 return Ended::Failed;
             }

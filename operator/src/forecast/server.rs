@@ -197,9 +197,6 @@ impl Server {
             }
             Action::Replace { kind, name, object } => {
                 let live = self.same(*kind, name, &object["metadata"])?;
-                if live["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
-                    return Err(format!("{name} has changed"));
-                }
                 let mut object = object.clone();
                 object["status"] = live["status"].clone();
                 Ok(vec![self.put(*kind, object)])
@@ -234,10 +231,15 @@ impl Server {
     /// The live object, if it is the one that is meant.
     fn same(&self, kind: Kind, name: &str, metadata: &Value) -> Result<Value, String> {
         let live = self.get(kind, name).ok_or_else(|| format!("{name} is gone"))?;
-        match metadata.get("uid") {
-            Some(uid) if *uid != live["metadata"]["uid"] => Err(format!("{name} is another one now")),
-            _ => Ok(live.clone()),
+        let is_other =
+            |member: &str| metadata.get(member).is_some_and(|one| *one != live["metadata"][member]);
+        if is_other("uid") {
+            return Err(format!("{name} is another one now"));
         }
+        if is_other("resourceVersion") {
+            return Err(format!("{name} has changed"));
+        }
+        Ok(live.clone())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Ports that are chosen for pods: each once in the whole cluster, since pods may have their node's network.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -20,13 +20,42 @@ const KEPT: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Promises {
     range: Option<Range<u16>>,
-    made: HashMap<(Key, String), (u16, Timestamp)>,
+    made: BTreeMap<Promise, (u16, Timestamp)>,
+    /// The same, the oldest first, with those that were ended.
+    order: VecDeque<(Timestamp, Promise)>,
+    ports: HashSet<u16>,
 }
 
+/// An object, and the annotation in which it will keep the port.
+type Promise = (Key, String);
+
 impl Promises {
+    fn make(&mut self, promise: Promise, port: u16, now: Timestamp) {
+        self.order.push_back((now, promise.clone()));
+        self.made.insert(promise, (port, now));
+        self.ports.insert(port);
+    }
+
     /// The object is gone.
     pub(super) fn end(&mut self, object: &Key) {
-        self.made.retain(|(other, _), _| other != object);
+        let first = (object.clone(), String::new());
+        let own = self.made.range(first..).map(|(promise, _)| promise);
+        let own: Vec<Promise> = own.take_while(|(other, _)| other == object).cloned().collect();
+        own.iter().for_each(|promise| self.take_back(promise));
+    }
+
+    fn end_old(&mut self, now: Timestamp) {
+        while let Some((made, promise)) = self.order.pop_front_if(|(made, _)| after(*made, KEPT) <= now) {
+            if self.made.get(&promise).is_some_and(|(_, since)| *since == made) {
+                self.take_back(&promise);
+            }
+        }
+    }
+
+    fn take_back(&mut self, promise: &Promise) {
+        if let Some((port, _)) = self.made.remove(promise) {
+            self.ports.remove(&port);
+        }
     }
 }
 
@@ -60,17 +89,16 @@ impl Observed {
         now: Timestamp,
     ) -> Result<Option<u16>, RenderError> {
         let Some(range) = self.promises.range.clone() else { return Ok(None) };
-        self.promises.made.retain(|_, (_, made)| after(*made, KEPT) > now);
+        self.promises.end_old(now);
         let key = (object.clone(), name.to_owned());
         if let Some((port, _)) = self.promises.made.get(&key) {
             return Ok(Some(*port));
         }
-        let promised: BTreeSet<u16> = self.promises.made.values().map(|(port, _)| *port).collect();
-        let is_taken = |port| self.index.has_port(port) || promised.contains(&port);
+        let is_taken = |port| self.index.has_port(port) || self.promises.ports.contains(&port);
         let wanted = format!("{}/{}/{name}", object.namespace, object.name);
         let port = ports::choose(range.clone(), is_taken, &wanted);
         let port = port.ok_or(RenderError::NoPort { first: range.start, after: range.end })?;
-        self.promises.made.insert(key, (port, now));
+        self.promises.make(key, port, now);
         Ok(Some(port))
     }
 }

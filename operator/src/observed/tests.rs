@@ -1,5 +1,3 @@
-use serde_json::Value;
-
 use super::*;
 
 fn pod(uid: &str, version: u64) -> DynamicObject {
@@ -42,6 +40,34 @@ fn only_what_is_looked_at_of_a_node_concerns_a_warmup() {
     let mut moved = node(3, 4);
     moved.metadata.labels = None;
     assert_eq!(observed.take(Kind::Node, moved), [warmup]);
+}
+
+#[test]
+fn of_a_pod_is_kept_what_plans_look_at_and_what_else_changes_concerns_nobody() {
+    let with = |version: u64, ready: bool, beat: u64| {
+        let mut object = pod("a", version);
+        object.data = json!({
+            "spec": { "nodeName": "node", "volumes": [{ "name": "v" }], "readinessGates": [{ "conditionType": "G" }],
+                "containers": [{ "name": "c", "image": "i", "env": [{ "name": "E" }] }] },
+            "status": { "phase": "Running", "podIP": "10.0.0.1", "hostIP": beat.to_string(),
+                "containerStatuses": [{ "name": "c", "ready": ready }] },
+        });
+        object
+    };
+    let mut observed = Observed::default();
+    let owner = Key { kind: Kind::Instance, namespace: "n".into(), name: "i".into() };
+    assert_eq!(observed.take(Kind::Pod, with(1, false, 1)), std::slice::from_ref(&owner));
+    assert!(observed.take(Kind::Pod, with(2, false, 2)).is_empty());
+    assert_eq!(observed.take(Kind::Pod, with(3, true, 3)), [owner]);
+    assert!(observed.take(Kind::Pod, with(2, false, 4)).is_empty(), "it is older");
+    let kept: Value = observed.children("owner", Kind::Pod)[0].read().unwrap();
+    assert_eq!(
+        kept["spec"],
+        json!({ "nodeName": "node", "readinessGates": [{ "conditionType": "G" }],
+        "containers": [{ "name": "c", "image": "i" }] })
+    );
+    let status = json!({ "phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [{ "name": "c", "ready": true }] });
+    assert_eq!(kept["status"], status);
 }
 
 #[test]

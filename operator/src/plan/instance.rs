@@ -7,7 +7,7 @@ use moongate_render::revision::Revision;
 use moongate_render::{OwnerRef, pod};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::components::{self, Order};
 use super::hooks::{self, Answer, Ask};
@@ -188,6 +188,19 @@ fn update(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, 
     }
 }
 
+/// What its kubelet will say of a pod when its gates are so. Said in the same write, it is known a round trip earlier.
+fn readiness(pod: &Pod, gates: &[Value], now: Timestamp) -> Option<Value> {
+    let told =
+        |kind: &str| gates.iter().find(|gate| gate["type"] == kind).map(|gate| gate["status"] == "True");
+    let asked = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    let mut asked = asked.map(|gate| gate.condition_type.as_str());
+    let is_open = |gate: &str| told(gate).unwrap_or_else(|| pod_has(pod, gate));
+    let ready = pod_has(pod, "ContainersReady") && asked.all(is_open);
+    let is_other = !gates.is_empty() && ready != pod_has(pod, "Ready");
+    let text = if ready { ("", "") } else { ("ReadinessGatesNotReady", "the instance does not serve") };
+    is_other.then(|| in_place::condition("Ready", ready, text.0, text.1, now))
+}
+
 /// Opens and closes the gates of the pods: only an instance whose pods are all up serves, as a whole. So does one whose pods
 /// are held back from their update.
 fn tell_pods(
@@ -221,6 +234,7 @@ fn tell_pods(
                 conditions.push(in_place::condition("InstancePodReady", all_up, "", message, input.now));
             }
         }
+        conditions.extend(readiness(pod, &conditions, input.now));
         let is_told = |step: &super::Step| {
             matches!(&step.action, Action::Patch { kind: Kind::Pod, name, status: true, .. }
                 if pod.metadata.name.as_ref() == Some(name))
@@ -232,6 +246,13 @@ fn tell_pods(
         let name = pod.metadata.name.clone().unwrap_or_default();
         let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": place } });
         if !conditions.is_empty() {
+            let is_ready = |told: &Value| told["type"] == "Ready" && told["status"] == "True";
+            if let Some(version) = &pod.metadata.resource_version
+                && conditions.iter().any(is_ready)
+            {
+                // It may have crashed since.
+                body["metadata"]["resourceVersion"] = version.as_str().into();
+            }
             body["status"] = json!({ "conditions": conditions });
             let reason =
                 if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };

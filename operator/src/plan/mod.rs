@@ -128,8 +128,8 @@ impl Plan {
         }
     }
 
-    /// A status, if it is not the one that the object has. While objects are being made it is left to the next plan, which
-    /// sees them: what could be told now would be old at once.
+    /// A status, if it is not the one that the object has. While objects are made, or instances updated, it is left to the next
+    /// plan, which sees them: what could be told now would be old at once.
     pub(crate) fn status<T: serde::Serialize + PartialEq>(
         &mut self,
         kind: Kind,
@@ -137,8 +137,10 @@ impl Plan {
         before: Option<&T>,
         after: &T,
     ) {
-        let makes = self.steps.iter().any(|step| matches!(step.action, Action::Create(_)));
-        if before != Some(after) && !makes {
+        let is_old = |step: &Step| {
+            matches!(step.action, Action::Create(_) | Action::Replace { kind: Kind::Instance, .. })
+        };
+        if before != Some(after) && !self.steps.iter().any(is_old) {
             let status = serde_json::to_value(after).unwrap_or_default();
             let body = serde_json::json!({ "status": status });
             let action = Action::Patch { kind, name: name.to_owned(), status: true, body };

@@ -62,7 +62,7 @@ pub fn observed(
         Kind::Instance => {
             let Some(instance) = live.read::<RoleInstance>() else { return Ok(Plan::default()) };
             let revisions: Vec<ControllerRevision> = children(observed, &live, Kind::Revision);
-            let pods: Vec<Pod> = children(observed, &live, Kind::Pod);
+            let pods = pods(observed, &live);
             let pulls: Vec<Pod> = children(observed, &live, Kind::WarmupPod);
             let port = |name: &str| observed.lock().choose_port(key, name, now);
             let answer = |ask: &Ask| observed.lock().answer(ask);
@@ -164,6 +164,17 @@ fn workloads(observed: &Mutex<Observed>, group: &Live) -> Vec<Value> {
 fn named(observed: &Mutex<Observed>, key: &Key, kind: Kind, name: &str) -> Option<Arc<Live>> {
     let key = Key { kind, namespace: key.namespace.clone(), name: name.to_owned() };
     observed.lock().get(&key)
+}
+
+/// An instance's pods, with the versions that are known of them.
+fn pods(observed: &Mutex<Observed>, instance: &Live) -> Vec<Pod> {
+    let all = observed.lock().children(&instance.uid, Kind::Pod);
+    let read = |live: &Arc<Live>| {
+        let mut pod: Pod = live.read()?;
+        pod.metadata.resource_version = Some(live.version().to_string());
+        Some(pod)
+    };
+    all.iter().filter_map(read).collect()
 }
 
 /// The lock is held for a moment only: objects are read outside it.

@@ -7,12 +7,16 @@
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 mod articles;
+#[expect(dead_code, clippy::panic, reason = "other tests wait for single spans; tests fail by panicking")]
+#[path = "../../../tests/world/collector.rs"]
+mod collector;
 mod confined;
 mod examples;
 mod faults;
 mod group_set;
 mod hooks;
 mod kills;
+mod lifecycle;
 mod nodes;
 mod objects;
 mod others;
@@ -30,6 +34,7 @@ mod stateful;
 mod takeover;
 mod told;
 mod topology;
+mod traces;
 mod warmup;
 
 use std::time::{Duration, Instant};

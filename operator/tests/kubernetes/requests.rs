@@ -41,11 +41,11 @@ async fn a_group_costs_half_of_what_upstream_asks_for() {
     .await;
     let plain = cost(&stage, &groups, "g", json!({})).await;
     // Upstream's: 101 to 107, and 152 to 155.
-    assert!(plain[0] <= 53 && plain[1] <= 77, "{plain:?}");
+    assert!(plain[0] <= 53 && plain[1] <= 70, "{plain:?}");
     let ladder = json!({ rbg_api::keys::TOPOLOGY_LADDER: "node,zone" });
     let placed = cost(&stage, &groups, "h", ladder).await;
     // Its file is written twice: before its pods are made, and when they have their places.
-    assert!(placed[0] <= 55 && placed[1] <= 77, "{placed:?}");
+    assert!(placed[0] <= 55 && placed[1] <= 70, "{placed:?}");
     stage.end().await;
 }
 

@@ -43,6 +43,33 @@ fn a_group_says_it_is_updated_only_when_its_pods_are() {
     }
 }
 
+/// A crash that the operator has not heard of yet does not make it say that the pod is ready.
+#[test]
+fn a_pod_is_said_to_be_ready_only_if_its_containers_are() {
+    let check = |server: &Server| {
+        for pod in server.all(Kind::Pod).filter(|pod| is(pod, "Ready", "True")) {
+            assert!(is(pod, "ContainersReady", "True"), "{}", pod["status"]);
+        }
+    };
+    for moves in 0..60 {
+        let mut cluster = up(json!([role("a", 1, "i:1")]), moves);
+        cluster.edit(Kind::Group, "g", |group| {
+            group["spec"]["roles"][0]["standalonePattern"]["template"] = template("i:2");
+        });
+        cluster.run_for(usize::try_from(moves).unwrap(), check);
+        cluster.edit(Kind::Pod, "g-a-0", |pod| {
+            pod["status"]["containerStatuses"][0]["ready"] = false.into();
+            for condition in pod["status"]["conditions"].as_array_mut().unwrap() {
+                if condition["type"] == "ContainersReady" || condition["type"] == "Ready" {
+                    condition["status"] = "False".into();
+                }
+            }
+        });
+        cluster.run(check);
+        assert_eq!(unsettled(&cluster.server), [""; 0]);
+    }
+}
+
 #[test]
 fn roles_that_are_gone_are_not_in_the_status() {
     let mut cluster = up(json!([role("a", 1, "i:1"), role("b", 1, "i:1")]), 1);

@@ -1,0 +1,127 @@
+//! The operator's spans as a collector receives them.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ResourceQuota;
+use kube::api::{Api, PostParams};
+use moongate_operator::Options;
+use moongate_telemetry::{TelemetryOptions, Traces};
+use moongate_testkit::{ControlPlane, Kubelet, Namespace, Pace};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::json;
+
+use super::collector::{Collector, hex, named, told};
+use super::{PATIENCE, beside, eventually, group, install, role, settled};
+
+const WRITES: [&str; 5] = ["apply", "create", "replace", "patch", "delete"];
+
+/// What an operator has told the collector while the story went on, of which this share is sampled.
+async fn traced(name: &str, share: f64, story: impl AsyncFnOnce(&Namespace)) -> Vec<Span> {
+    let mut collector = Collector::start().await;
+    let options = TelemetryOptions {
+        otlp_endpoint: Some(collector.endpoint.clone()),
+        trace_sample_ratio: share,
+        // Nothing is kept for having taken long.
+        trace_slow: Duration::ZERO,
+        ..TelemetryOptions::default()
+    };
+    let traces = Traces::start(&options, "moongate-operator").unwrap();
+    let plane = ControlPlane::shared().await.unwrap();
+    let namespace = plane.namespace(name).await.unwrap();
+    install(&namespace.client).await;
+    let _kubelet = Kubelet::start(namespace.client.clone(), &namespace.name, Pace::default()).await.unwrap();
+    let options = Options {
+        kubeconfig: Some(plane.kubeconfig()),
+        namespace: Some(namespace.name.clone()),
+        traces: traces.clone(),
+        ..Options::default()
+    };
+    beside(options, story(&namespace)).await;
+    traces.shutdown(PATIENCE).await.unwrap();
+    let spans = collector.spans();
+    namespace.delete().await.unwrap();
+    spans
+}
+
+fn children<'a>(spans: &'a [Span], root: &Span) -> Vec<&'a Span> {
+    spans.iter().filter(|span| span.parent_span_id == root.span_id).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_look_that_leads_to_something_is_a_trace_with_its_plan_and_its_writes() {
+    let spans = traced("traces", 1.0, async |namespace| {
+        let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
+        groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
+        settled(&groups).await;
+    })
+    .await;
+    let roots: Vec<&Span> = spans.iter().filter(|span| span.parent_span_id.is_empty()).collect();
+    for root in &roots {
+        let own = children(&spans, root);
+        let (plans, writes): (Vec<&Span>, Vec<&Span>) = own.iter().partition(|span| span.name == "plan");
+        assert_eq!((plans.len(), plans[0].start_time_unix_nano), (1, root.start_time_unix_nano), "{root:?}");
+        assert!(writes.iter().all(|span| WRITES.contains(&span.name.as_str())), "{writes:?}");
+        assert!(own.iter().all(|span| span.trace_id == root.trace_id));
+        assert!(writes.iter().all(|span| span.end_time_unix_nano <= root.end_time_unix_nano));
+        assert!(!writes.is_empty(), "a look that finds nothing to do leaves no trace: {root:?}");
+        if told(&root.attributes, "error.type").is_empty() {
+            assert_eq!(told(&root.attributes, "moongate.steps"), writes.len().to_string());
+        }
+        assert_eq!(root.name, format!("reconcile {}", told(&root.attributes, "moongate.kind")));
+        assert_eq!(told(&root.attributes, "moongate.group"), "g", "{root:?}");
+        assert!(told(&root.attributes, "k8s.namespace.name").starts_with("traces"), "{root:?}");
+    }
+    let is_pod = |span: &&&Span| {
+        told(&span.attributes, "moongate.kind") == "Pod" && told(&span.attributes, "moongate.name") == "g-a-0"
+    };
+    let creates = named(&spans, "create");
+    let made: Vec<_> = creates.iter().filter(is_pod).collect();
+    assert_eq!(made.len(), 1, "{creates:?}");
+    let made = made[0];
+    assert_eq!(told(&made.attributes, "moongate.reason"), "pod g-a-0 is missing");
+    assert_eq!(told(&made.attributes, "moongate.status"), "false");
+    let root = roots.iter().find(|root| hex(&root.span_id) == hex(&made.parent_span_id)).unwrap();
+    assert_eq!(
+        (root.name.as_str(), told(&root.attributes, "moongate.name").as_str()),
+        ("reconcile RoleInstance", "g-a-0")
+    );
+    // The gate is opened by a write to the pod's status.
+    let patches = named(&spans, "patch");
+    let gates: Vec<_> = patches.iter().filter(is_pod).collect();
+    assert!(gates.iter().any(|span| told(&span.attributes, "moongate.status") == "true"), "{patches:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_write_is_told_whatever_is_sampled() {
+    let spans = traced("traces-refused", 0.0, async |namespace| {
+        let quota = json!({ "metadata": { "name": "q" }, "spec": { "hard": { "pods": "0" } } });
+        let quotas: Api<ResourceQuota> = Api::default_namespaced(namespace.client.clone());
+        quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
+        eventually("the quota holds", async || quotas.get("q").await.unwrap().status?.used).await;
+        let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
+        groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
+        let events: Api<k8s_openapi::api::events::v1::Event> =
+            Api::default_namespaced(namespace.client.clone());
+        eventually("it is refused", async || {
+            let events = events.list(&kube::api::ListParams::default()).await.unwrap().items;
+            events.iter().any(|event| event.reason.as_deref() == Some("WriteRefused")).then_some(())
+        })
+        .await;
+    })
+    .await;
+    let roots: Vec<&Span> = spans.iter().filter(|span| span.parent_span_id.is_empty()).collect();
+    assert!(!roots.is_empty());
+    for root in roots {
+        assert_eq!(root.name, "reconcile RoleInstance", "nothing else has failed: {root:?}");
+        assert_eq!(told(&root.attributes, "moongate.kept"), "error");
+        assert_eq!(told(&root.attributes, "error.type"), "Forbidden");
+        let own = children(&spans, root);
+        let refused = own.iter().find(|span| !told(&span.attributes, "error.type").is_empty()).unwrap();
+        assert_eq!(
+            (refused.name.as_str(), told(&refused.attributes, "moongate.kind").as_str()),
+            ("create", "Pod")
+        );
+        assert!(refused.status.as_ref().unwrap().message.contains("exceeded quota"), "{refused:?}");
+    }
+}
