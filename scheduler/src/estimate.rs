@@ -25,6 +25,10 @@ pub struct Estimate {
     pub cached_tokens: u32,
     /// Those of them that come from the shared store.
     pub fetched_tokens: u32,
+    /// Seconds that the engine's rules give for reading one of those, from where they are.
+    pub rules_per_token: Seconds,
+    /// Whether the engine computes what has not been read when the prompt's turn comes.
+    pub cuts_short: bool,
 }
 
 impl Estimate {
@@ -42,7 +46,8 @@ impl Estimate {
         let (fetched, fetch) = if hits.l3_tokens == 0 || hits.l3_tokens < rules.prefetch_threshold {
             (0, 0.0)
         } else {
-            fetched(hits.l3_tokens, prediction.farness(ix), wait, load.fetch_wait, rules)
+            let per_token = prediction.farness(ix) * load.fetch_per_token(rules);
+            fetched(hits.l3_tokens, per_token, wait, load.fetch_wait, rules)
         };
         let cached = own.saturating_add(fetched);
         // An engine always computes the last token.
@@ -60,6 +65,8 @@ impl Estimate {
             handed_over,
             cached_tokens: cached,
             fetched_tokens: fetched,
+            rules_per_token: prediction.farness(ix) * rules.fetch_per_token(),
+            cuts_short: rules.prefetch != Prefetch::WaitComplete,
         }
     }
 
@@ -71,8 +78,13 @@ impl Estimate {
 }
 
 /// How many of `offered` tokens are fetched when the prompt's turn comes after `wait`, and when the engine has them.
-fn fetched(offered: u32, farness: f64, wait: Seconds, queue: Seconds, rules: &CacheRules) -> (u32, Seconds) {
-    let per_token = farness * rules.kv_bytes_per_token / rules.l3_bytes_per_s;
+fn fetched(
+    offered: u32,
+    per_token: Seconds,
+    wait: Seconds,
+    queue: Seconds,
+    rules: &CacheRules,
+) -> (u32, Seconds) {
     let begin = queue + FETCH_LATENCY;
     let complete = begin + f64::from(offered) * per_token;
     let given_up = match rules.prefetch {
