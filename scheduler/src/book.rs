@@ -77,7 +77,10 @@ impl EngineBook {
     }
 
     pub(crate) fn load(&self, now: Seconds, learned: &Learner) -> Load {
+        let (idle_wait, idle_for) = self.idle(now).unwrap_or_default();
         Load {
+            idle_wait,
+            idle_for,
             available: self.available,
             in_flight: self.in_flight,
             pending_prefills: self.queue.len(),
@@ -103,6 +106,12 @@ impl EngineBook {
             }
             _ => own,
         }
+    }
+
+    /// What others sent is not known to wait for pages.
+    fn idle(&self, now: Seconds) -> Option<(Seconds, Seconds)> {
+        let foreign = self.report.is_some_and(|report| report.foreign.work() > 0.0);
+        self.queue.idle(now).filter(|_| !foreign)
     }
 
     /// Enters a request that comes to this engine, for prefill or for decode.

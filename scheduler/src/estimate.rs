@@ -8,6 +8,10 @@ use crate::request::Seconds;
 /// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
 pub(crate) const FETCH_LATENCY: Seconds = 0.002;
 
+/// A prompt overtakes others that wait for their pages if the engine would otherwise do nothing for this share of its computation. They
+/// wait for the rest of it.
+const WORTH_OVERTAKING: f64 = 0.25;
+
 /// Times for one prompt on one engine, if it were sent now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
@@ -56,11 +60,14 @@ impl Estimate {
         // Loading from host memory runs layer by layer beside the computation.
         let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
         // Each pass's part goes while the next one is computed.
+        let service = compute.max(load_back);
+        let overtakes = fetched == 0 && load.idle_for > WORTH_OVERTAKING * service;
+        let wait = if overtakes { wait.min(wait - load.prefill_wait + load.idle_wait) } else { wait };
         let handed_over = input_tokens.min(u64::from(rules.max_prefill_tokens));
         Self {
             wait,
             fetch,
-            service: compute.max(load_back),
+            service,
             handover: handed_over as f64 * load.handover_per_token,
             handed_over,
             cached_tokens: cached,

@@ -21,6 +21,9 @@ const LARGEST_SURPRISE: f64 = 0.5;
 /// No coefficient is learned to be further than this factor from its start.
 const FARTHEST: f64 = 100.0;
 
+/// Variance of each coefficient before anything was seen, in multiples of the start. No engine tells how fast it reads.
+const DOUBT: [f64; TERMS] = [1.0, 1.0, 1.0, 1.0, 100.0];
+
 /// Share of an engine's own factor that one observation replaces.
 const SPEED_GAIN: f64 = 0.05;
 
@@ -56,7 +59,7 @@ impl Learner {
     pub(crate) fn new(prior: &ServiceModel, handover_per_token: f64) -> Self {
         let mut covariance = [[0.0; TERMS]; TERMS];
         for (at, row) in covariance.iter_mut().enumerate() {
-            row[at] = 1.0;
+            row[at] = DOUBT[at];
         }
         Self {
             prior: [prior.c0, prior.a, prior.b, handover_per_token, 1.0],
@@ -116,11 +119,12 @@ impl Learner {
         for (at, scale) in self.scale.iter_mut().enumerate() {
             *scale = (*scale + along[at] / gain_below * error).clamp(1.0 / FARTHEST, FARTHEST);
         }
-        for (row, &along_row) in along.iter().enumerate() {
-            for (column, &along_column) in along.iter().enumerate() {
-                let entry = &mut self.covariance[row][column];
+        for (row_at, &along_row) in along.iter().enumerate() {
+            for (column_at, &along_column) in along.iter().enumerate() {
+                let entry = &mut self.covariance[row_at][column_at];
                 // Forgetting must not blow up what prompts of one length never show.
-                *entry = ((*entry - along_row * along_column / gain_below) / FORGETTING).clamp(-1.0, 1.0);
+                let most = (DOUBT[row_at] * DOUBT[column_at]).sqrt();
+                *entry = ((*entry - along_row * along_column / gain_below) / FORGETTING).clamp(-most, most);
             }
         }
     }

@@ -72,7 +72,8 @@ impl Queued {
 }
 
 /// Prefills in order of sending, with the times at which they should be done. The engine computes one at a time; it is free for the
-/// next one before the first token of the last is seen, because the KV cache is handed over meanwhile.
+/// next one before the first token of the last is seen, because the KV cache is handed over meanwhile. Whoever waits for its pages is
+/// overtaken.
 #[derive(Debug, Default)]
 pub(crate) struct PrefillQueue {
     waiting: VecDeque<Queued>,
@@ -83,6 +84,10 @@ pub(crate) struct PrefillQueue {
     head_end: Seconds,
     /// When all of them should be computed.
     end: Seconds,
+    /// The first time, from and until when, in which all that are left wait for their pages.
+    idle: Option<(Seconds, Seconds)>,
+    /// When the pages of each are there, and its computation. Kept so that nothing is allocated.
+    by_ready: Vec<(Seconds, Seconds)>,
 }
 
 impl PrefillQueue {
@@ -114,15 +119,11 @@ impl PrefillQueue {
     pub(crate) fn push(&mut self, now: Seconds, queued: Queued) {
         if self.waiting.is_empty() {
             self.free_at = now;
-            self.head_end = self.free_at.max(queued.ready) + queued.service;
-            self.end = self.head_end;
-        } else {
-            let late = self.late(now);
-            self.end = (self.end + late).max(now).max(queued.ready) + queued.service;
-            self.head_end += late;
         }
+        let late = self.late(now);
         self.tokens += queued.tokens;
         self.waiting.push_back(queued);
+        self.predict(now, self.free_at + late);
     }
 
     /// Notes that a prefill's first token will not be told.
@@ -138,7 +139,7 @@ impl PrefillQueue {
             self.tokens -= head.tokens;
             self.free_at = self.head_end;
             self.waiting.pop_front();
-            self.predict();
+            self.predict(now, self.free_at);
         }
     }
 
@@ -155,7 +156,7 @@ impl PrefillQueue {
         // Its pages may have come sooner than thought.
         let begun = self.free_at.max(queued.ready).min(now);
         self.free_at = (now - queued.handover).max(begun);
-        self.predict();
+        self.predict(now, self.free_at);
         Some(done)
     }
 
@@ -165,7 +166,7 @@ impl PrefillQueue {
             if position == 0 {
                 self.free_at = now;
             }
-            self.predict();
+            self.predict(now, self.free_at);
         }
     }
 
@@ -176,16 +177,28 @@ impl PrefillQueue {
         Some((position, queued))
     }
 
-    /// Computes anew when the queued prefills end.
-    fn predict(&mut self) {
-        let mut free_at = self.free_at;
-        for (position, queued) in self.waiting.iter().enumerate() {
-            free_at = free_at.max(queued.ready) + queued.service;
-            if position == 0 {
-                self.head_end = free_at;
-            }
+    /// Computes anew when the queued prefills end, if the engine becomes `free_at` for them.
+    fn predict(&mut self, now: Seconds, free_at: Seconds) {
+        if let Some(head) = self.waiting.front() {
+            self.head_end = free_at.max(head.ready) + head.service;
         }
+        self.by_ready.clear();
+        self.by_ready.extend(self.waiting.iter().map(|queued| (queued.ready, queued.service)));
+        self.by_ready.sort_by(|left, right| left.0.total_cmp(&right.0));
         self.end = free_at;
+        self.idle = None;
+        for &(ready, service) in &self.by_ready {
+            if ready > self.end.max(now) && self.idle.is_none() {
+                self.idle = Some((self.end, ready));
+            }
+            self.end = self.end.max(ready) + service;
+        }
+    }
+
+    /// When the engine has nothing to compute because all that are left wait for their pages: how long until then, and for how long.
+    pub(crate) fn idle(&self, now: Seconds) -> Option<(Seconds, Seconds)> {
+        let (from, until) = self.idle.filter(|(_, until)| *until > now)?;
+        Some(((from - now).max(0.0), until - from.max(now)))
     }
 
     /// How long ago the first token of the first should have come.
@@ -283,6 +296,20 @@ mod tests {
         assert_eq!(done(200), (Work { new: 800, cached: 200, handed_over: 0, reading: 0.2 }, 5.0));
         // All came in time: it may have been far faster.
         assert_eq!(done(799).1, 1.0);
+    }
+
+    #[test]
+    fn who_waits_for_pages_is_overtaken() {
+        let mut queue = PrefillQueue::default();
+        queue.push(0.0, queued(1, 1.0, 0.0, 0.0));
+        queue.push(0.0, queued(2, 1.0, 0.0, 4.0));
+        assert_eq!((queue.wait(0.0, 0.0), queue.idle(0.5), queue.idle(4.0)), (5.0, Some((0.5, 3.0)), None));
+        assert_eq!(queue.idle(2.0), Some((0.0, 2.0)));
+        queue.push(1.0, queued(3, 2.0, 0.0, 1.0));
+        assert_eq!((queue.wait(1.0, 0.0), queue.idle(1.0)), (4.0, Some((2.0, 1.0))));
+        // It does not end in time, so the other one waits.
+        queue.push(1.0, queued(4, 2.0, 0.0, 1.0));
+        assert_eq!((queue.wait(1.0, 0.0), queue.idle(1.0)), (5.0, None));
     }
 
     #[test]

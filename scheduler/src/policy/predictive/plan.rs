@@ -55,7 +55,7 @@ impl Plan {
                 0.0
             };
             self.longest_fetch = self.longest_fetch.max(fetch);
-            self.due.push(load.prefill_wait - slack - fetch);
+            self.due.push(load.least_wait().min(load.prefill_wait - fetch) - slack);
         }
         self.find_first();
     }
