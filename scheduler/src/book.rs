@@ -1,9 +1,9 @@
 //! What one engine was sent and has not finished, and when it will be done with it.
 
 use crate::cluster::{Load, Reported};
-use crate::estimate::Estimate;
+use crate::estimate::{Estimate, FETCH_LATENCY};
 use crate::learn::{Learner, Work};
-use crate::prefill_queue::{PrefillQueue, Queued};
+use crate::prefill_queue::{PrefillQueue, Queued, Reading};
 use crate::request::Seconds;
 use crate::scheduler::Ticket;
 use crate::service::ServiceModel;
@@ -54,9 +54,9 @@ struct Foreign {
 /// A prefill that is over.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Computed {
-    /// What was predicted to be computed.
+    /// What was computed, and read if that could be seen.
     pub(crate) work: Work,
-    /// From when the engine was free for it and its pages were there to its first token.
+    /// From when the engine was free for it and its pages were there to its first token, with the reading if that could be seen.
     pub(crate) took: Seconds,
     /// Whether nothing of other gateways was in between, as far as known.
     pub(crate) alone: bool,
@@ -77,7 +77,10 @@ impl EngineBook {
     }
 
     pub(crate) fn load(&self, now: Seconds, learned: &Learner) -> Load {
+        let (idle_wait, idle_for) = self.idle(now).unwrap_or_default();
         Load {
+            idle_wait,
+            idle_for,
             available: self.available,
             in_flight: self.in_flight,
             pending_prefills: self.queue.len(),
@@ -88,6 +91,7 @@ impl EngineBook {
                 .map(|report| Reported { age: report.said.age + (now - report.at).max(0.0), ..report.said }),
             prefill_wait: self.prefill_wait(now, learned.spread()),
             fetch_wait: (self.fetch_free_at - now).max(0.0),
+            fetch_slowness: Some(learned.fetch_slowness()),
             service: learned.model(self.speed),
             handover_per_token: learned.handover_per_token() * self.speed,
         }
@@ -102,6 +106,12 @@ impl EngineBook {
             }
             _ => own,
         }
+    }
+
+    /// What others sent is not known to wait for pages.
+    fn idle(&self, now: Seconds) -> Option<(Seconds, Seconds)> {
+        let foreign = self.report.is_some_and(|report| report.foreign.work() > 0.0);
+        self.queue.idle(now).filter(|_| !foreign)
     }
 
     /// Enters a request that comes to this engine, for prefill or for decode.
@@ -132,6 +142,12 @@ impl EngineBook {
         estimate: &Estimate,
     ) {
         let ready = now + estimate.fetch;
+        let reading = (estimate.fetch > 0.0).then(|| Reading {
+            from: self.fetch_free_at.max(now) + FETCH_LATENCY,
+            tokens: estimate.fetched_tokens.into(),
+            per_token: estimate.rules_per_token,
+            cuts_short: estimate.cuts_short,
+        });
         if estimate.fetched_tokens > 0 {
             self.fetch_free_at = self.fetch_free_at.max(ready);
         }
@@ -142,18 +158,25 @@ impl EngineBook {
         let queued = Queued {
             ticket,
             tokens,
-            work: Work { new: (input_tokens - cached).max(1), cached, handed_over: estimate.handed_over },
+            work: Work {
+                new: (input_tokens - cached).max(1),
+                cached,
+                handed_over: estimate.handed_over,
+                reading: 0.0,
+            },
             service: estimate.service,
             handover: estimate.handover,
             ready,
+            reading,
             unseen: false,
         };
         self.queue.push(now, queued);
     }
 
-    /// Takes a prefill out whose first token has come; `None` if it is not (or no longer) in the queue.
-    pub(crate) fn computed(&mut self, now: Seconds, ticket: Ticket) -> Option<Computed> {
-        let (work, took) = self.queue.computed(now, ticket)?;
+    /// Takes a prefill out whose first token has come, with what the engine says that it took from caches; `None` if it is not (or no
+    /// longer) in the queue.
+    pub(crate) fn computed(&mut self, now: Seconds, ticket: Ticket, cached: Option<u64>) -> Option<Computed> {
+        let (work, took) = self.queue.computed(now, ticket, cached)?;
         Some(Computed { work, took, alone: self.foreign_seen < now - took })
     }
 
@@ -256,6 +279,8 @@ mod tests {
             handed_over: 0,
             cached_tokens: 0,
             fetched_tokens: 0,
+            rules_per_token: 0.0,
+            cuts_short: false,
         };
         let mut book = EngineBook::new();
         let wait = |book: &EngineBook, now| book.load(now, &learned).prefill_wait;
@@ -322,6 +347,8 @@ mod tests {
             handed_over: 0,
             cached_tokens: 1000,
             fetched_tokens: 1000,
+            rules_per_token: 0.001,
+            cuts_short: false,
         };
         let mut book = EngineBook::new();
         book.push_prefill(0.0, Ticket(1), 1100, 100, &estimate);

@@ -31,7 +31,8 @@ pub struct CacheRules {
     pub prefetch_threshold: u32,
     /// Bytes per second from host memory to the device.
     pub l2_bytes_per_s: f64,
-    /// Bytes per second from the shared store to host memory.
+    /// Bytes per second from the shared store to host memory, until [`Load::fetch_slowness`](crate::Load::fetch_slowness) is learned: no
+    /// engine tells.
     pub l3_bytes_per_s: f64,
     /// Bytes of KV cache per token, all ranks together.
     pub kv_bytes_per_token: f64,
@@ -39,6 +40,14 @@ pub struct CacheRules {
     pub l2_tokens: u64,
     /// Most tokens of one prefill pass.
     pub max_prefill_tokens: u32,
+}
+
+impl CacheRules {
+    /// Seconds to read a token from the shared store.
+    #[must_use]
+    pub(crate) fn fetch_per_token(&self) -> Seconds {
+        self.kv_bytes_per_token / self.l3_bytes_per_s
+    }
 }
 
 impl Default for CacheRules {

@@ -125,8 +125,18 @@ pub struct Load {
     pub reported: Option<Reported>,
     /// Until the engine would begin to compute a prompt that is sent now, as far as other prompts keep it busy.
     pub prefill_wait: Seconds,
+    /// Until it has nothing to compute although prompts are there, because all of them wait for their pages; whoever needs no pages
+    /// overtakes them then.
+    #[serde(default)]
+    pub idle_wait: Seconds,
+    /// For how long; 0 if that is not to be expected.
+    #[serde(default)]
+    pub idle_for: Seconds,
     /// Until its link to the shared store would begin to fetch for a prompt that is sent now.
     pub fetch_wait: Seconds,
+    /// How many times longer than by [`CacheRules::l3_bytes_per_s`] reading from the shared store takes, as learned; `None` is as long.
+    #[serde(default)]
+    pub fetch_slowness: Option<f64>,
     /// How long it takes to compute a prompt.
     pub service: ServiceModel,
     /// Seconds per token of the KV cache that goes to the decode after the computation.
@@ -134,6 +144,18 @@ pub struct Load {
 }
 
 impl Load {
+    /// Seconds in which an engine with these rules reads a token from the shared store.
+    #[must_use]
+    pub(crate) fn fetch_per_token(&self, rules: &CacheRules) -> Seconds {
+        rules.fetch_per_token() * self.fetch_slowness.unwrap_or(1.0)
+    }
+
+    /// No prompt has to wait less than this for others.
+    #[must_use]
+    pub(crate) fn least_wait(&self) -> Seconds {
+        if self.idle_for > 0.0 { self.idle_wait.min(self.prefill_wait) } else { self.prefill_wait }
+    }
+
     /// Prompt tokens waiting or being computed: the larger of the own book and the engine's report.
     #[must_use]
     pub fn prefill_backlog_tokens(&self) -> u64 {

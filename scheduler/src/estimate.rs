@@ -8,6 +8,10 @@ use crate::request::Seconds;
 /// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
 pub(crate) const FETCH_LATENCY: Seconds = 0.002;
 
+/// A prompt overtakes others that wait for their pages if the engine would otherwise do nothing for this share of its computation. They
+/// wait for the rest of it.
+const WORTH_OVERTAKING: f64 = 0.25;
+
 /// Times for one prompt on one engine, if it were sent now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
@@ -25,6 +29,10 @@ pub struct Estimate {
     pub cached_tokens: u32,
     /// Those of them that come from the shared store.
     pub fetched_tokens: u32,
+    /// Seconds that the engine's rules give for reading one of those, from where they are.
+    pub rules_per_token: Seconds,
+    /// Whether the engine computes what has not been read when the prompt's turn comes.
+    pub cuts_short: bool,
 }
 
 impl Estimate {
@@ -42,7 +50,8 @@ impl Estimate {
         let (fetched, fetch) = if hits.l3_tokens == 0 || hits.l3_tokens < rules.prefetch_threshold {
             (0, 0.0)
         } else {
-            fetched(hits.l3_tokens, prediction.farness(ix), wait, load.fetch_wait, rules)
+            let per_token = prediction.farness(ix) * load.fetch_per_token(rules);
+            fetched(hits.l3_tokens, per_token, wait, load.fetch_wait, rules)
         };
         let cached = own.saturating_add(fetched);
         // An engine always computes the last token.
@@ -51,15 +60,20 @@ impl Estimate {
         // Loading from host memory runs layer by layer beside the computation.
         let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
         // Each pass's part goes while the next one is computed.
+        let service = compute.max(load_back);
+        let overtakes = fetched == 0 && load.idle_for > WORTH_OVERTAKING * service;
+        let wait = if overtakes { wait.min(wait - load.prefill_wait + load.idle_wait) } else { wait };
         let handed_over = input_tokens.min(u64::from(rules.max_prefill_tokens));
         Self {
             wait,
             fetch,
-            service: compute.max(load_back),
+            service,
             handover: handed_over as f64 * load.handover_per_token,
             handed_over,
             cached_tokens: cached,
             fetched_tokens: fetched,
+            rules_per_token: prediction.farness(ix) * rules.fetch_per_token(),
+            cuts_short: rules.prefetch != Prefetch::WaitComplete,
         }
     }
 
@@ -71,8 +85,13 @@ impl Estimate {
 }
 
 /// How many of `offered` tokens are fetched when the prompt's turn comes after `wait`, and when the engine has them.
-fn fetched(offered: u32, farness: f64, wait: Seconds, queue: Seconds, rules: &CacheRules) -> (u32, Seconds) {
-    let per_token = farness * rules.kv_bytes_per_token / rules.l3_bytes_per_s;
+fn fetched(
+    offered: u32,
+    per_token: Seconds,
+    wait: Seconds,
+    queue: Seconds,
+    rules: &CacheRules,
+) -> (u32, Seconds) {
     let begin = queue + FETCH_LATENCY;
     let complete = begin + f64::from(offered) * per_token;
     let given_up = match rules.prefetch {

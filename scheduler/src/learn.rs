@@ -1,11 +1,14 @@
-//! Learns from first tokens how long engines compute.
+//! Learns from first tokens how long engines compute, and how long they read from the shared store.
 
 use crate::request::Seconds;
 use crate::service::ServiceModel;
 
 /// What the time from an engine's start on a prompt to its first token is made of, each with its own coefficient: the prompt
-/// itself, new tokens, new tokens times those they look back at, and tokens handed over to a decode at the end.
-const TERMS: usize = 4;
+/// itself, new tokens, new tokens times those they look back at, tokens handed over to a decode at the end, and reading from the
+/// shared store.
+const TERMS: usize = 5;
+const HANDOVER: usize = 3;
+const READING: usize = 4;
 
 /// Part of what was learned that a new observation replaces, if observations are equally informative: a thousand remember
 /// about an hour of a busy engine.
@@ -18,6 +21,9 @@ const LARGEST_SURPRISE: f64 = 0.5;
 /// No coefficient is learned to be further than this factor from its start.
 const FARTHEST: f64 = 100.0;
 
+/// Variance of each coefficient before anything was seen, in multiples of the start. No engine tells how fast it reads.
+const DOUBT: [f64; TERMS] = [1.0, 1.0, 1.0, 1.0, 100.0];
+
 /// Share of an engine's own factor that one observation replaces.
 const SPEED_GAIN: f64 = 0.05;
 
@@ -25,7 +31,7 @@ const SPEED_GAIN: f64 = 0.05;
 const SPREAD_GAIN: f64 = 0.02;
 
 /// One prompt's way through an engine.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Work {
     /// Tokens that were computed.
     pub(crate) new: u64,
@@ -33,6 +39,8 @@ pub(crate) struct Work {
     pub(crate) cached: u64,
     /// Tokens whose KV cache was handed over after the computation; the rest went before.
     pub(crate) handed_over: u64,
+    /// Seconds in which the engine's rules say that it reads what it did from the shared store; 0 if nobody could see how long it took.
+    pub(crate) reading: Seconds,
 }
 
 /// What engines of one model have in common: recursive least squares on the relative error, so that short prompts count as much
@@ -51,10 +59,10 @@ impl Learner {
     pub(crate) fn new(prior: &ServiceModel, handover_per_token: f64) -> Self {
         let mut covariance = [[0.0; TERMS]; TERMS];
         for (at, row) in covariance.iter_mut().enumerate() {
-            row[at] = 1.0;
+            row[at] = DOUBT[at];
         }
         Self {
-            prior: [prior.c0, prior.a, prior.b, handover_per_token],
+            prior: [prior.c0, prior.a, prior.b, handover_per_token, 1.0],
             scale: [1.0; TERMS],
             covariance,
             spread: 0.0,
@@ -63,13 +71,18 @@ impl Learner {
 
     /// The model of an engine that is `speed` times as slow as its kind.
     pub(crate) fn model(&self, speed: f64) -> ServiceModel {
-        let [c0, a, b, _] = self.coefficients();
+        let [c0, a, b, ..] = self.coefficients();
         ServiceModel { c0, a, b, speed }
     }
 
     /// Seconds per token that is handed over after the computation.
     pub(crate) fn handover_per_token(&self) -> f64 {
-        self.coefficients()[TERMS - 1]
+        self.coefficients()[HANDOVER]
+    }
+
+    /// How many times longer than by the engines' rules reading from the shared store takes.
+    pub(crate) fn fetch_slowness(&self) -> f64 {
+        self.coefficients()[READING]
     }
 
     /// Mean absolute error of predictions, as a share of what was predicted.
@@ -84,16 +97,19 @@ impl Learner {
     /// Learns from a prompt that `took` so long on an engine with this `speed` factor; answers the engine's new factor.
     pub(crate) fn observe(&mut self, work: Work, took: Seconds, speed: f64) -> f64 {
         let (new, cached) = (work.new as f64, work.cached as f64);
-        let sizes = [1.0, new, new * (cached + new / 2.0), work.handed_over as f64];
-        let parts: [f64; TERMS] = std::array::from_fn(|at| self.prior[at] * sizes[at] * speed);
+        let sizes = [1.0, new, new * (cached + new / 2.0), work.handed_over as f64, work.reading];
+        // An engine that computes slowly does not read slowly.
+        let speeds = [speed, speed, speed, speed, 1.0];
+        let parts: [f64; TERMS] = std::array::from_fn(|at| self.prior[at] * sizes[at] * speeds[at]);
         let expected: f64 = parts.iter().zip(&self.scale).map(|(part, scale)| part * scale).sum();
         if !(took > 0.0 && took.is_finite() && expected > 0.0 && speed > 0.0) {
             return speed;
         }
         let surprise = (took / expected - 1.0).clamp(-LARGEST_SURPRISE, LARGEST_SURPRISE);
         self.spread += SPREAD_GAIN * (surprise.abs() - self.spread);
+        let computing = 1.0 - parts[READING] * self.scale[READING] / expected;
         self.fit(parts.map(|part| part / expected), surprise);
-        (speed * (1.0 + SPEED_GAIN * surprise)).clamp(1.0 / FARTHEST, FARTHEST)
+        (speed * (1.0 + SPEED_GAIN * surprise * computing)).clamp(1.0 / FARTHEST, FARTHEST)
     }
 
     /// One step of recursive least squares.
@@ -111,7 +127,8 @@ impl Learner {
         }
         // Forgetting must not blow up what prompts of one length never show. Rows and columns shrink together: entries that are cut one by
         // one are soon no covariance any more, and what is learned with them runs away.
-        let shrink: [f64; TERMS] = std::array::from_fn(|at| self.covariance[at][at].max(1.0).sqrt().recip());
+        let shrink: [f64; TERMS] =
+            std::array::from_fn(|at| (DOUBT[at] / self.covariance[at][at].max(DOUBT[at])).sqrt());
         for (row, by_row) in shrink.iter().enumerate() {
             for (column, by_column) in shrink.iter().enumerate() {
                 self.covariance[row][column] *= by_row * by_column;
@@ -128,7 +145,7 @@ fn dot(left: &[f64; TERMS], right: &[f64; TERMS]) -> f64 {
 mod tests {
     use super::*;
 
-    const HANDOVER: f64 = 7.7e-6;
+    const PER_TOKEN: f64 = 7.7e-6;
 
     fn works() -> impl Iterator<Item = Work> {
         let mut bits = 12345_u64;
@@ -136,7 +153,7 @@ mod tests {
             bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let total = 200 + (bits >> 33) % 40_000;
             let cached = (bits >> 13) % total;
-            Work { new: total - cached, cached, handed_over: total.min(8_192) }
+            Work { new: total - cached, cached, handed_over: total.min(8_192), reading: 0.0 }
         })
     }
 
@@ -147,7 +164,7 @@ mod tests {
     #[test]
     fn learns_another_engine_and_its_slow_member() {
         let truth = ServiceModel { c0: 0.1, a: 3e-5, b: 2e-9, speed: 1.0 };
-        let mut learner = Learner::new(&ServiceModel::default(), HANDOVER);
+        let mut learner = Learner::new(&ServiceModel::default(), PER_TOKEN);
         let mut speeds = [1.0, 1.0];
         for (count, work) in works().take(3000).enumerate() {
             let slow = count % 2;
@@ -167,16 +184,16 @@ mod tests {
     #[test]
     fn noise_and_outliers_do_not_lead_it_astray() {
         let truth = ServiceModel::default();
-        let mut learner = Learner::new(&truth, HANDOVER);
+        let mut learner = Learner::new(&truth, PER_TOKEN);
         let mut speed = 1.0;
         for (count, work) in works().take(3000).enumerate() {
             let noise = [0.7, 1.3, 1.0, 0.8, 1.2][count % 5];
             let outlier = if count % 50 == 0 { 30.0 } else { 1.0 };
-            speed = learner.observe(work, noise * outlier * seconds(&truth, HANDOVER, work), speed);
+            speed = learner.observe(work, noise * outlier * seconds(&truth, PER_TOKEN, work), speed);
         }
         for work in works().skip(5000).take(50) {
             let learned = seconds(&learner.model(1.0), learner.handover_per_token(), work) * speed;
-            let right = seconds(&truth, HANDOVER, work);
+            let right = seconds(&truth, PER_TOKEN, work);
             assert!((learned / right - 1.0).abs() < 0.15, "{work:?}: {learned} instead of {right}");
         }
         assert!((0.1..0.3).contains(&learner.spread()), "{}", learner.spread());
@@ -185,16 +202,16 @@ mod tests {
     #[test]
     fn prompts_that_are_all_alike_do_not_lead_it_astray() {
         let truth = ServiceModel::default();
-        let mut learner = Learner::new(&truth, HANDOVER);
+        let mut learner = Learner::new(&truth, PER_TOKEN);
         let mut speeds = [1.0; 4];
         // Conversations of six turns, each of which adds as much; now and then a prompt is behind another one.
         let work = |count: usize| {
             let cached = 1024 * (count / 4 % 6) as u64;
-            Work { new: 1024, cached, handed_over: 1024 + cached }
+            Work { new: 1024, cached, handed_over: 1024 + cached, reading: 0.0 }
         };
         for count in 0..40_000 {
             let noise = [1.0, 1.02, 0.98, 1.0, 1.3][count % 5];
-            let took = noise * seconds(&truth, HANDOVER, work(count));
+            let took = noise * seconds(&truth, PER_TOKEN, work(count));
             speeds[count % 4] = learner.observe(work(count), took, speeds[count % 4]);
             let learned = learner.model(1.0).seconds(1024, work(count).cached) * speeds[count % 4];
             let right = truth.seconds(1024, work(count).cached);
@@ -203,9 +220,29 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_store_is_told_from_slow_engines() {
+        let truth = ServiceModel { c0: 0.1, a: 2e-4, b: 1e-8, speed: 1.0 };
+        let mut learner = Learner::new(&ServiceModel::default(), PER_TOKEN);
+        let mut speed = 1.0;
+        for (count, work) in works().take(2000).enumerate() {
+            // Every other prompt is read from a store that takes five times as long as thought.
+            let reading = if count % 2 == 1 { work.cached as f64 * 1e-5 } else { 0.0 };
+            let noise = [0.8, 1.2, 1.0, 0.9, 1.1][count % 5];
+            let took = noise * seconds(&truth, PER_TOKEN, work) + 5.0 * reading;
+            speed = learner.observe(Work { reading, ..work }, took, speed);
+        }
+        assert!((learner.fetch_slowness() / 5.0 - 1.0).abs() < 0.1, "{}", learner.fetch_slowness());
+        for work in works().skip(5000).take(50) {
+            let learned = seconds(&learner.model(1.0), learner.handover_per_token(), work) * speed;
+            let right = seconds(&truth, PER_TOKEN, work);
+            assert!((learned / right - 1.0).abs() < 0.1, "{work:?}: {learned} instead of {right}");
+        }
+    }
+
+    #[test]
     fn nonsense_is_not_learned() {
-        let mut learner = Learner::new(&ServiceModel::default(), HANDOVER);
-        let work = Work { new: 1000, cached: 0, handed_over: 1000 };
+        let mut learner = Learner::new(&ServiceModel::default(), PER_TOKEN);
+        let work = Work { new: 1000, handed_over: 1000, ..Work::default() };
         for took in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert_eq!(learner.observe(work, took, 1.5), 1.5);
         }

@@ -6,6 +6,13 @@ use crate::learn::Work;
 use crate::request::Seconds;
 use crate::scheduler::Ticket;
 
+/// Requests are sent so long before the engine is free for them, or before their pages should be there: how long reading takes can be
+/// seen then, within this.
+const IN_SIGHT: Seconds = 0.1;
+
+/// An engine that reads this share more or less than predicted had another time for it, or reads at another pace.
+const SAME_READING: f64 = 0.05;
+
 /// A prefill that was sent.
 #[derive(Debug)]
 pub(crate) struct Queued {
@@ -18,12 +25,55 @@ pub(crate) struct Queued {
     pub(crate) handover: Seconds,
     /// When its pages have been fetched.
     pub(crate) ready: Seconds,
+    /// What is fetched.
+    pub(crate) reading: Option<Reading>,
     /// Its first token will not be told: it is believed to be computed when it should be.
     pub(crate) unseen: bool,
 }
 
+/// What a prefill reads from the shared store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reading {
+    /// When that begins.
+    pub(crate) from: Seconds,
+    /// Tokens that should be read.
+    pub(crate) tokens: u64,
+    /// Seconds for each, by the engine's rules.
+    pub(crate) per_token: Seconds,
+    /// Whether the engine reads only until the prompt's turn comes.
+    pub(crate) cuts_short: bool,
+}
+
+impl Queued {
+    /// What the engine has done and how long that took, if it told how many tokens it did not have to compute and was `free_at` for it.
+    fn done(&self, now: Seconds, free_at: Seconds, cached: Option<u64>) -> (Work, Seconds) {
+        let total = self.work.new + self.work.cached;
+        let cached = cached.map_or(self.work.cached, |cached| cached.min(total));
+        let work = Work { new: (total - cached).max(1), cached, ..self.work };
+        let begun = free_at.max(self.ready);
+        let Some(reading) = self.reading else { return (work, now - begun) };
+        let read = (reading.tokens + cached).saturating_sub(self.work.cached);
+        let predicted = reading.tokens as f64;
+        let (off, believed) = (read as f64 - predicted, self.ready - reading.from);
+        let work_of_both = Work { reading: read as f64 * reading.per_token, ..work };
+        if read == 0 {
+            (work, now - begun)
+        } else if reading.cuts_short && off.abs() > SAME_READING * predicted {
+            // It took all the time there was.
+            (work_of_both, now - reading.from)
+        } else if self.ready + believed + IN_SIGHT >= free_at {
+            // What is missing in the store is not read.
+            let believed = believed * (read as f64 / predicted).min(1.0);
+            (work_of_both, now - free_at.max(reading.from + believed) + believed)
+        } else {
+            (work, now - begun)
+        }
+    }
+}
+
 /// Prefills in order of sending, with the times at which they should be done. The engine computes one at a time; it is free for the
-/// next one before the first token of the last is seen, because the KV cache is handed over meanwhile.
+/// next one before the first token of the last is seen, because the KV cache is handed over meanwhile. Whoever waits for its pages is
+/// overtaken.
 #[derive(Debug, Default)]
 pub(crate) struct PrefillQueue {
     waiting: VecDeque<Queued>,
@@ -34,6 +84,10 @@ pub(crate) struct PrefillQueue {
     head_end: Seconds,
     /// When all of them should be computed.
     end: Seconds,
+    /// The first time, from and until when, in which all that are left wait for their pages.
+    idle: Option<(Seconds, Seconds)>,
+    /// When the pages of each are there, and its computation. Kept so that nothing is allocated.
+    by_ready: Vec<(Seconds, Seconds)>,
 }
 
 impl PrefillQueue {
@@ -65,15 +119,11 @@ impl PrefillQueue {
     pub(crate) fn push(&mut self, now: Seconds, queued: Queued) {
         if self.waiting.is_empty() {
             self.free_at = now;
-            self.head_end = self.free_at.max(queued.ready) + queued.service;
-            self.end = self.head_end;
-        } else {
-            let late = self.late(now);
-            self.end = (self.end + late).max(now).max(queued.ready) + queued.service;
-            self.head_end += late;
         }
+        let late = self.late(now);
         self.tokens += queued.tokens;
         self.waiting.push_back(queued);
+        self.predict(now, self.free_at + late);
     }
 
     /// Notes that a prefill's first token will not be told.
@@ -89,17 +139,25 @@ impl PrefillQueue {
             self.tokens -= head.tokens;
             self.free_at = self.head_end;
             self.waiting.pop_front();
-            self.predict();
+            self.predict(now, self.free_at);
         }
     }
 
-    /// Takes out a prefill whose first token has come. Answers what it was and how long it took.
-    pub(crate) fn computed(&mut self, now: Seconds, ticket: Ticket) -> Option<(Work, Seconds)> {
+    /// Takes out a prefill whose first token has come, with what the engine says that it took from caches. Answers what it was and how
+    /// long it took.
+    pub(crate) fn computed(
+        &mut self,
+        now: Seconds,
+        ticket: Ticket,
+        cached: Option<u64>,
+    ) -> Option<(Work, Seconds)> {
         let (_, queued) = self.remove(ticket)?;
-        let begun = self.free_at.max(queued.ready);
+        let done = queued.done(now, self.free_at, cached);
+        // Its pages may have come sooner than thought.
+        let begun = self.free_at.max(queued.ready).min(now);
         self.free_at = (now - queued.handover).max(begun);
-        self.predict();
-        Some((queued.work, now - begun))
+        self.predict(now, self.free_at);
+        Some(done)
     }
 
     /// Takes out a prefill that ended otherwise.
@@ -108,7 +166,7 @@ impl PrefillQueue {
             if position == 0 {
                 self.free_at = now;
             }
-            self.predict();
+            self.predict(now, self.free_at);
         }
     }
 
@@ -119,16 +177,28 @@ impl PrefillQueue {
         Some((position, queued))
     }
 
-    /// Computes anew when the queued prefills end.
-    fn predict(&mut self) {
-        let mut free_at = self.free_at;
-        for (position, queued) in self.waiting.iter().enumerate() {
-            free_at = free_at.max(queued.ready) + queued.service;
-            if position == 0 {
-                self.head_end = free_at;
-            }
+    /// Computes anew when the queued prefills end, if the engine becomes `free_at` for them.
+    fn predict(&mut self, now: Seconds, free_at: Seconds) {
+        if let Some(head) = self.waiting.front() {
+            self.head_end = free_at.max(head.ready) + head.service;
         }
+        self.by_ready.clear();
+        self.by_ready.extend(self.waiting.iter().map(|queued| (queued.ready, queued.service)));
+        self.by_ready.sort_by(|left, right| left.0.total_cmp(&right.0));
         self.end = free_at;
+        self.idle = None;
+        for &(ready, service) in &self.by_ready {
+            if ready > self.end.max(now) && self.idle.is_none() {
+                self.idle = Some((self.end, ready));
+            }
+            self.end = self.end.max(ready) + service;
+        }
+    }
+
+    /// When the engine has nothing to compute because all that are left wait for their pages: how long until then, and for how long.
+    pub(crate) fn idle(&self, now: Seconds) -> Option<(Seconds, Seconds)> {
+        let (from, until) = self.idle.filter(|(_, until)| *until > now)?;
+        Some(((from - now).max(0.0), until - from.max(now)))
     }
 
     /// How long ago the first token of the first should have come.
@@ -155,8 +225,9 @@ mod tests {
     use super::*;
 
     fn queued(ticket: u64, service: Seconds, handover: Seconds, ready: Seconds) -> Queued {
-        let work = Work { new: 100, cached: 0, handed_over: 100 };
-        Queued { ticket: Ticket(ticket), tokens: 100, work, service, handover, ready, unseen: false }
+        let work = Work { new: 100, handed_over: 100, ..Work::default() };
+        let ticket = Ticket(ticket);
+        Queued { ticket, tokens: 100, work, service, handover, ready, reading: None, unseen: false }
     }
 
     #[test]
@@ -169,9 +240,9 @@ mod tests {
         // Late: the first is due, the second has still to run.
         assert_eq!(queue.wait(14.0, 0.0), 3.0);
         assert_eq!(queue.wait(14.0, 0.25), 4.0);
-        assert_eq!(queue.computed(14.0, Ticket(1)).unwrap().1, 4.0);
+        assert_eq!(queue.computed(14.0, Ticket(1), None).unwrap().1, 4.0);
         assert_eq!(queue.wait(15.0, 0.0), 2.0);
-        assert_eq!(queue.computed(17.0, Ticket(2)).unwrap().1, 3.0);
+        assert_eq!(queue.computed(17.0, Ticket(2), None).unwrap().1, 3.0);
         assert_eq!(queue.wait(17.0, 0.0), 0.0);
         assert!(queue.is_empty());
     }
@@ -183,9 +254,9 @@ mod tests {
         assert_eq!(queue.wait(2.2, 0.0), 0.0);
         queue.push(2.2, queued(2, 3.0, 0.5, 2.2));
         assert_eq!(queue.wait(2.2, 0.0), 3.0);
-        assert_eq!(queue.computed(2.5, Ticket(1)).unwrap().1, 2.5);
+        assert_eq!(queue.computed(2.5, Ticket(1), None).unwrap().1, 2.5);
         // It was free at 2.0, but the second came at 2.2.
-        assert!((queue.computed(5.7, Ticket(2)).unwrap().1 - 3.5).abs() < 1e-9);
+        assert!((queue.computed(5.7, Ticket(2), None).unwrap().1 - 3.5).abs() < 1e-9);
     }
 
     #[test]
@@ -193,7 +264,61 @@ mod tests {
         let mut queue = PrefillQueue::default();
         queue.push(0.0, queued(1, 1.0, 0.0, 4.0));
         assert_eq!(queue.wait(0.0, 0.0), 5.0);
-        assert_eq!(queue.computed(6.0, Ticket(1)).unwrap().1, 2.0);
+        assert_eq!(queue.computed(6.0, Ticket(1), None).unwrap().1, 2.0);
+    }
+
+    /// A thousand tokens, of which 800 are read from the store, in 0.8 s by the rules; thought to take twice as long.
+    fn reading(sent: Seconds, cuts_short: bool) -> Queued {
+        let work = Work { new: 200, cached: 800, handed_over: 0, reading: 0.0 };
+        let reading = Reading { from: sent, tokens: 800, per_token: 0.001, cuts_short };
+        Queued { work, reading: Some(reading), ..queued(1, 1.0, 0.0, sent + 1.6) }
+    }
+
+    #[test]
+    fn reading_counts_from_its_begin_where_it_was_waited_for() {
+        let done = |free_at, now, cached| reading(0.0, false).done(now, free_at, cached);
+        let work = Work { new: 200, cached: 800, handed_over: 0, reading: 0.8 };
+        assert_eq!(done(0.0, 4.0, Some(800)), (work, 4.0));
+        // The engine was free just after the pages should have been there: 1.3 s more than the computation.
+        let (seen, took) = done(1.7, 4.0, None);
+        assert!(seen == work && (took - (2.3 + 1.6)).abs() < 1e-9, "{took}");
+        // Whether it took even twice as long, nobody can see.
+        assert_eq!(done(3.5, 4.5, None), (Work { reading: 0.0, ..work }, 1.0));
+        // Half of it was gone from the store.
+        let (seen, took) = done(0.0, 2.0, Some(400));
+        assert!(seen == Work { new: 600, cached: 400, handed_over: 0, reading: 0.4 } && took == 2.0);
+        assert_eq!(done(0.0, 1.0, Some(0)).0, Work { new: 1000, cached: 0, handed_over: 0, reading: 0.0 });
+    }
+
+    #[test]
+    fn an_engine_that_stops_reading_shows_its_pace() {
+        let done = |cached| reading(0.0, true).done(5.0, 4.0, Some(cached));
+        assert_eq!(done(200), (Work { new: 800, cached: 200, handed_over: 0, reading: 0.2 }, 5.0));
+        // All came in time: it may have been far faster.
+        assert_eq!(done(799).1, 1.0);
+    }
+
+    #[test]
+    fn who_waits_for_pages_is_overtaken() {
+        let mut queue = PrefillQueue::default();
+        queue.push(0.0, queued(1, 1.0, 0.0, 0.0));
+        queue.push(0.0, queued(2, 1.0, 0.0, 4.0));
+        assert_eq!((queue.wait(0.0, 0.0), queue.idle(0.5), queue.idle(4.0)), (5.0, Some((0.5, 3.0)), None));
+        assert_eq!(queue.idle(2.0), Some((0.0, 2.0)));
+        queue.push(1.0, queued(3, 2.0, 0.0, 1.0));
+        assert_eq!((queue.wait(1.0, 0.0), queue.idle(1.0)), (4.0, Some((2.0, 1.0))));
+        // It does not end in time, so the other one waits.
+        queue.push(1.0, queued(4, 2.0, 0.0, 1.0));
+        assert_eq!((queue.wait(1.0, 0.0), queue.idle(1.0)), (5.0, None));
+    }
+
+    #[test]
+    fn pages_that_come_sooner_than_thought_leave_the_engine_free() {
+        let mut queue = PrefillQueue::default();
+        queue.push(0.0, reading(0.0, false));
+        assert_eq!(queue.computed(1.2, Ticket(1), Some(800)).unwrap().1, 1.2);
+        queue.push(1.2, queued(2, 1.0, 0.0, 1.2));
+        assert!((queue.wait(1.2, 0.0) - 1.0).abs() < 1e-9);
     }
 
     #[test]
@@ -217,7 +342,7 @@ mod tests {
         // The second tells, so it is waited for, and the third behind it.
         queue.advance(9.0);
         assert_eq!((queue.tokens(), queue.wait(9.0, 0.0)), (200, 2.0));
-        assert_eq!(queue.computed(9.0, Ticket(2)).unwrap().1, 7.0);
+        assert_eq!(queue.computed(9.0, Ticket(2), None).unwrap().1, 7.0);
         queue.advance(11.0);
         assert!(queue.is_empty());
         // It is over for the engine, too, when its request ends.

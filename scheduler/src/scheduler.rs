@@ -12,7 +12,7 @@ use crate::book::{Computed, EngineBook};
 use crate::cluster::{Cluster, InstanceIx, Load, Reported, Role};
 use crate::decision::{Decision, Refusal};
 use crate::estimate::Estimate;
-use crate::learn::{Learner, Work};
+use crate::learn::Learner;
 use crate::policy::{Input, Policy, Round, Verdict};
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
@@ -361,11 +361,8 @@ impl Scheduler {
         let (Some(book), Some(&kind)) = (self.engines.get_mut(entry.at()), self.kinds.get(entry.at())) else {
             return;
         };
-        let Some(Computed { mut work, took, alone }) = book.computed(now, ticket) else { return };
-        if let Some(cached) = cached_tokens {
-            let (total, cached) = (work.new + work.cached, u64::from(cached));
-            work = Work { new: total.saturating_sub(cached).max(1), cached: cached.min(total), ..work };
-        }
+        let cached = cached_tokens.map(u64::from);
+        let Some(Computed { work, took, alone }) = book.computed(now, ticket, cached) else { return };
         if alone {
             book.speed = self.learners[kind].observe(work, took, book.speed);
         }

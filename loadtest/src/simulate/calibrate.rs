@@ -64,10 +64,17 @@ pub const MEASURED: [Measured; 3] = [
     },
 ];
 
+impl Measured {
+    /// The engine that it was measured on.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings { l2_tokens: self.l2_tokens, l3_tokens: self.l3_tokens, ..Settings::one_engine() }
+    }
+}
+
 /// The same with the simulated engine, as the mean over this many seeds.
 #[must_use]
 pub fn calibrate(row: &Measured, seeds: u64) -> Summary {
-    let settings = Settings { l2_tokens: row.l2_tokens, l3_tokens: row.l3_tokens, ..Settings::one_engine() };
+    let settings = row.settings();
     let runs: Vec<Summary> = (1..=seeds)
         .map(|seed| {
             let workload = MultiTurn::workload(MultiTurnSettings::default(), seed);

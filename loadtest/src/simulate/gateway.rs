@@ -330,7 +330,8 @@ fn cluster(settings: &Settings) -> Cluster {
         },
         prefetch_threshold: settings.prefetch_threshold,
         l2_bytes_per_s: service.host_load_bytes_per_s,
-        l3_bytes_per_s: service.storage_bytes_per_s,
+        // No engine tells how fast it reads from its store.
+        l3_bytes_per_s: CacheRules::default().l3_bytes_per_s,
         kv_bytes_per_token: service.kv_bytes_per_token as f64,
         l2_tokens: settings.l2_tokens,
         max_prefill_tokens: u32::try_from(service.chunk_tokens).unwrap_or(u32::MAX),

@@ -10,7 +10,7 @@
 //! | `gateway`, `ideal` | who decides: schedulers, or nobody |
 //! | `outcome` | figures |
 //! | `sweep`, `suite`, `args`, `table`, `report`, `svg` | experiments and how they are told |
-//! | `calibrate` | proof against measurements |
+//! | `calibrate`, `published` | proof against measurements |
 
 mod agents;
 mod args;
@@ -26,6 +26,7 @@ mod multiturn;
 mod nic;
 mod outcome;
 mod prefill;
+mod published;
 mod report;
 mod run;
 mod sessions;
@@ -43,6 +44,7 @@ pub use self::calibrate::{MEASURED, Measured, calibrate};
 pub use self::ideal::IdealOrder;
 pub use self::multiturn::{MultiTurn, MultiTurnSettings};
 pub use self::outcome::{Outcome, Record, State, Summary, quantile};
+pub use self::published::{Shown, published_plot};
 pub use self::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
 pub use self::svg::{Plot, Scale};
 pub use self::sweep::{Case, ChangeError, Contender, ContenderKind, Load, Standing, changed, run_case};

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use moongate_scheduler::Settings as SchedulerSettings;
 
 use super::agents::AgentSettings;
+use super::calibrate::MEASURED;
 use super::multiturn::MultiTurnSettings;
 use super::outcome::Summary;
 use super::settings::{EngineOrder, Prefetch, Settings};
@@ -30,6 +31,8 @@ enum Source {
     Agents,
     /// bench_multiturn on four plain engines, with this many requests in flight.
     MultiTurn(u32),
+    /// bench_multiturn as published, on one plain engine.
+    OneEngine,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -298,6 +301,30 @@ const ROWS: &[Row] = &[
         change: |_| {},
         figures: &[Figure::KiloTokensPerSecond],
     },
+    Row {
+        name: "bench_multiturn, one engine",
+        source: Source::OneEngine,
+        speed: 1.0,
+        change: |settings| settings.prefetch = Prefetch::WaitComplete,
+        figures: &[Figure::KiloTokensPerSecond, Figure::Mean],
+    },
+    Row {
+        name: "bench_multiturn, one engine, best_effort",
+        source: Source::OneEngine,
+        speed: 1.0,
+        change: |_| {},
+        figures: &[Figure::KiloTokensPerSecond, Figure::Mean],
+    },
+    Row {
+        name: "bench_multiturn, one engine, L3 at 1.5 GB/s",
+        source: Source::OneEngine,
+        speed: 1.0,
+        change: |settings| {
+            settings.prefetch = Prefetch::WaitComplete;
+            gbps(settings, 1.5);
+        },
+        figures: &[Figure::KiloTokensPerSecond, Figure::Mean],
+    },
 ];
 
 /// Runs the experiments whose name contains one of `only`, or all if there is none, and answers the table.
@@ -330,6 +357,7 @@ pub(crate) fn run(
             Source::MultiTurn(in_flight) => {
                 Load::MultiTurn(MultiTurnSettings { clients: 600, in_flight, ..MultiTurnSettings::default() })
             }
+            Source::OneEngine => Load::MultiTurn(MultiTurnSettings::default()),
         };
         let mut settings = settings(row.source);
         (row.change)(&mut settings);
@@ -362,6 +390,7 @@ fn settings(source: Source) -> Settings {
             warmup_share: 0.0,
             ..base
         },
+        Source::OneEngine => MEASURED[2].settings(),
     }
 }
 

@@ -6,7 +6,9 @@ use std::sync::atomic::AtomicBool;
 use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
 use proptest::prelude::*;
 
+use super::calibrate::MEASURED;
 use super::ideal::{IdealOrder, OneEngine};
+use super::multiturn::MultiTurnSettings;
 use super::outcome::{Outcome, State};
 use super::run::play;
 use super::settings::{EngineOrder, Failure, Prefetch, Settings};
@@ -194,6 +196,19 @@ fn a_store_in_another_zone_costs_time_and_less_if_that_is_known() {
     };
     let (near, known, unknown) = (mean(1, true), mean(2, true), mean(2, false));
     assert!(near < known && known < unknown, "{near} {known} {unknown}");
+}
+
+#[test]
+fn holding_requests_does_not_keep_one_engine_from_fetching_their_pages() {
+    let mut settings = MEASURED[2].settings();
+    settings.prefetch = Prefetch::WaitComplete;
+    let case = Case {
+        load: Load::MultiTurn(MultiTurnSettings::default()),
+        seeds: 1..=3,
+        ..case(settings, vec![PolicyName::RoundRobin.into(), PolicyName::Predictive.into()], 1.0)
+    };
+    let speeds: Vec<f64> = run(&case).iter().map(|standing| standing.summary.input_tokens_per_s).collect();
+    assert!(speeds[1] > speeds[0], "{speeds:?}");
 }
 
 #[test]

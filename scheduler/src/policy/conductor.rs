@@ -76,8 +76,7 @@ fn terms(input: &Input<'_>, instance: InstanceIx, best_prefix: u32) -> Terms {
         if f64::from(best_prefix) > BALANCING_THRESHOLD * f64::from(own) { hits.l3_tokens } else { 0 };
     let transfer = match input.cluster.get(instance) {
         Some(engine) if transferred > 0 => {
-            load.fetch_wait
-                + f64::from(transferred) * engine.cache.kv_bytes_per_token / engine.cache.l3_bytes_per_s
+            load.fetch_wait + f64::from(transferred) * load.fetch_per_token(&engine.cache)
         }
         _ => 0.0,
     };

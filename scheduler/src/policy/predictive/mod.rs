@@ -12,7 +12,7 @@ use self::tenants::Tenants;
 use super::lightest::Lightest;
 use super::name_hash::scatter;
 use super::{Input, Policy, PolicyName, Round, Verdict, available, conclude};
-use crate::cluster::{InstanceIx, Role};
+use crate::cluster::{InstanceIx, Load, Role};
 use crate::decision::{Candidate, Decision, Refusal, Term, Terms};
 use crate::estimate::{Estimate, FETCH_LATENCY};
 use crate::request::Seconds;
@@ -175,7 +175,7 @@ impl Predictive {
 
     /// Until the engine is done with what it has and what held requests before this one will give it.
     fn backlog(&self, input: &Input<'_>, ix: InstanceIx) -> Seconds {
-        input.loads.get(ix.at()).map_or(0.0, |load| load.prefill_wait) + self.plan.work(ix)
+        input.loads.get(ix.at()).map_or(0.0, Load::least_wait) + self.plan.work(ix)
     }
 
     /// The decision with all candidates and what they would have cost.
@@ -253,7 +253,8 @@ impl Predictive {
             } else {
                 0.0
             };
-            due = due.min(load.prefill_wait + self.plan.work(ix) - self.settings.slack - fetch);
+            let wait = load.least_wait().min(load.prefill_wait - fetch);
+            due = due.min(wait + self.plan.work(ix) - self.settings.slack);
             if due <= 0.0 {
                 return None;
             }

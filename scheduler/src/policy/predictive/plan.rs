@@ -43,7 +43,7 @@ impl Plan {
         self.fetch_per_token.clear();
         self.due.clear();
         for (instance, load) in round.cluster.instances().iter().zip(round.loads) {
-            let per_token = instance.cache.kv_bytes_per_token / instance.cache.l3_bytes_per_s;
+            let per_token = load.fetch_per_token(&instance.cache);
             self.fetch_per_token.push(per_token);
             if instance.role == Role::Decode || !load.available {
                 self.due.push(f64::INFINITY);
@@ -55,7 +55,7 @@ impl Plan {
                 0.0
             };
             self.longest_fetch = self.longest_fetch.max(fetch);
-            self.due.push(load.prefill_wait - slack - fetch);
+            self.due.push(load.least_wait().min(load.prefill_wait - fetch) - slack);
         }
         self.find_first();
     }

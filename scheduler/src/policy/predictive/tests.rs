@@ -193,6 +193,59 @@ fn pages_are_fetched_while_the_engine_is_busy() {
     assert_eq!(world.sent(4.95), [(second, 0)]);
 }
 
+/// How long before the engine is free for it a prompt is sent, of which 50,000 tokens are read from a store that takes `slowness` times
+/// as long as the rules say, after some that showed it.
+fn lead_after_learning(slowness: f64) -> f64 {
+    let mut world = world(1);
+    let (mut now, mut lead) = (0.0, 0.0);
+    for round in 0..60 {
+        // An engine that is idle shows most.
+        let busy = if round % 10 == 0 { 1 } else { 40_000 };
+        let first = world.submit(now, busy, &[]);
+        assert_eq!(world.sent(now), [(first, 0)]);
+        let second = world.submit(now, 51_000, &[(0, stored(50_000))]);
+        let free = now + f64::from(busy) / 1_000.0;
+        let sent = loop {
+            if !world.sent(now).is_empty() {
+                break now;
+            }
+            now = world.scheduler.wake_at().unwrap();
+        };
+        lead = free - sent;
+        world.scheduler.first_token(free, Ticket(first), Some(0));
+        world.scheduler.ended(free, Ticket(first));
+        now = free.max(sent + 5.0 * slowness) + 1.0;
+        world.scheduler.first_token(now, Ticket(second), Some(50_000));
+        world.scheduler.ended(now, Ticket(second));
+    }
+    lead
+}
+
+#[test]
+fn how_long_fetching_takes_is_learned() {
+    // Five seconds by the rules. That it takes less shows only where an engine is idle, here six times.
+    for (slowness, leads) in [(1.0, 5.0..5.2), (0.2, 1.0..2.5), (4.0, 16.0..21.0)] {
+        let lead = lead_after_learning(slowness);
+        assert!(leads.contains(&lead), "{slowness}: {lead}");
+    }
+}
+
+#[test]
+fn an_engine_that_waits_for_pages_computes_what_needs_none() {
+    let mut world = world(1);
+    let slow = world.submit(0.0, 51_000, &[(0, stored(50_000))]);
+    assert_eq!(world.sent(0.0), [(slow, 0)]);
+    // The pages are there after 5 s, so 19 s more of this one would be too much.
+    let long = world.submit(0.1, 24_000, &[]);
+    assert_eq!(world.sent(0.1), []);
+    let short = world.submit(0.2, 4_000, &[]);
+    assert_eq!(world.sent(0.2), [(short, 0)]);
+    for (at, ticket) in [(4.2, short), (6.0, slow)] {
+        world.scheduler.first_token(at, Ticket(ticket), None);
+    }
+    assert_eq!(world.sent(6.0), [(long, 0)]);
+}
+
 #[test]
 fn best_effort_prefers_the_busy_engine_that_has_time_to_fetch() {
     for (prefetch, engine) in [(Prefetch::BestEffort, 0), (Prefetch::WaitComplete, 1)] {
@@ -256,6 +309,23 @@ fn the_decision_tells_what_every_engine_would_have_cost() {
 }
 
 proptest! {
+    /// A prompt is sent when its pages can be fetched just before the engine is free for it; without pages to fetch, when the engine is.
+    #[test]
+    fn a_fetch_and_only_a_fetch_is_begun_early(busy in 1_u32..60_000, pages in 0_u32..80_000, own_tokens in 0_u32..20_000) {
+        let mut world = world(1);
+        let first = world.submit(0.0, busy, &[]);
+        prop_assert_eq!(world.sent(0.0), [(first, 0)]);
+        let hits = TierHits { l3_tokens: pages, ..own(own_tokens) };
+        let second = world.submit(0.0, own_tokens + pages + 1_000, &[(0, hits)]);
+        let fetch = if pages < 256 { 0.0 } else { FETCH_LATENCY + f64::from(pages) / 10_000.0 };
+        let due = f64::from(busy) / 1_000.0 - fetch - 0.1;
+        if due > 0.01 {
+            prop_assert_eq!(world.sent(0.0), []);
+            prop_assert_eq!(world.sent(due - 0.005), []);
+        }
+        prop_assert_eq!(world.sent(due.max(0.0) + 0.001), [(second, 0)]);
+    }
+
     /// A request is refused for its target only if even as the next one it could not meet it.
     #[test]
     fn shed_only_if_the_target_cannot_be_met(
