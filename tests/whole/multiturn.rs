@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use moongate_loadtest::engine::ServiceModel;
 use moongate_loadtest::generate::prompt::unique_prompt;
 use moongate_loadtest::generate::{Outcome, Target, TargetApi};
-use moongate_loadtest::simulate::{MEASURED, MultiTurnSettings};
+use moongate_loadtest::simulate::{MEASURED, MultiTurnSettings, Shown, published_plot};
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -24,22 +24,17 @@ const SCALE: f64 = 10.0;
 /// Host cache of the benchmark: 80 GB on each of four ranks, at 192,512 bytes per token.
 const HOST_TOKENS: u64 = 1_662_000;
 
-/// What was measured, in the engines' own time.
-struct Row {
-    ttft_mean_s: f64,
-    ttft_p90_s: f64,
-    input_tokens_per_s: f64,
-    hit: f64,
-}
+/// Where the figures of the last run are, and what is drawn of them.
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/whole-system");
 
-/// The three rows of the published table, and the last one again with our routing.
+/// The three rows of the published table, and the last one again with our routing. Renews the docs' figures and plot.
 pub(crate) async fn rows() {
     let cluster = Cluster::start().await;
     let base = format!("http://{RELEASE}-gateway:8000");
     println!("| caches, policy | TTFT mean, s | TTFT p90, s | input, tokens/s | reused, % |");
     println!("|---|---:|---:|---:|---:|");
     let [l1, l2, l3] = &MEASURED;
-    let mut far = Vec::new();
+    let (mut far, mut seen) = (Vec::new(), Vec::new());
     let runs = [(l1, "round_robin"), (l2, "round_robin"), (l3, "round_robin"), (l3, "predictive")];
     for (number, (row, policy)) in runs.into_iter().enumerate() {
         let host = if row.caches == "L1" { 0 } else { HOST_TOKENS };
@@ -55,7 +50,8 @@ pub(crate) async fn rows() {
         let command = if number == 0 { "install" } else { "upgrade" };
         cluster.helm(command, "multiturn", &[&settings[..], &anew].concat()).await;
         cluster.settled().await;
-        let shown = run(&base, MODEL, MultiTurnSettings::default(), SCALE).await;
+        let (all, took) = run(&base, MODEL, MultiTurnSettings::default(), SCALE).await;
+        let shown = shown(&all, took, (row.caches, policy));
         let pairs = [
             (row.ttft_mean_s, shown.ttft_mean_s),
             (row.ttft_p90_s, shown.ttft_p90_s),
@@ -68,12 +64,15 @@ pub(crate) async fn rows() {
         if policy == "round_robin" && pairs[..3].iter().any(|(then, now)| (now / then - 1.0).abs() > 0.1) {
             far.push(row.caches);
         }
+        seen.push(shown);
     }
+    std::fs::write(format!("{DOCS}/published.json"), serde_json::to_string_pretty(&seen).unwrap()).unwrap();
+    std::fs::write(format!("{DOCS}/published.svg"), published_plot(&seen)).unwrap();
     assert!(far.is_empty(), "not within a tenth of what was measured: {far:?}");
 }
 
 /// Runs it so many times faster than the engines that are imitated.
-async fn run(base: &str, model: &str, settings: MultiTurnSettings, scale: f64) -> Row {
+async fn run(base: &str, model: &str, settings: MultiTurnSettings, scale: f64) -> (Vec<Outcome>, Duration) {
     let target = Arc::new(Target {
         client: reqwest::Client::builder().no_proxy().build().unwrap(),
         base: base.to_owned(),
@@ -113,7 +112,7 @@ async fn run(base: &str, model: &str, settings: MultiTurnSettings, scale: f64) -
         }
         all.extend(sent.join_all().await);
     }
-    row(&all, begun.elapsed(), scale)
+    (all, begun.elapsed())
 }
 
 /// How long a request counts as in flight after its answer, as the published figures show by Little's law.
@@ -124,15 +123,18 @@ fn lag(outcome: &Outcome, times: f64, scale: f64) -> Duration {
     Duration::from_secs_f64(times * computed / scale)
 }
 
-fn row(all: &[Outcome], took: Duration, scale: f64) -> Row {
-    let mut first: Vec<f64> = all.iter().map(|one| one.ttft.unwrap().as_secs_f64() * scale).collect();
+/// What they show, in the engines' own time.
+fn shown(all: &[Outcome], took: Duration, (caches, policy): (&str, &str)) -> Shown {
+    let mut first: Vec<f64> = all.iter().map(|one| one.ttft.unwrap().as_secs_f64() * SCALE).collect();
     first.sort_by(f64::total_cmp);
     let sum = |count: fn(&Outcome) -> u64| all.iter().map(count).sum::<u64>() as f64;
     let tokens = sum(|one| one.prompt_tokens);
-    Row {
+    Shown {
+        caches: caches.to_owned(),
+        policy: policy.to_owned(),
         ttft_mean_s: first.iter().sum::<f64>() / first.len() as f64,
         ttft_p90_s: first[first.len() * 9 / 10],
-        input_tokens_per_s: tokens / (took.as_secs_f64() * scale),
+        input_tokens_per_s: tokens / (took.as_secs_f64() * SCALE),
         hit: sum(|one| one.cached_tokens) / tokens,
     }
 }
