@@ -81,18 +81,19 @@ pub async fn start(
     for exposure in guards.exposures(options, [address, admin_address]) {
         exposure.log();
     }
+    let trust = guards.trust.clone();
     let (gate, tls, admin_tls) = guards.keep_current(supervisor);
-    let discovery = options.discovery_options();
+    let discovery = options.discovery_options(&trust);
     let registry = discovery.registry.clone();
     let topology = moongate_discovery::start(discovery, supervisor).await?;
-    let limits = options.endpoint_limits();
+    let limits = options.endpoint_limits(&trust);
     let fleet = FleetReader::default();
     let index = KvIndex::new(options.index_pages);
-    fleet.refresh(&topology, limits, &index);
+    fleet.refresh(&topology, &limits, &index);
     let following = follow(fleet.clone(), topology.clone(), limits, index.clone(), supervisor.token());
     supervisor.spawn("follow topology", following);
     if let Some(health) = options.health_limits() {
-        let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build()?;
+        let client = trust.http().pool_max_idle_per_host(0).build()?;
         supervisor.spawn("health checks", check_health(fleet.clone(), client, health, supervisor.token()));
     }
 
@@ -127,7 +128,7 @@ pub async fn start(
     let desk = Desk::new(scheduler, clock, room, decisions.clone(), fleet.clone(), metrics.clone());
     supervisor.spawn("attend to held requests", desk.clone().attend(supervisor.token()));
     if !options.load_interval.is_zero() {
-        let client = reqwest::Client::builder().no_proxy().build()?;
+        let client = trust.http().build()?;
         let told = desk.clone();
         let reported = move |endpoint: &Arc<Endpoint>, load| told.reported(endpoint, load);
         let polling = poll_loads(fleet.clone(), client, options.load_interval, reported, supervisor.token());

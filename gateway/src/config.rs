@@ -1,6 +1,7 @@
 //! Settings of the gateway: each is a flag, an environment variable and a key of the config file.
 
 mod access;
+mod engine_tls;
 mod listeners;
 
 use std::net::SocketAddr;
@@ -12,9 +13,9 @@ use clap::{Args, ValueEnum};
 use http::{HeaderName, HeaderValue};
 use moongate_discovery::{
     DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Registry, Role,
-    RolePorts, StaticInstance,
+    RolePorts, Scheme, StaticInstance,
 };
-use moongate_runtime::Secret;
+use moongate_runtime::{Secret, Trust};
 use moongate_scheduler::{PolicyName, Settings, TtftTarget};
 
 use crate::dispatch::{AttemptLimits, RetryLimits};
@@ -24,6 +25,7 @@ use crate::upstream::{LegLimits, PoolLimits};
 
 pub(crate) use access::TokenRules;
 pub use access::{AccessOptions, OpenPath};
+pub use engine_tls::EngineTlsOptions;
 pub use listeners::ListenerOptions;
 
 /// Where engines come from, beside the ones given by flags.
@@ -77,7 +79,7 @@ pub struct GatewayOptions {
     #[command(flatten)]
     pub access: AccessOptions,
 
-    /// A prefill engine, as http://host:port or http://host:port,bootstrap-port. Repeatable.
+    /// A prefill engine, as http://host:port or http://host:port,bootstrap-port; https:// with TLS. Repeatable.
     #[arg(long, value_name = "URL[,PORT]", env = "MOONGATE_PREFILL", value_delimiter = ' ', value_parser = parse_prefill)]
     pub prefill: Vec<StaticInstance>,
 
@@ -139,6 +141,10 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "PORT", env = "MOONGATE_WORKER_PORT", default_value_t = 8000)]
     pub worker_port: u16,
 
+    /// RBG and Kubernetes: how engines are spoken to that do not say it by the annotation moongate.io/scheme.
+    #[arg(long, value_name = "http|https", env = "MOONGATE_ENGINE_SCHEME", default_value = "http", value_parser = parse_scheme)]
+    pub engine_scheme: Scheme,
+
     /// RBG: bootstrap port of prefills that name none; default: what the engine says, else 8998.
     #[arg(long, value_name = "PORT", env = "MOONGATE_BOOTSTRAP_PORT")]
     pub bootstrap_port: Option<u16>,
@@ -155,6 +161,10 @@ pub struct GatewayOptions {
     /// its own. Else clients' keys are passed on as they are.
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
     pub engine_api_key: Option<Secret>,
+
+    /// TLS towards engines.
+    #[command(flatten)]
+    pub engine_tls: EngineTlsOptions,
 
     /// How routes are chosen. By predicted time: predictive. By load: least_load, least_requests, power_of_two, round_robin, random. Like
     /// other routers, to compare with: cache_aware and prefix_hash (smg), llm_d, lmetric, dynamo, dynamo_queue, conductor. Default
@@ -227,7 +237,7 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "TIME", env = "MOONGATE_RETRY_BACKOFF", default_value = "25ms", value_parser = humantime::parse_duration)]
     pub retry_backoff: Duration,
 
-    /// Time for a TCP connection to an engine. Default: within a data centre it takes under 1 ms; lost packets are sent again
+    /// Time for a connection to an engine, with its TLS handshake. Default: within a data centre it takes under 1 ms; lost packets are sent again
     /// after 1 s.
     #[arg(long, value_name = "TIME", env = "MOONGATE_CONNECT_TIMEOUT", default_value = "1500ms", value_parser = humantime::parse_duration)]
     pub connect_timeout: Duration,
@@ -296,15 +306,16 @@ pub struct GatewayOptions {
 }
 
 impl GatewayOptions {
-    /// What discovery is started with.
+    /// What discovery is started with, and engines are known by.
     #[must_use]
-    pub fn discovery_options(&self) -> DiscoveryOptions {
+    pub fn discovery_options(&self, trust: &Trust) -> DiscoveryOptions {
         let mut options = DiscoveryOptions {
             instances: self.static_instances(),
             file: self.instances_file.clone(),
             registry: self.registration.then(Registry::default),
             probe: ProbeOptions {
                 api_key: self.engine_api_key.as_ref().map(|key| key.expose().to_owned()),
+                trust: Some(trust.clone()),
                 ..ProbeOptions::default()
             },
             ..DiscoveryOptions::default()
@@ -314,6 +325,7 @@ impl GatewayOptions {
             DiscoverySource::Rbg => {
                 options.rbg = Some(RbgOptions {
                     path: self.rbg_config.clone(),
+                    scheme: self.engine_scheme,
                     engine: self.engine,
                     connector: self.kv_connector,
                     ports: self.role_ports(),
@@ -327,6 +339,7 @@ impl GatewayOptions {
                     namespace: self.namespace.clone(),
                     group: self.group.clone(),
                     selector: self.selector.clone(),
+                    scheme: self.engine_scheme,
                     ports: self.role_ports(),
                     engine: self.engine,
                     connector: self.kv_connector,
@@ -356,12 +369,13 @@ impl GatewayOptions {
             .collect()
     }
 
-    pub(crate) fn endpoint_limits(&self) -> EndpointLimits {
+    pub(crate) fn endpoint_limits(&self, trust: &Trust) -> EndpointLimits {
         EndpointLimits {
             pool: PoolLimits {
                 connect_timeout: self.connect_timeout,
                 max_idle: self.max_idle_connections,
                 idle_timeout: self.idle_connection_timeout,
+                trust: trust.clone(),
             },
             breaker: BreakerLimits {
                 failures: self.breaker_failures,
@@ -451,12 +465,18 @@ fn parse_worker(text: &str) -> Result<StaticInstance, String> {
 fn parse_url(role: Role, text: &str) -> Result<StaticInstance, String> {
     let url = url::Url::parse(text).map_err(|error| format!("{error}; write it as http://host:port"))?;
     match (url.scheme(), url.host_str(), url.port_or_known_default()) {
-        ("http", Some(host), Some(port)) => Ok(StaticInstance::new(role, format!("http://{host}:{port}"))),
-        ("http", ..) => Err("the host is missing; write it as http://host:port".to_owned()),
+        (scheme @ ("http" | "https"), Some(host), Some(port)) => {
+            Ok(StaticInstance::new(role, format!("{scheme}://{host}:{port}")))
+        }
+        ("http" | "https", ..) => Err("the host is missing; write it as http://host:port".to_owned()),
         (scheme, ..) => {
             Err(format!("{scheme}:// is not supported for engines; write it as http://host:port"))
         }
     }
+}
+
+fn parse_scheme(text: &str) -> Result<Scheme, String> {
+    Scheme::parse(text).ok_or_else(|| "schemes are http and https".to_owned())
 }
 
 fn parse_engine(text: &str) -> Result<Engine, String> {
@@ -485,8 +505,10 @@ mod tests {
         let given = parse_prefill("http://10.0.0.1:30000/,8998").unwrap();
         assert_eq!((given.url.as_str(), given.bootstrap_port), ("http://10.0.0.1:30000", Some(8998)));
         assert_eq!(parse_prefill("http://p:1").unwrap().bootstrap_port, None);
+        let secured = parse_prefill("https://p,8998").unwrap();
+        assert_eq!((secured.url.as_str(), secured.bootstrap_port), ("https://p:443", Some(8998)));
         for (bad, part) in
-            [("10.0.0.1:30000", "http://host:port"), ("https://p:1", "https"), ("http://p:1,x", "bootstrap")]
+            [("10.0.0.1:30000", "http://host:port"), ("ftp://p:1", "ftp"), ("http://p:1,x", "bootstrap")]
         {
             let error = parse_prefill(bad).unwrap_err();
             assert!(error.contains(part), "{bad}: {error}");

@@ -1,10 +1,10 @@
-//! What guards the two listeners: TLS, keys and tokens; and what is left open.
+//! What guards the two listeners: TLS, keys and tokens; what is left open; and what engines are known by.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use moongate_runtime::{FileChanges, Supervisor, Tls, TlsError, TlsFiles};
+use moongate_runtime::{FileChanges, Supervisor, Tls, TlsError, TlsFiles, Trust};
 
 use crate::access::{AccessError, Gate};
 use crate::config::{GatewayOptions, OpenPath};
@@ -26,11 +26,13 @@ pub enum GuardError {
     EngineKey,
 }
 
-/// The guards of both listeners.
+/// The guards of both listeners, and of connections to engines.
 pub(crate) struct Guards {
     pub(crate) gate: Arc<Gate>,
     pub(crate) tls: Option<Tls>,
     pub(crate) admin_tls: Option<Tls>,
+    /// What engines are known by.
+    pub(crate) trust: Trust,
     changes: FileChanges,
 }
 
@@ -48,6 +50,7 @@ impl Guards {
             gate: Arc::new(Gate::load(&options.access, admin_certificates)?),
             tls: load(options.listeners.tls())?,
             admin_tls: load(options.listeners.admin_tls())?,
+            trust: options.engine_tls.trust()?,
             changes,
         })
     }
@@ -58,6 +61,7 @@ impl Guards {
         for tls in [&self.tls, &self.admin_tls].into_iter().flatten() {
             supervisor.spawn("renew certificates", tls.clone().keep_current(supervisor.token()));
         }
+        supervisor.spawn("renew what engines are known by", self.trust.keep_current(supervisor.token()));
         (self.gate, self.tls, self.admin_tls)
     }
 

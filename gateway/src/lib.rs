@@ -21,7 +21,9 @@ mod upstream;
 
 pub use access::AccessError;
 pub use app::{RunningGateway, StartError, start};
-pub use config::{AccessOptions, DiscoverySource, GatewayOptions, ListenerOptions, OpenPath};
+pub use config::{
+    AccessOptions, DiscoverySource, EngineTlsOptions, GatewayOptions, ListenerOptions, OpenPath,
+};
 pub use error::{ApiError, Code};
 pub use feedback::all_metrics;
 pub use guard::{GuardError, exposures};

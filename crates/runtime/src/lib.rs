@@ -1,4 +1,4 @@
-//! What every long-running command shares: supervised tasks, signals, drain, listeners, configuration, secrets.
+//! What every long-running command shares: supervised tasks, signals, drain, listeners, TLS, configuration, secrets.
 
 pub mod config;
 mod file_changes;
@@ -6,6 +6,7 @@ pub mod listener;
 mod secret;
 pub mod signals;
 pub mod supervisor;
+mod trust;
 
 pub use config::{ConfigError, Origin, Setting, effective, parse};
 pub use file_changes::FileChanges;
@@ -16,3 +17,4 @@ pub use listener::{
 pub use secret::{EmptySecret, Secret};
 pub use signals::terminated;
 pub use supervisor::{StillRunning, Supervisor};
+pub use trust::{Trust, TrustFiles, plain_http, tls_remedy};
