@@ -105,10 +105,10 @@ fn check_address(findings: &mut Findings, name: &str, address: SocketAddr) {
 }
 
 fn listed(findings: &mut Findings, options: &GatewayOptions) -> Vec<StaticInstance> {
-    let instances = options.static_instances();
+    let instances = options.engines.static_instances();
     if instances.is_empty()
-        && options.instances_file.is_none()
-        && options.discovery == DiscoverySource::Static
+        && options.engines.instances_file.is_none()
+        && options.engines.discovery == DiscoverySource::Static
     {
         findings.section("Engines");
         findings.fault(
@@ -132,7 +132,7 @@ async fn check_engines(
     supervisor: &Supervisor,
 ) -> Vec<Usable> {
     let instances = listed(findings, options);
-    let trust = match options.engine_tls.trust() {
+    let trust = match options.engines.engine_tls.trust() {
         Ok(trust) => trust,
         Err(error) => {
             findings.section("TLS towards engines");
@@ -140,12 +140,12 @@ async fn check_engines(
             return Vec::new();
         }
     };
-    let mut discovery = options.discovery_options(&trust);
+    let mut discovery = options.engines.discovery_options(&trust);
     let mut engines = Vec::new();
     for instance in &instances {
         engines.extend(check_engine(findings, instance, &discovery.probe).await);
     }
-    if options.discovery != DiscoverySource::Static || options.instances_file.is_some() {
+    if options.engines.discovery != DiscoverySource::Static || options.engines.instances_file.is_some() {
         discovery.instances.clear();
         engines.extend(check_discovery(findings, discovery, supervisor).await);
     }

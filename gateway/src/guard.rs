@@ -38,7 +38,7 @@ pub(crate) struct Guards {
 
 impl Guards {
     pub(crate) fn load(options: &GatewayOptions) -> Result<Self, GuardError> {
-        if options.engine_api_key.is_some() && options.engine_authorization().is_none() {
+        if options.engines.engine_api_key.is_some() && options.engines.authorization().is_none() {
             return Err(GuardError::EngineKey);
         }
         let load = |files: Result<Option<TlsFiles>, String>| {
@@ -50,7 +50,7 @@ impl Guards {
             gate: Arc::new(Gate::load(&options.access, admin_certificates)?),
             tls: load(options.listeners.tls())?,
             admin_tls: load(options.listeners.admin_tls())?,
-            trust: options.engine_tls.trust()?,
+            trust: options.engines.engine_tls.trust()?,
             changes,
         })
     }
@@ -75,7 +75,7 @@ impl Guards {
             open => format!("; {} for everybody", open.join(", ")),
         };
         let admin_closed = self.gate.is_admin_closed();
-        let registers = match (options.registration, options.registration_token.is_some()) {
+        let registers = match (options.engines.registration, options.engines.registration_token.is_some()) {
             (true, false) if !admin_closed => {
                 "; whoever reaches it can have prompts sent anywhere (--registration)"
             }

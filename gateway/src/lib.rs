@@ -22,10 +22,11 @@ mod upstream;
 pub use access::AccessError;
 pub use app::{RunningGateway, StartError, start};
 pub use config::{
-    AccessOptions, DiscoverySource, EngineTlsOptions, GatewayOptions, ListenerOptions, OpenPath,
+    AccessOptions, DiscoverySource, EngineOptions, EngineTlsOptions, GatewayOptions, ListenerOptions,
+    OpenPath, UpstreamOptions,
 };
 pub use error::{ApiError, Code};
-pub use feedback::all_metrics;
+pub use feedback::{MetricAliases, all_metrics};
 pub use guard::{GuardError, exposures};
 #[doc(hidden)]
 pub use prompt::accepts;
