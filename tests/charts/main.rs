@@ -95,7 +95,7 @@ fn an_engine_that_other_values_name_can_be_left_out() {
     let values = format!("--values={CHART}/examples/simulated.yaml");
     let roles = |only: &str| {
         let rendered = script("helm", &["template", "release", CHART, &values, only]);
-        let names = ["prefill", "decode"].map(|name| format!("- name: {name}\n"));
+        let names = ["prefill", "decode"].map(|name| format!("\n      name: {name}\n"));
         names.map(|name| rendered.contains(&name))
     };
     assert_eq!(roles("--set=engines.decode=null"), [true, false]);
