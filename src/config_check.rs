@@ -37,7 +37,7 @@ pub(crate) async fn check(command: Check) -> ExitCode {
         Ok(exposures) => lines.extend(exposures),
         Err(error) => problems.push(error.to_string()),
     }
-    if let Some(file) = &command.options.instances_file {
+    if let Some(file) = &command.options.engines.instances_file {
         match instances_in(file).await {
             Ok(count) => lines.push(format!("{}: {count} engines", file.display())),
             Err(error) => problems.push(format!("--instances-file {}: {error}", file.display())),

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use clap::Args;
 use moongate_discovery::{
-    EngineFacts, KvTransfer, Readiness, Role, StaticInstance, Topology, Verdict, probe_once,
+    DiscoveryOptions, EngineFacts, KvTransfer, ProbeOptions, Readiness, Role, StaticInstance, Topology,
+    Verdict, probe_once,
 };
 use moongate_gateway::{DiscoverySource, GatewayOptions};
 use moongate_runtime::config::{Origin, Setting};
@@ -70,14 +71,7 @@ pub(crate) async fn run(command: DoctorCommand, supervisor: Supervisor) -> anyho
     check_address(&mut findings, "listen", command.options.listen);
     check_address(&mut findings, "admin-listen", command.options.admin_listen);
 
-    let instances = listed(&mut findings, &command.options);
-    let mut engines = Vec::new();
-    for instance in &instances {
-        engines.extend(check_engine(&mut findings, instance, &command.options).await);
-    }
-    if command.options.discovery != DiscoverySource::Static || command.options.instances_file.is_some() {
-        engines.extend(check_discovery(&mut findings, &command.options, &supervisor).await);
-    }
+    let engines = check_engines(&mut findings, &command.options, &supervisor).await;
     check_fleet(&mut findings, &engines);
     advise_on_cache(&mut findings, &engines);
     let faults = findings.faults;
@@ -111,10 +105,10 @@ fn check_address(findings: &mut Findings, name: &str, address: SocketAddr) {
 }
 
 fn listed(findings: &mut Findings, options: &GatewayOptions) -> Vec<StaticInstance> {
-    let instances = options.static_instances();
+    let instances = options.engines.static_instances();
     if instances.is_empty()
-        && options.instances_file.is_none()
-        && options.discovery == DiscoverySource::Static
+        && options.engines.instances_file.is_none()
+        && options.engines.discovery == DiscoverySource::Static
     {
         findings.section("Engines");
         findings.fault(
@@ -131,13 +125,40 @@ struct Usable {
     facts: EngineFacts,
 }
 
+/// Those that are named, and those that discovery finds.
+async fn check_engines(
+    findings: &mut Findings,
+    options: &GatewayOptions,
+    supervisor: &Supervisor,
+) -> Vec<Usable> {
+    let instances = listed(findings, options);
+    let trust = match options.engines.engine_tls.trust() {
+        Ok(trust) => trust,
+        Err(error) => {
+            findings.section("TLS towards engines");
+            findings.fault(&error.to_string(), "correct the setting that is named");
+            return Vec::new();
+        }
+    };
+    let mut discovery = options.engines.discovery_options(&trust);
+    let mut engines = Vec::new();
+    for instance in &instances {
+        engines.extend(check_engine(findings, instance, &discovery.probe).await);
+    }
+    if options.engines.discovery != DiscoverySource::Static || options.engines.instances_file.is_some() {
+        discovery.instances.clear();
+        engines.extend(check_discovery(findings, discovery, supervisor).await);
+    }
+    engines
+}
+
 async fn check_engine(
     findings: &mut Findings,
     instance: &StaticInstance,
-    options: &GatewayOptions,
+    probing: &ProbeOptions,
 ) -> Option<Usable> {
     findings.section(&format!("Engine {} ({})", instance.url, instance.role));
-    let report = match probe_once(instance, &options.discovery_options().probe).await {
+    let report = match probe_once(instance, probing).await {
         Ok(report) => report,
         Err(error) => {
             findings.fault(&error.to_string(), "correct the engine's address");
@@ -171,12 +192,10 @@ async fn check_engine(
 /// Engines of a file, RBG or Kubernetes: as discovery itself sees them after a while.
 async fn check_discovery(
     findings: &mut Findings,
-    options: &GatewayOptions,
+    discovery: DiscoveryOptions,
     supervisor: &Supervisor,
 ) -> Vec<Usable> {
     findings.section("Discovery");
-    let mut discovery = options.discovery_options();
-    discovery.instances.clear();
     let mut topology = match moongate_discovery::start(discovery, supervisor).await {
         Ok(topology) => topology,
         Err(error) => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use moongate_runtime::Secret;
+use moongate_runtime::{Secret, Trust, TrustFiles, tls_remedy};
 use moongate_scheduler::{Instance, PolicyName, Route, Snapshot, Verdict};
 use moongate_telemetry::LogOptions;
 use serde_json::Value;
@@ -23,13 +23,29 @@ pub(crate) struct ExplainCommand {
     #[arg(value_name = "REQUEST")]
     request: Option<String>,
 
-    /// The gateway's admin address.
+    /// The gateway's admin address, as host:port, or https://host:port if it has TLS.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN", default_value = "127.0.0.1:9000")]
     admin: String,
 
     /// The gateway's --admin-token, or a key with the scope `admin`.
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_ADMIN_TOKEN", hide_env_values = true)]
     admin_token: Option<Secret>,
+
+    /// Authorities of a gateway with TLS (PEM). Default: those that this machine trusts.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_CA")]
+    admin_ca: Option<PathBuf>,
+
+    /// Certificate for a gateway that asks for one (mTLS, PEM).
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_CERT")]
+    admin_cert: Option<PathBuf>,
+
+    /// Its key.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_KEY")]
+    admin_key: Option<PathBuf>,
+
+    /// Name that the gateway's certificate has. Default: the host in --admin.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_ADMIN_TLS_NAME")]
+    admin_tls_name: Option<String>,
 
     /// A saved answer of /debug/decisions/REQUEST instead of a gateway.
     #[arg(long, value_name = "FILE", env = "MOONGATE_DECISIONS_FILE", conflicts_with = "request")]
@@ -77,25 +93,38 @@ pub(crate) async fn run(command: ExplainCommand) -> anyhow::Result<ExitCode> {
 
 async fn ask(command: &ExplainCommand) -> anyhow::Result<Value> {
     let id = command.request.as_deref().unwrap_or_default();
-    let base = command.admin.trim_start_matches("http://").trim_end_matches('/');
-    let mut url = reqwest::Url::parse(&format!("http://{base}/debug/decisions"))
+    let base = command.admin.trim_end_matches('/');
+    let scheme = if base.contains("://") { "" } else { "http://" };
+    let mut url = reqwest::Url::parse(&format!("{scheme}{base}/debug/decisions"))
         .with_context(|| format!("--admin {:?} is not host:port", command.admin))?;
     if let (false, Ok(mut path)) = (id.is_empty(), url.path_segments_mut()) {
         path.push(id);
     }
-    let client = reqwest::Client::builder().no_proxy().timeout(LIMIT).build()?;
+    let client = trust(command)?.http().timeout(LIMIT).build()?;
     let mut request = client.get(url.clone());
     if let Some(token) = &command.admin_token {
         request = request.bearer_auth(token.expose());
     }
     let asked = request.send().await;
-    let response = asked.with_context(|| format!("no gateway answers; is --admin {base} right?"))?;
+    let response = asked.map_err(|error| {
+        let mend = tls_remedy(&error);
+        let hint = mend.map_or_else(|| format!("is --admin {base} right?"), str::to_owned);
+        anyhow::Error::from(error).context(format!("no gateway answers; {hint}"))
+    })?;
     let status = response.status();
     let body: Value = response.json().await.with_context(|| format!("what {url} answers is not JSON"))?;
     if !status.is_success() {
         bail!("{}", body["error"]["message"].as_str().unwrap_or(status.as_str()));
     }
     Ok(body)
+}
+
+/// What the gateway is known by.
+fn trust(command: &ExplainCommand) -> anyhow::Result<Trust> {
+    let identity = [command.admin_cert.as_ref(), command.admin_key.as_ref()];
+    let (flags, name) = (["--admin-cert", "--admin-key"], command.admin_tls_name.as_ref());
+    let files = TrustFiles::given(command.admin_ca.as_ref(), identity, name, flags);
+    Ok(Trust::load(files.map_err(anyhow::Error::msg)?)?)
 }
 
 fn list(text: &mut String, decision: &Value) {

@@ -164,7 +164,7 @@ async fn bad_config_files_are_told_with_their_line() {
         ("attempts = 2\nconnect-timeout = \"soon\"\n", &[":2: ", "connect-timeout"]),
         ("policy = \n", &["not valid TOML", "line 1"]),
         ("[gateway]\npolicy = \"least_load\"\n", &[":1: ", "gateway"]),
-        ("decode = \"https://127.0.0.1:1\"\n", &[":1: ", "http://host:port"]),
+        ("decode = \"ftp://127.0.0.1:1\"\n", &[":1: ", "http://host:port"]),
     ] {
         let file = file(text);
         let path = file.path().display().to_string();

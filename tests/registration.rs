@@ -106,7 +106,7 @@ async fn wrong_registrations_are_refused_with_the_reason() {
     let gateway = gateway(&[]).await;
     for (body, part) in [
         (json!({"url": "http://a:1"}), "role"),
-        (json!({"url": "https://a:1", "role": "decode"}), "TLS"),
+        (json!({"url": "https://a:1/v1", "role": "decode"}), "path"),
         (json!({"url": "http://a:1", "role": "decode", "lease_seconds": 0}), "lease_seconds"),
         (json!({"url": "http://a:1", "role": "decode", "id": "a".repeat(70_000)}), "KiB"),
     ] {

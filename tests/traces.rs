@@ -104,10 +104,13 @@ async fn one_request_is_one_trace_with_a_span_for_each_step() {
             "gen_ai.request.model",
             "gen_ai.usage.output_tokens",
             "gen_ai.response.time_to_first_chunk",
+            "gen_ai.response.id",
+            "gen_ai.response.finish_reasons",
             "http.response.status_code",
         ] {
             assert!(!told(&root.attributes, key).is_empty(), "{key} is missing: {:?}", root.attributes);
         }
+        assert_eq!(told(&root.attributes, "gen_ai.response.finish_reasons"), "length");
         let candidate = &one(&spans, "decide").events[0];
         assert_eq!(candidate.name, "candidate");
         assert!(!told(&candidate.attributes, "moongate.term.service").is_empty(), "{candidate:?}");

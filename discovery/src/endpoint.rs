@@ -2,28 +2,56 @@
 
 use crate::error::InstanceError;
 
-/// A checked `http://host:port`.
+/// How an engine is spoken to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Scheme {
+    /// Plain HTTP.
+    #[default]
+    Http,
+    /// HTTP over TLS.
+    Https,
+}
+
+impl Scheme {
+    /// From a URL's.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "http" => Some(Self::Http),
+            "https" => Some(Self::Https),
+            _ => None,
+        }
+    }
+
+    /// As in a URL.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
+}
+
+/// A checked `http://host:port` or `https://host:port`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// `http://host:port`, IPv6 in brackets.
+    /// `http://host:port` or `https://host:port`, IPv6 in brackets.
     pub(crate) url: String,
     /// Host name or IP, without brackets.
     pub(crate) host: String,
 }
 
 impl Endpoint {
-    /// Accepts `http://host:port`, `host:port` and a trailing slash; the port defaults to 80.
+    /// Accepts `http://host:port`, `https://host:port`, `host:port` and a trailing slash; the port defaults to the scheme's.
     pub(crate) fn parse(text: &str) -> Result<Self, InstanceError> {
         let wrong = |problem: &str| InstanceError::Url { url: text.to_owned(), problem: problem.to_owned() };
         let trimmed = text.trim();
         let with_scheme =
             if trimmed.contains("://") { trimmed.to_owned() } else { format!("http://{trimmed}") };
         let url = url::Url::parse(&with_scheme).map_err(|error| wrong(&error.to_string()))?;
-        match url.scheme() {
-            "http" => {}
-            "https" => return Err(wrong("TLS towards engines is not supported")),
-            _ => return Err(wrong("the scheme is not http")),
-        }
+        let scheme =
+            Scheme::parse(url.scheme()).ok_or_else(|| wrong("the scheme is neither http nor https"))?;
         if !matches!(url.path(), "" | "/") {
             return Err(wrong("it has a path"));
         }
@@ -40,12 +68,12 @@ impl Endpoint {
             url::Host::Ipv6(ip) => ip.to_string(),
             other => other.to_string(),
         };
-        Ok(Self { url: format!("http://{host}:{port}"), host: bare })
+        Ok(Self { url: format!("{}://{host}:{port}", scheme.as_str()), host: bare })
     }
 
     /// From parts that a source already has apart.
-    pub(crate) fn from_host_port(host: &str, port: u16) -> Result<Self, InstanceError> {
-        Self::parse(&format!("http://{}:{port}", bracketed(host)))
+    pub(crate) fn from_parts(scheme: Scheme, host: &str, port: u16) -> Result<Self, InstanceError> {
+        Self::parse(&format!("{}://{}:{port}", scheme.as_str(), bracketed(host)))
     }
 }
 
@@ -66,17 +94,20 @@ mod tests {
             ("pod-0.svc:30000", "http://pod-0.svc:30000", "pod-0.svc"),
             ("HTTP://Pod", "http://pod:80", "pod"),
             ("http://[fd00::1]:8000", "http://[fd00::1]:8000", "fd00::1"),
+            ("https://pod-0.svc:30000/", "https://pod-0.svc:30000", "pod-0.svc"),
+            ("https://10.0.0.1", "https://10.0.0.1:443", "10.0.0.1"),
         ] {
             let endpoint = Endpoint::parse(given).unwrap();
             assert_eq!((endpoint.url.as_str(), endpoint.host.as_str()), (url, host));
         }
-        assert_eq!(Endpoint::from_host_port("fd00::1", 80).unwrap().url, "http://[fd00::1]:80");
+        assert_eq!(Endpoint::from_parts(Scheme::Http, "fd00::1", 80).unwrap().url, "http://[fd00::1]:80");
+        assert_eq!(Endpoint::from_parts(Scheme::Https, "p", 80).unwrap().url, "https://p:80");
     }
 
     #[test]
     fn a_wrong_url_is_named_with_the_remedy() {
         for bad in [
-            "https://a:1",
+            "https://a:1/v1",
             "http://a:1/v1",
             "http://a:1?x",
             "http://u:p@a:1",

@@ -33,7 +33,7 @@ pub enum DiscoveryError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceError {
     /// Not an address.
-    #[error("instance url `{url}`: {problem}; write http://HOST:PORT")]
+    #[error("instance url `{url}`: {problem}; write http://HOST:PORT or https://HOST:PORT")]
     Url {
         /// As given.
         url: String,

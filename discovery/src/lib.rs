@@ -28,6 +28,7 @@ mod tcp_address;
 mod topology;
 
 pub use cache::{DeclaredKv, KvEventSource, KvHashing, KvStore, PrefetchPolicy, StoreKeys, VllmHash};
+pub use endpoint::Scheme;
 pub use error::{DiscoveryError, FileError, InstanceError};
 pub use hosts::Hosts;
 pub use kubernetes::KubernetesOptions;

@@ -51,7 +51,7 @@ impl LoadTrouble {
     }
 }
 
-/// Asks an engine at `base`, `http://host:port`.
+/// Asks an engine at `base`, `http://host:port` or `https://host:port`.
 ///
 /// # Errors
 /// [`LoadTrouble`].

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use moongate_runtime::Trust;
+
 use crate::kubernetes::KubernetesOptions;
 use crate::rbg::RbgOptions;
 use crate::registry::Registry;
@@ -27,7 +29,7 @@ pub struct DiscoveryOptions {
 }
 
 /// How engines are asked what they are.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct ProbeOptions {
     /// For one HTTP exchange, connect and body included. Default 5 s: an SGLang scheduler answers between batches.
     pub timeout: Duration,
@@ -46,6 +48,8 @@ pub struct ProbeOptions {
     pub concurrency: usize,
     /// Sent as `Authorization: Bearer …` to engines that were started with an API key.
     pub api_key: Option<String>,
+    /// Whom engines with `https://` URLs are known by; `None` for nobody.
+    pub trust: Option<Trust>,
 }
 
 impl Default for ProbeOptions {
@@ -59,6 +63,7 @@ impl Default for ProbeOptions {
             timeouts_to_unready: 10,
             concurrency: 32,
             api_key: None,
+            trust: None,
         }
     }
 }
@@ -74,6 +79,7 @@ impl fmt::Debug for ProbeOptions {
             .field("timeouts_to_unready", &self.timeouts_to_unready)
             .field("concurrency", &self.concurrency)
             .field("api_key", &self.api_key.as_ref().map(|_| "(set)"))
+            .field("trust", &self.trust)
             .finish()
     }
 }

@@ -221,9 +221,9 @@ mod tests {
         let (mut leases, now) = (Leases::default(), Instant::now());
         leases.take(&registration("a"), now).unwrap();
         let mut wrong_url = registration("a");
-        wrong_url.instance.url = "https://a:1".to_owned();
+        wrong_url.instance.url = "https://a:1/v1".to_owned();
         for (wrong, part) in [
-            (wrong_url, "TLS"),
+            (wrong_url, "path"),
             (Registration { lease_seconds: Some(0), ..registration("a") }, "lease_seconds"),
             (Registration { lease_seconds: Some(3601), ..registration("a") }, "lease_seconds"),
             (Registration { held: Some("a\nb".to_owned()), ..registration("a") }, "held"),

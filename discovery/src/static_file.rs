@@ -21,7 +21,7 @@ use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source, Worklo
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StaticInstance {
-    /// `http://host:port`.
+    /// `http://host:port` or `https://host:port`.
     pub url: String,
     /// `prefill`, `decode` or `plain`.
     #[serde(alias = "worker_type")]

@@ -50,7 +50,7 @@ pub struct Instance {
     pub id: InstanceId,
     /// What the engine does in a disaggregated fleet.
     pub role: Role,
-    /// `http://host:port`, no path, no trailing slash.
+    /// `http://host:port` or `https://host:port`, no path, no trailing slash.
     pub url: String,
     /// Which source named it.
     pub source: Source,

@@ -355,7 +355,7 @@ async fn a_report_lists_every_check_with_its_remedy() {
     let report = probe_once(&nobody, &quick()).await.unwrap();
     assert!(matches!(report.verdict, Verdict::NotReady { timed_out: false, .. }));
     assert!(report.checks[0].mend.is_some());
-    assert!(probe_once(&StaticInstance::new(Role::Plain, "https://x"), &quick()).await.is_err());
+    assert!(probe_once(&StaticInstance::new(Role::Plain, "ftp://x"), &quick()).await.is_err());
 }
 
 #[tokio::test]

@@ -81,22 +81,23 @@ pub async fn start(
     for exposure in guards.exposures(options, [address, admin_address]) {
         exposure.log();
     }
+    let trust = guards.trust.clone();
     let (gate, tls, admin_tls) = guards.keep_current(supervisor);
-    let discovery = options.discovery_options();
+    let discovery = options.engines.discovery_options(&trust);
     let registry = discovery.registry.clone();
     let topology = moongate_discovery::start(discovery, supervisor).await?;
-    let limits = options.endpoint_limits();
+    let limits = options.upstream.endpoint_limits(&trust);
     let fleet = FleetReader::default();
     let index = KvIndex::new(options.index_pages);
-    fleet.refresh(&topology, limits, &index);
+    fleet.refresh(&topology, &limits, &index);
     let following = follow(fleet.clone(), topology.clone(), limits, index.clone(), supervisor.token());
     supervisor.spawn("follow topology", following);
-    if let Some(health) = options.health_limits() {
-        let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build()?;
+    if let Some(health) = options.upstream.health_limits() {
+        let client = trust.http().pool_max_idle_per_host(0).build()?;
         supervisor.spawn("health checks", check_health(fleet.clone(), client, health, supervisor.token()));
     }
 
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(Metrics::new().with_aliases(options.metric_aliases));
     let models = Arc::new(Models::new(options.model.clone()));
     let store = match &options.mooncake_admin {
         Some(address) => {
@@ -126,16 +127,17 @@ pub async fn start(
     let room = options.held_requests;
     let desk = Desk::new(scheduler, clock, room, decisions.clone(), fleet.clone(), metrics.clone());
     supervisor.spawn("attend to held requests", desk.clone().attend(supervisor.token()));
-    if !options.load_interval.is_zero() {
-        let client = reqwest::Client::builder().no_proxy().build()?;
+    if !options.upstream.load_interval.is_zero() {
+        let client = trust.http().build()?;
         let told = desk.clone();
         let reported = move |endpoint: &Arc<Endpoint>, load| told.reported(endpoint, load);
-        let polling = poll_loads(fleet.clone(), client, options.load_interval, reported, supervisor.token());
+        let polling =
+            poll_loads(fleet.clone(), client, options.upstream.load_interval, reported, supervisor.token());
         supervisor.spawn("ask engines for their load", polling);
     }
     let engines = EngineTokenizer::new(
         options.tokenize_timeout,
-        options.engine_authorization(),
+        options.engines.authorization(),
         metrics.tokenize.clone(),
     );
     let dispatcher = Dispatcher {
@@ -144,7 +146,7 @@ pub async fn start(
         desk,
         aborter: Arc::new(Aborter::new(supervisor.clone(), metrics.clone())),
         metrics: metrics.clone(),
-        limits: options.retry_limits(),
+        limits: options.upstream.retry_limits(),
     };
     let state = Arc::new(Gateway {
         dispatcher,
@@ -157,10 +159,10 @@ pub async fn start(
         decisions,
         fleet_state: FleetState::new(options.policy),
         registry,
-        registration_token: options.registration_token.clone(),
+        registration_token: options.engines.registration_token.clone(),
         gate,
         admin_open: options.access.admin_open.clone(),
-        engine_key: options.engine_authorization(),
+        engine_key: options.engines.authorization(),
         supervisor: supervisor.clone(),
         draining: CancellationToken::new(),
         forced_end: CancellationToken::new(),

@@ -1,10 +1,10 @@
-//! What guards the two listeners: TLS, keys and tokens; and what is left open.
+//! What guards the two listeners: TLS, keys and tokens; what is left open; and what engines are known by.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use moongate_runtime::{FileChanges, Supervisor, Tls, TlsError, TlsFiles};
+use moongate_runtime::{FileChanges, Supervisor, Tls, TlsError, TlsFiles, Trust};
 
 use crate::access::{AccessError, Gate};
 use crate::config::{GatewayOptions, OpenPath};
@@ -26,17 +26,19 @@ pub enum GuardError {
     EngineKey,
 }
 
-/// The guards of both listeners.
+/// The guards of both listeners, and of connections to engines.
 pub(crate) struct Guards {
     pub(crate) gate: Arc<Gate>,
     pub(crate) tls: Option<Tls>,
     pub(crate) admin_tls: Option<Tls>,
+    /// What engines are known by.
+    pub(crate) trust: Trust,
     changes: FileChanges,
 }
 
 impl Guards {
     pub(crate) fn load(options: &GatewayOptions) -> Result<Self, GuardError> {
-        if options.engine_api_key.is_some() && options.engine_authorization().is_none() {
+        if options.engines.engine_api_key.is_some() && options.engines.authorization().is_none() {
             return Err(GuardError::EngineKey);
         }
         let load = |files: Result<Option<TlsFiles>, String>| {
@@ -48,6 +50,7 @@ impl Guards {
             gate: Arc::new(Gate::load(&options.access, admin_certificates)?),
             tls: load(options.listeners.tls())?,
             admin_tls: load(options.listeners.admin_tls())?,
+            trust: options.engines.engine_tls.trust()?,
             changes,
         })
     }
@@ -58,6 +61,7 @@ impl Guards {
         for tls in [&self.tls, &self.admin_tls].into_iter().flatten() {
             supervisor.spawn("renew certificates", tls.clone().keep_current(supervisor.token()));
         }
+        supervisor.spawn("renew what engines are known by", self.trust.keep_current(supervisor.token()));
         (self.gate, self.tls, self.admin_tls)
     }
 
@@ -71,7 +75,7 @@ impl Guards {
             open => format!("; {} for everybody", open.join(", ")),
         };
         let admin_closed = self.gate.is_admin_closed();
-        let registers = match (options.registration, options.registration_token.is_some()) {
+        let registers = match (options.engines.registration, options.engines.registration_token.is_some()) {
             (true, false) if !admin_closed => {
                 "; whoever reaches it can have prompts sent anywhere (--registration)"
             }

@@ -21,9 +21,12 @@ mod upstream;
 
 pub use access::AccessError;
 pub use app::{RunningGateway, StartError, start};
-pub use config::{AccessOptions, DiscoverySource, GatewayOptions, ListenerOptions, OpenPath};
+pub use config::{
+    AccessOptions, DiscoverySource, EngineOptions, EngineTlsOptions, GatewayOptions, ListenerOptions,
+    OpenPath, UpstreamOptions,
+};
 pub use error::{ApiError, Code};
-pub use feedback::all_metrics;
+pub use feedback::{MetricAliases, all_metrics};
 pub use guard::{GuardError, exposures};
 #[doc(hidden)]
 pub use prompt::accepts;

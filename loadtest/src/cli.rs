@@ -268,7 +268,11 @@ async fn run_load(args: RunArgs, supervisor: &Supervisor) -> anyhow::Result<Exit
     anyhow::ensure!(!endless, "--rate never ends: add --duration SECONDS or --requests N");
     let base = args.target.as_str().trim_end_matches('/');
     let base = base.strip_suffix("/v1").unwrap_or(base).to_owned();
-    let client = reqwest::Client::builder().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?;
+    let client = reqwest::Client::builder()
+        .tls_certs_only([])
+        .pool_max_idle_per_host(1_024)
+        .tcp_nodelay(true)
+        .build()?;
     let model = match args.model {
         Some(model) => model,
         None => first_model(&client, &base).await?,

@@ -58,7 +58,7 @@ impl Watcher {
         let known = self.asked.take();
         let (asked, found) = match known {
             Some((asked, found)) if begun.duration_since(asked) < ANEW => (asked, found),
-            known => match find(&sidecar.options).await {
+            known => match find(sidecar).await {
                 Ok(found) => (begun, found),
                 Err(missed) => {
                     self.asked = known;
@@ -116,7 +116,8 @@ impl From<String> for Missed {
 }
 
 /// The first of the possible addresses at which an engine serves. One may listen at the pod's address alone.
-async fn find(options: &SidecarOptions) -> Result<Found, Missed> {
+async fn find(sidecar: &Sidecar) -> Result<Found, Missed> {
+    let options = &sidecar.options;
     let mut urls = options.engine_url.clone();
     for url in &options.engine_url {
         let other = advertised(url, options.advertise_host.as_deref())?;
@@ -126,7 +127,7 @@ async fn find(options: &SidecarOptions) -> Result<Found, Missed> {
     }
     let (mut reasons, mut timed_out) = (Vec::new(), false);
     for url in &urls {
-        match probe(options, url).await {
+        match probe(sidecar, url).await {
             Ok(found) => return Ok(found),
             Err(missed) => {
                 timed_out |= missed.timed_out;
@@ -137,28 +138,34 @@ async fn find(options: &SidecarOptions) -> Result<Found, Missed> {
     Err(Missed { reason: reasons.join("; "), timed_out })
 }
 
-async fn probe(options: &SidecarOptions, url: &str) -> Result<Found, Missed> {
+async fn probe(sidecar: &Sidecar, url: &str) -> Result<Found, Missed> {
+    let options = &sidecar.options;
     let role = options.role.or_else(role_of_group).unwrap_or(Role::Plain);
-    let verdict = match probe_as(options, url, role).await? {
+    let verdict = match probe_as(sidecar, url, role).await? {
         // What the engine itself says goes before what a name says, but not before what a person says.
         Verdict::NotReady { facts: Some(facts), .. }
             if options.role.is_none() && facts.reported_role.is_some_and(|reported| reported != role) =>
         {
             let reported = facts.reported_role.unwrap_or(role);
-            return found(options, url, reported, probe_as(options, url, reported).await?);
+            return found(options, url, reported, probe_as(sidecar, url, reported).await?);
         }
         verdict => verdict,
     };
     found(options, url, role, verdict)
 }
 
-async fn probe_as(options: &SidecarOptions, url: &str, role: Role) -> Result<Verdict, String> {
+async fn probe_as(sidecar: &Sidecar, url: &str, role: Role) -> Result<Verdict, String> {
+    let options = &sidecar.options;
     let instance = StaticInstance {
         connector: options.kv_connector,
         bootstrap_port: options.bootstrap_port,
         ..StaticInstance::new(role, url)
     };
-    let probing = ProbeOptions { api_key: options.engine_api_key.clone(), ..ProbeOptions::default() };
+    let probing = ProbeOptions {
+        api_key: options.engine_api_key.clone(),
+        trust: Some(sidecar.engine_trust.clone()),
+        ..ProbeOptions::default()
+    };
     let report = probe_once(&instance, &probing).await.map_err(|error| error.to_string())?;
     Ok(report.verdict)
 }

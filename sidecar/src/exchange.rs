@@ -2,6 +2,8 @@
 
 use std::error::Error;
 
+use moongate_runtime::tls_remedy;
+
 /// Longest answer that is read: an engine's metrics.
 const MAX_BODY: usize = 4 << 20;
 
@@ -17,11 +19,15 @@ pub(crate) async fn bounded(mut response: reqwest::Response) -> Result<Vec<u8>, 
     Ok(body)
 }
 
-/// The innermost cause: "Connection refused" says more than "error sending request".
-pub(crate) fn cause(error: &dyn Error) -> String {
+/// The innermost cause, for "Connection refused" says more than "error sending request"; and what to do about it, if TLS was the
+/// trouble.
+pub(crate) fn cause(error: &(dyn Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
     }
-    cause.to_string()
+    match tls_remedy(error) {
+        Some(remedy) => format!("{cause}; {remedy}"),
+        None => cause.to_string(),
+    }
 }

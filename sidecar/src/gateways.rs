@@ -1,12 +1,13 @@
 //! Which gateways there are: those that were named, by all addresses of each name, and those of a role of the RoleBasedGroup.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use moongate_discovery::Scheme;
 use rbg_api::ClusterFile;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -25,9 +26,10 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Name of the admin listener's port in RBG's file.
 const ADMIN_PORT: &str = "admin";
 
-/// `host:port`, the host an address or a name.
+/// `host:port`, or `https://host:port` for TLS; the host an address or a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
+    scheme: Scheme,
     host: String,
     port: u16,
 }
@@ -36,15 +38,17 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not host:port, such as moongate-gateway:9000");
-        let rest = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+        let wrong =
+            || format!("{text:?} is not host:port, such as moongate-gateway:9000, or https:// and that");
+        let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
+        let (scheme, rest) = (Scheme::parse(scheme).ok_or_else(wrong)?, rest.trim_end_matches('/'));
         let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
         if host.is_empty() || host.contains(['/', '@', ' ']) {
             return Err(wrong());
         }
-        Ok(Self { host, port })
+        Ok(Self { scheme, host, port })
     }
 }
 
@@ -52,6 +56,14 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
+}
+
+/// How a gateway is reached, beside its address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub(crate) scheme: Scheme,
+    /// Its name in a certificate.
+    pub(crate) host: String,
 }
 
 /// Keeps one link to each gateway until `stop`.
@@ -80,7 +92,7 @@ pub(crate) async fn follow(sidecar: Arc<Sidecar>, stop: CancellationToken) {
 }
 
 /// All gateways that can be found now, and what could not be looked up.
-async fn look(options: &SidecarOptions) -> (BTreeSet<SocketAddr>, Option<String>) {
+async fn look(options: &SidecarOptions) -> (BTreeMap<SocketAddr, Known>, Option<String>) {
     let mut trouble = None;
     let mut names = options.gateway.iter().map(|named| (named.clone(), None)).collect::<Vec<_>>();
     if let Some(role) = &options.gateway_role {
@@ -89,14 +101,16 @@ async fn look(options: &SidecarOptions) -> (BTreeSet<SocketAddr>, Option<String>
             Err(error) => trouble = Some(format!("{}: {error}", options.rbg_config.display())),
         }
     }
-    let mut found = BTreeSet::new();
-    for (name, alternative) in names {
+    let mut found = BTreeMap::new();
+    for (mut name, alternative) in names {
         let mut resolved = resolve(&name).await;
         if let (Err(_), Some(alternative)) = (&resolved, alternative) {
             resolved = resolve(&alternative).await;
+            name = alternative;
         }
+        let known = Known { scheme: name.scheme, host: name.host };
         match resolved {
-            Ok(addresses) => found.extend(addresses),
+            Ok(addresses) => found.extend(addresses.into_iter().map(|address| (address, known.clone()))),
             Err(error) => trouble = Some(error),
         }
     }
@@ -118,10 +132,15 @@ async fn resolve(address: &Address) -> Result<Vec<SocketAddr>, String> {
 /// The instances of a role, each with the name that it may have instead.
 async fn of_role(options: &SidecarOptions, role: &str) -> Result<Vec<(Address, Option<Address>)>, String> {
     let text = read_bounded(&options.rbg_config).await.map_err(|error| error.to_string())?;
-    instances(&text, role, options.gateway_port)
+    instances(&text, role, options.gateway_scheme, options.gateway_port)
 }
 
-fn instances(text: &str, role: &str, default_port: u16) -> Result<Vec<(Address, Option<Address>)>, String> {
+fn instances(
+    text: &str,
+    role: &str,
+    scheme: Scheme,
+    default_port: u16,
+) -> Result<Vec<(Address, Option<Address>)>, String> {
     let file: ClusterFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let config = file.resolve().map_err(|error| error.to_string())?;
     let instances =
@@ -129,7 +148,7 @@ fn instances(text: &str, role: &str, default_port: u16) -> Result<Vec<(Address, 
     Ok(instances
         .map(|instance| {
             let port = instance.ports.get(ADMIN_PORT).copied().unwrap_or(default_port);
-            let at = |host| Address { host, port };
+            let at = |host| Address { scheme, host, port };
             (at(instance.address), instance.alternative.map(at))
         })
         .collect())
@@ -149,12 +168,16 @@ roles:
   decode: { size: 1, instances: [{ address: g-decode-0.s-g-decode }] }
 ";
         let found = |role| -> Vec<String> {
-            instances(file, role, 9000).unwrap().iter().map(|(address, _)| address.to_string()).collect()
+            instances(file, role, Scheme::Http, 9000)
+                .unwrap()
+                .iter()
+                .map(|(address, _)| address.to_string())
+                .collect()
         };
         assert_eq!(found("router"), ["g-router-0.s-g-router:9000", "g-router-1.s-g-router:9000"]);
         assert_eq!(found("gateway"), ["g-gateway-0.s-g-gateway:9100"]);
         assert!(found("nobody").is_empty());
-        assert!(instances("no: group", "router", 9000).is_err());
+        assert!(instances("no: group", "router", Scheme::Http, 9000).is_err());
     }
 
     #[test]
@@ -164,7 +187,9 @@ roles:
         {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
         }
-        for wrong in ["gw", "gw:0", ":9000", "gw:x", "u@gw:1", "gw/path:1"] {
+        assert_eq!("gw:1".parse::<Address>().unwrap().scheme, Scheme::Http);
+        assert_eq!("https://gw:1".parse::<Address>().unwrap().scheme, Scheme::Https);
+        for wrong in ["gw", "gw:0", ":9000", "gw:x", "u@gw:1", "gw/path:1", "ftp://gw:1"] {
             assert!(wrong.parse::<Address>().unwrap_err().contains("host:port"), "{wrong}");
         }
     }

@@ -1,18 +1,19 @@
 //! The link to one gateway: tells it what the engine is, again and again, and keeps what it answers.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use moongate_discovery::Registration;
+use moongate_discovery::{Registration, Scheme};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::exchange::{bounded, cause};
-use crate::sidecar::Sidecar;
+use crate::gateways::Known;
+use crate::sidecar::{self, Sidecar};
 
 /// For one exchange.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -48,21 +49,51 @@ pub(crate) struct Link {
     pub(crate) end: CancellationToken,
 }
 
+/// One gateway, and how it is asked.
+struct Gateway {
+    address: SocketAddr,
+    scheme: Scheme,
+    client: reqwest::Client,
+}
+
+impl Gateway {
+    fn new(sidecar: &Sidecar, address: SocketAddr, known: &Known) -> reqwest::Result<Self> {
+        // A host that can be no name in a certificate is known by its address.
+        let trust = &sidecar.gateway_trust;
+        let trust = trust.for_name(&known.host).unwrap_or_else(|_| trust.clone());
+        Ok(Self { address, scheme: known.scheme, client: sidecar::client(&trust)? })
+    }
+
+    fn workers(&self) -> String {
+        format!("{}://{}/workers", self.scheme.as_str(), self.address)
+    }
+}
+
 /// Starts links to gateways that have none. If the list is `complete`, those that are not in it end.
-pub(crate) fn keep(sidecar: &Arc<Sidecar>, gateways: &BTreeSet<SocketAddr>, complete: bool) {
+pub(crate) fn keep(sidecar: &Arc<Sidecar>, gateways: &BTreeMap<SocketAddr, Known>, complete: bool) {
     let mut links = sidecar.links.lock();
     if complete {
         links.retain(|gateway, link| {
-            let stays = gateways.contains(gateway);
+            let stays = gateways.contains_key(gateway);
             if !stays {
                 link.end.cancel();
             }
             stays
         });
     }
-    for &gateway in gateways {
-        links.entry(gateway).or_insert_with(|| {
-            tracing::info!(%gateway, "gateway found");
+    for (&address, known) in gateways {
+        if links.contains_key(&address) {
+            continue;
+        }
+        let gateway = match Gateway::new(sidecar, address, known) {
+            Ok(gateway) => gateway,
+            Err(error) => {
+                tracing::warn!(gateway = %address, error = cause(&error), "the gateway cannot be asked");
+                continue;
+            }
+        };
+        links.entry(address).or_insert_with(|| {
+            tracing::info!(gateway = %address, "gateway found");
             let end = sidecar.supervisor.token().child_token();
             sidecar.supervisor.spawn("link to a gateway", run(Arc::clone(sidecar), gateway, end.clone()));
             Link { end, ..Link::default() }
@@ -70,7 +101,7 @@ pub(crate) fn keep(sidecar: &Arc<Sidecar>, gateways: &BTreeSet<SocketAddr>, comp
     }
 }
 
-async fn run(sidecar: Arc<Sidecar>, gateway: SocketAddr, end: CancellationToken) {
+async fn run(sidecar: Arc<Sidecar>, gateway: Gateway, end: CancellationToken) {
     let mut states = sidecar.state.subscribe();
     let mut said: Option<Registration> = None;
     let mut id = None;
@@ -85,7 +116,7 @@ async fn run(sidecar: Arc<Sidecar>, gateway: SocketAddr, end: CancellationToken)
             Some(registration) => {
                 let outcome = tokio::select! {
                     () = end.cancelled() => break,
-                    outcome = tell(&sidecar, gateway, registration) => outcome,
+                    outcome = tell(&sidecar, &gateway, registration) => outcome,
                 };
                 match outcome {
                     Told::Refused => RETRY,
@@ -116,7 +147,7 @@ async fn run(sidecar: Arc<Sidecar>, gateway: SocketAddr, end: CancellationToken)
         }
     }
     if let Some(id) = id {
-        leave(&sidecar, gateway, &id).await;
+        leave(&sidecar, &gateway, &id).await;
     }
 }
 
@@ -129,9 +160,10 @@ enum Told {
     Refused,
 }
 
-async fn tell(sidecar: &Sidecar, gateway: SocketAddr, registration: &Registration) -> Told {
+async fn tell(sidecar: &Sidecar, to: &Gateway, registration: &Registration) -> Told {
     let sent = Instant::now();
-    let outcome = post(sidecar, gateway, registration).await;
+    let outcome = post(sidecar, to, registration).await;
+    let gateway = to.address;
     let mut links = sidecar.links.lock();
     // A link that was given up a moment ago.
     let Some(link) = links.get_mut(&gateway) else { return Told::Refused };
@@ -160,9 +192,8 @@ async fn tell(sidecar: &Sidecar, gateway: SocketAddr, registration: &Registratio
     }
 }
 
-async fn post(sidecar: &Sidecar, gateway: SocketAddr, registration: &Registration) -> Result<Answer, String> {
-    let request =
-        sidecar.client.post(format!("http://{gateway}/workers")).json(registration).timeout(PATIENCE);
+async fn post(sidecar: &Sidecar, gateway: &Gateway, registration: &Registration) -> Result<Answer, String> {
+    let request = gateway.client.post(gateway.workers()).json(registration).timeout(PATIENCE);
     let response = authorized(sidecar, request).send().await.map_err(|error| cause(&error))?;
     let status = response.status();
     let body = bounded(response).await?;
@@ -173,13 +204,14 @@ async fn post(sidecar: &Sidecar, gateway: SocketAddr, registration: &Registratio
 }
 
 /// A gateway that cannot be told forgets the engine with the end of its lease.
-async fn leave(sidecar: &Sidecar, gateway: SocketAddr, id: &str) {
-    let mut url = url::Url::parse(&format!("http://{gateway}/workers")).ok();
+async fn leave(sidecar: &Sidecar, to: &Gateway, id: &str) {
+    let mut url = url::Url::parse(&to.workers()).ok();
+    let gateway = to.address;
     if let Some(mut segments) = url.as_mut().and_then(|url| url.path_segments_mut().ok()) {
         segments.push(id);
     }
     let Some(url) = url else { return };
-    let request = authorized(sidecar, sidecar.client.delete(url).timeout(PATIENCE));
+    let request = authorized(sidecar, to.client.delete(url).timeout(PATIENCE));
     match request.send().await.and_then(reqwest::Response::error_for_status) {
         Ok(_) => tracing::info!(%gateway, id, "deregistered"),
         Err(error) => {

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_discovery::{KvConnector, MAX_LEASE, Place, Role};
+use moongate_discovery::{KvConnector, MAX_LEASE, Place, Role, Scheme};
+use moongate_runtime::{Trust, TrustFiles};
 
 use crate::gateways::Address;
+use crate::sidecar::StartError;
 
 /// Options of `moongate sidecar`.
 #[derive(Debug, Clone, Args)]
@@ -30,11 +32,27 @@ pub struct SidecarOptions {
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
     pub engine_api_key: Option<String>,
 
+    /// Authorities of an engine with an https:// URL (PEM); re-read when it changes. Default: those that this machine trusts.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_CA")]
+    pub engine_ca: Option<PathBuf>,
+
+    /// Certificate for an engine that asks for one (mTLS, PEM); re-read when it changes.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_TLS_CERT")]
+    pub engine_tls_cert: Option<PathBuf>,
+
+    /// Its key.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_TLS_KEY")]
+    pub engine_tls_key: Option<PathBuf>,
+
+    /// Name that the engine's certificate has. Default: the host in --engine-url.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_ENGINE_TLS_NAME")]
+    pub engine_tls_name: Option<String>,
+
     /// Host under which gateways and other engines reach the engine: the pod's address. Default: the one in --engine-url.
     #[arg(long, value_name = "HOST", env = "POD_IP")]
     pub advertise_host: Option<String>,
 
-    /// Admin listener of gateways, as host:port. A name stands for all of its addresses. Repeatable.
+    /// Admin listener of gateways, as host:port, or https://host:port if it has TLS. A name stands for all of its addresses. Repeatable.
     #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_SIDECAR_GATEWAY", value_delimiter = ' ')]
     pub gateway: Vec<Address>,
 
@@ -45,6 +63,26 @@ pub struct SidecarOptions {
     /// Port of their admin listeners, if the file names no port `admin`.
     #[arg(long, value_name = "PORT", env = "MOONGATE_SIDECAR_GATEWAY_PORT", default_value_t = 9000)]
     pub gateway_port: u16,
+
+    /// How the gateways of --gateway-role are spoken to.
+    #[arg(long, value_name = "http|https", env = "MOONGATE_SIDECAR_GATEWAY_SCHEME", default_value = "http", value_parser = parse_scheme)]
+    pub gateway_scheme: Scheme,
+
+    /// Authorities of gateways with TLS (PEM); re-read when it changes. Default: those that this machine trusts.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_GATEWAY_CA")]
+    pub gateway_ca: Option<PathBuf>,
+
+    /// Certificate for gateways that ask for one (mTLS, PEM); re-read when it changes.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_GATEWAY_TLS_CERT")]
+    pub gateway_tls_cert: Option<PathBuf>,
+
+    /// Its key.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_GATEWAY_TLS_KEY")]
+    pub gateway_tls_key: Option<PathBuf>,
+
+    /// Name that the gateways' certificates have. Default: the host in --gateway, and the instance's in the file of --rbg-config.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_SIDECAR_GATEWAY_TLS_NAME")]
+    pub gateway_tls_name: Option<String>,
 
     /// RBG's discovery file.
     #[arg(long, value_name = "FILE", env = "MOONGATE_RBG_CONFIG", default_value = rbg_api::CLUSTER_FILE)]
@@ -116,6 +154,24 @@ impl SidecarOptions {
         }
     }
 
+    /// What the engine is known by.
+    pub(crate) fn engine_trust(&self) -> Result<Trust, StartError> {
+        let identity = [self.engine_tls_cert.as_ref(), self.engine_tls_key.as_ref()];
+        let flags = ["--engine-tls-cert", "--engine-tls-key"];
+        let name = self.engine_tls_name.as_ref();
+        let files = TrustFiles::given(self.engine_ca.as_ref(), identity, name, flags);
+        Ok(Trust::load(files.map_err(StartError::Settings)?)?)
+    }
+
+    /// What gateways are known by.
+    pub(crate) fn gateway_trust(&self) -> Result<Trust, StartError> {
+        let identity = [self.gateway_tls_cert.as_ref(), self.gateway_tls_key.as_ref()];
+        let flags = ["--gateway-tls-cert", "--gateway-tls-key"];
+        let name = self.gateway_tls_name.as_ref();
+        let files = TrustFiles::given(self.gateway_ca.as_ref(), identity, name, flags);
+        Ok(Trust::load(files.map_err(StartError::Settings)?)?)
+    }
+
     /// Whether any gateway is to be told.
     pub(crate) fn has_gateways(&self) -> bool {
         !self.gateway.is_empty() || self.gateway_role.is_some()
@@ -126,6 +182,10 @@ fn parse_lease(text: &str) -> Result<Duration, String> {
     let lease = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let whole = lease.subsec_nanos() == 0 && (1..=u64::from(MAX_LEASE)).contains(&lease.as_secs());
     whole.then_some(lease).ok_or_else(|| format!("{text} is not 1s to {MAX_LEASE}s, in whole seconds"))
+}
+
+fn parse_scheme(text: &str) -> Result<Scheme, String> {
+    Scheme::parse(text).ok_or_else(|| "schemes are http and https".to_owned())
 }
 
 fn parse_role(text: &str) -> Result<Role, String> {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use moongate_runtime::{BindError, Supervisor, bind};
+use moongate_runtime::{BindError, Supervisor, TlsError, Trust, bind};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
@@ -23,6 +23,12 @@ pub enum StartError {
     /// The client for engine and gateways cannot be made.
     #[error("HTTP client: {0}")]
     Client(#[from] reqwest::Error),
+    /// Settings for TLS that do not go together.
+    #[error("{0}")]
+    Settings(String),
+    /// Files for TLS that cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// An address is unknown after binding.
     #[error("listener: {0}")]
     Listener(#[from] std::io::Error),
@@ -31,7 +37,10 @@ pub enum StartError {
 /// What all tasks share.
 pub(crate) struct Sidecar {
     pub(crate) options: SidecarOptions,
+    /// Asks the engine.
     pub(crate) client: reqwest::Client,
+    pub(crate) engine_trust: Trust,
+    pub(crate) gateway_trust: Trust,
     pub(crate) state: watch::Sender<State>,
     /// Told when the engine is to be looked at now.
     pub(crate) drain_asked: Notify,
@@ -51,17 +60,18 @@ pub(crate) struct Sidecar {
 pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketAddr, StartError> {
     let listener = bind(options.listen)?;
     let address = listener.local_addr()?;
-    // Engines close idle connections after seconds, and a question that meets the closing would look like a dead engine.
-    let client = reqwest::Client::builder()
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .pool_max_idle_per_host(0)
-        .build()?;
+    let (engine_trust, gateway_trust) = (options.engine_trust()?, options.gateway_trust()?);
+    let client = client(&engine_trust)?;
+    for trust in [&engine_trust, &gateway_trust] {
+        supervisor.spawn("renew certificates", trust.clone().keep_current(supervisor.token()));
+    }
     let state = State { place: options.place(), ..State::default() };
     let names_none = !options.has_gateways();
     let sidecar = Arc::new(Sidecar {
         options,
         client,
+        engine_trust,
+        gateway_trust,
         state: watch::Sender::new(state),
         drain_asked: Notify::new(),
         links: Mutex::default(),
@@ -81,4 +91,9 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         );
     }
     Ok(address)
+}
+
+/// Engines close idle connections after seconds, and a question that meets the closing would look like a dead engine.
+pub(crate) fn client(trust: &Trust) -> reqwest::Result<reqwest::Client> {
+    trust.http().redirect(reqwest::redirect::Policy::none()).pool_max_idle_per_host(0).build()
 }

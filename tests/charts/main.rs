@@ -91,6 +91,33 @@ fn an_operator_for_one_namespace_can_be_installed_without_rights_beyond_it() {
 }
 
 #[test]
+fn an_engine_that_other_values_name_can_be_left_out() {
+    let values = format!("--values={CHART}/examples/simulated.yaml");
+    let roles = |only: &str| {
+        let rendered = script("helm", &["template", "release", CHART, &values, only]);
+        let names = ["prefill", "decode"].map(|name| format!("\n      name: {name}\n"));
+        names.map(|name| rendered.contains(&name))
+    };
+    assert_eq!(roles("--set=engines.decode=null"), [true, false]);
+    assert_eq!(roles("--set=engines.nobody=null"), [true, true], "what was never named can be left out too");
+}
+
+#[test]
+fn an_admin_listener_with_tls_is_asked_over_tls() {
+    let values = format!("--values={CHART}/examples/guarded.yaml");
+    let scraped = "--set=monitoring.podMonitors=true,monitoring.annotations=true";
+    let secured = script("helm", &["template", "release", CHART, &values, scraped]);
+    let count = |rendered: &str, part: &str| rendered.matches(part).count();
+    assert_eq!(count(&secured, "scheme: HTTPS\n"), 2, "probes");
+    assert!(secured.contains("scheme: https\n      tlsConfig:\n        serverName: release-gateway\n"));
+    assert!(secured.contains("\"prometheus.io/scheme\":\"https\""));
+    assert!(secured.contains("admin-tls-key = \"/etc/moongate-admin-tls/tls.key\""));
+    let open = "--set=gateway.adminTls.secret=";
+    let plain = script("helm", &["template", "release", CHART, &values, scraped, open]);
+    assert_eq!([count(&plain, "admin-tls"), count(&plain, "https\n"), count(&plain, "HTTPS")], [0, 0, 0]);
+}
+
+#[test]
 fn settings_of_the_schema_are_those_of_the_programs() {
     let schema: Value = serde_json::from_str(&read("charts/moongate/values.schema.json")).unwrap();
     // Where files are says the chart, and secrets are given by variables.

@@ -158,8 +158,12 @@ fn the_page_of_metrics_is_made_of_what_the_programs_tell() {
         ("store", table(&node, is_ours)),
         ("master", table(&master, |name| !is_of_calls(name))),
     ];
+    let aliases = moongate_gateway::MetricAliases::Smg.table().iter();
+    let aliases: String = aliases.map(|(alias, family)| format!("| `{alias}` | `{family}` |\n")).collect();
+    let tables =
+        tables.into_iter().chain([("aliases", format!("| name in smg | family |\n|---|---|\n{aliases}"))]);
     let page = read(PAGE);
-    let wanted = with_tables(&page, &tables);
+    let wanted = with_tables(&page, &tables.collect::<Vec<_>>());
     if std::env::var_os(WRITE).is_some() {
         fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE), wanted).unwrap();
         return;

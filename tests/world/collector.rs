@@ -66,13 +66,22 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 pub(crate) fn told(attributes: &[KeyValue], key: &str) -> String {
     let value =
         attributes.iter().find(|attribute| attribute.key == key).and_then(|found| found.value.clone());
-    match value.and_then(|value| value.value) {
+    text(value.and_then(|value| value.value))
+}
+
+/// Several texts are separated by commas.
+fn text(value: Option<Value>) -> String {
+    match value {
         None => String::new(),
+        Some(Value::ArrayValue(list)) => {
+            let texts: Vec<String> = list.values.into_iter().map(|value| text(value.value)).collect();
+            texts.join(",")
+        }
         Some(Value::StringValue(text)) => text,
         Some(Value::IntValue(number)) => number.to_string(),
         Some(Value::DoubleValue(number)) => number.to_string(),
         Some(Value::BoolValue(truth)) => truth.to_string(),
-        Some(other) => panic!("{key} is {other:?}"),
+        Some(other) => panic!("{other:?} is no attribute's value here"),
     }
 }
 

@@ -1,12 +1,17 @@
 //! Certificates for tests, and requests over TLS.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use moongate_runtime::Supervisor;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 
 use super::PATIENCE;
 
@@ -56,4 +61,70 @@ pub(crate) async fn get_secured(
         Ok(answer.lines().next().unwrap_or_default().to_owned())
     };
     tokio::time::timeout(PATIENCE, asked).await.unwrap()
+}
+
+/// TLS in front of a server that has none, such as a simulated engine.
+pub(crate) struct Secured {
+    /// Where it listens: `https://localhost:port`.
+    pub(crate) url: String,
+    handshakes: Arc<AtomicUsize>,
+    supervisor: Supervisor,
+}
+
+impl Secured {
+    /// Shows `own`, and asks for certificates of the authority `clients`.
+    pub(crate) async fn start(behind: SocketAddr, own: &(String, String), clients: Option<&str>) -> Self {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .unwrap();
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some(authority) => {
+                let mut roots = rustls::RootCertStore::empty();
+                roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                builder.with_client_cert_verifier(verifier.build().unwrap())
+            }
+        };
+        let cert = CertificateDer::from_pem_slice(own.0.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(own.1.as_bytes()).unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(builder.with_single_cert(vec![cert], key).unwrap()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+        let (handshakes, supervisor) = (Arc::new(AtomicUsize::new(0)), Supervisor::new());
+        let (count, tasks) = (handshakes.clone(), supervisor.clone());
+        let serving = async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, count) = (acceptor.clone(), count.clone());
+                let relayed = async move {
+                    let Ok(mut outside) = acceptor.accept(stream).await else { return };
+                    count.fetch_add(1, Ordering::Relaxed);
+                    let Ok(mut inside) = TcpStream::connect(behind).await else { return };
+                    // Who leaves first is none of the test's business.
+                    drop(tokio::io::copy_bidirectional(&mut outside, &mut inside).await);
+                };
+                let stop = tasks.token();
+                tasks.spawn(
+                    "relay",
+                    async move { stop.run_until_cancelled(relayed).await.unwrap_or_default() },
+                );
+            }
+        };
+        let stop = supervisor.token();
+        supervisor
+            .spawn("accept", async move { stop.run_until_cancelled(serving).await.unwrap_or_default() });
+        Self { url, handshakes, supervisor }
+    }
+
+    /// Handshakes that came to a good end.
+    pub(crate) fn handshakes(&self) -> usize {
+        self.handshakes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Secured {
+    fn drop(&mut self) {
+        self.supervisor.token().cancel();
+    }
 }

@@ -1,4 +1,5 @@
-//! What every long-running command shares: supervised tasks, signals, drain, listeners, configuration, secrets, staying awake.
+//! What every long-running command shares: supervised tasks, signals, drain, listeners, TLS, configuration, secrets,
+//! staying awake.
 
 pub mod awake;
 pub mod config;
@@ -7,6 +8,7 @@ pub mod listener;
 mod secret;
 pub mod signals;
 pub mod supervisor;
+mod trust;
 
 pub use config::{ConfigError, Origin, Setting, effective, parse};
 pub use file_changes::FileChanges;
@@ -17,3 +19,4 @@ pub use listener::{
 pub use secret::{EmptySecret, Secret};
 pub use signals::terminated;
 pub use supervisor::{StillRunning, Supervisor};
+pub use trust::{Trust, TrustFiles, plain_http, tls_remedy};

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Supervisor;
 
+pub(crate) use tls::certificates;
 pub use tls::{ClientCertificate, Tls, TlsError, TlsFiles};
 
 /// Connections the kernel keeps ready while the loop is busy (bounded by `net.core.somaxconn` too).

@@ -18,5 +18,5 @@ pub use logs::{LogError, LogFormat, LogOptions, init_logs};
 pub use opentelemetry::trace::{SpanContext, SpanKind, TraceId};
 pub use opentelemetry::{KeyValue, Value};
 pub use options::{OtlpProtocol, TelemetryError, TelemetryOptions};
-pub use span::{Notes, SpanHandle};
+pub use span::{Notes, SpanHandle, texts};
 pub use traces::{FlushError, Traces};

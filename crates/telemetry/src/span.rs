@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use http::header::HeaderMap;
 use opentelemetry::trace::{Event, Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId};
-use opentelemetry::{KeyValue, Value};
+use opentelemetry::{Array, KeyValue, StringValue, Value};
 
 use crate::context;
 use crate::trace::Trace;
@@ -266,4 +266,10 @@ impl fmt::Debug for SpanHandle {
             .field("recording", &self.is_recording())
             .finish()
     }
+}
+
+/// Several texts as one attribute.
+#[must_use]
+pub fn texts(texts: Vec<String>) -> Value {
+    Value::Array(Array::String(texts.into_iter().map(StringValue::from).collect()))
 }

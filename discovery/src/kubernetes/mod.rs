@@ -10,6 +10,7 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use crate::endpoint::Scheme;
 use crate::error::DiscoveryError;
 use crate::roles::{RoleNames, RolePorts};
 use crate::topology::{Engine, KvConnector};
@@ -30,6 +31,8 @@ pub struct KubernetesOptions {
     pub roles: RoleNames,
     /// HTTP ports of pods that name none.
     pub ports: RolePorts,
+    /// How pods are spoken to that do not say it.
+    pub scheme: Scheme,
     /// Engine kind of all pods that name none; `None`: asked.
     pub engine: Option<Engine>,
     /// vLLM's connector of all pods that name none; `None`: asked.
@@ -48,6 +51,7 @@ impl Default for KubernetesOptions {
             selector: None,
             roles: RoleNames::default(),
             ports: RolePorts::default(),
+            scheme: Scheme::default(),
             engine: None,
             connector: None,
             relist: Duration::from_secs(60),

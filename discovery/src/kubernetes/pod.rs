@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use rbg_api::keys;
 
 use super::KubernetesOptions;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Scheme};
 use crate::listing::{Host, Listed};
 use crate::roles::{bootstrap_port, http_port};
 use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, Source, Workload};
@@ -13,6 +13,8 @@ use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, So
 pub mod annotation {
     /// HTTP port of the engine.
     pub const PORT: &str = "moongate.io/port";
+    /// How the engine is spoken to: `http` or `https`.
+    pub const SCHEME: &str = "moongate.io/scheme";
     /// Port of the prefill's bootstrap server.
     pub const BOOTSTRAP_PORT: &str = "moongate.io/bootstrap-port";
     /// vLLM's connector: `nixl`, `mooncake` or `store`.
@@ -40,7 +42,8 @@ pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
     }
     let ip = status.pod_ip.as_deref().filter(|ip| !ip.is_empty())?;
     let port = port(pod).unwrap_or_else(|| options.ports.of(role));
-    let endpoint = Endpoint::from_host_port(ip, port)
+    let scheme = parsed(pod, annotation::SCHEME, Scheme::parse).unwrap_or(options.scheme);
+    let endpoint = Endpoint::from_parts(scheme, ip, port)
         .inspect_err(|error| tracing::error!(pod = name, %error, "pod skipped"))
         .ok()?;
     let connector = parsed(pod, annotation::KV_CONNECTOR, connector).or(options.connector);

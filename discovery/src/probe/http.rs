@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use moongate_runtime::{Trust, plain_http, tls_remedy};
+
 use crate::error::DiscoveryError;
 use crate::options::ProbeOptions;
 use crate::probe::report::{Check, CheckOutcome};
@@ -40,11 +42,11 @@ impl Trouble {
 }
 
 pub(crate) fn client(options: &ProbeOptions) -> Result<reqwest::Client, DiscoveryError> {
-    reqwest::Client::builder()
+    let builder = options.trust.as_ref().map_or_else(plain_http, Trust::http);
+    builder
         .timeout(options.timeout)
         .connect_timeout(options.connect_timeout)
         .redirect(reqwest::redirect::Policy::none())
-        .no_proxy()
         // A new connection for each question: servers close idle ones after seconds, and a question that meets the closing would look like a
         // dead engine.
         .pool_max_idle_per_host(0)
@@ -74,15 +76,19 @@ impl<'a> Conversation<'a> {
                 check.outcome = CheckOutcome::Answered(status);
                 Ok(Answer { url, status, body })
             }
-            Err(outcome) => {
+            Err(Failure { outcome, mend }) => {
                 let trouble = Trouble {
-                    reason: format!("GET {url}: {outcome}"),
+                    reason: match mend {
+                        Some(mend) => format!("GET {url}: {outcome}; {mend}"),
+                        None => format!("GET {url}: {outcome}"),
+                    },
                     timed_out: outcome == CheckOutcome::TimedOut,
                     server_error: false,
                 };
                 check.outcome = outcome;
                 check.concluded = "nothing".to_owned();
-                check.mend = Some("check that the engine runs, and its host and port".to_owned());
+                let mend = mend.unwrap_or("check that the engine runs, and its host and port");
+                check.mend = Some(mend.to_owned());
                 Err(trouble)
             }
         };
@@ -108,7 +114,7 @@ impl<'a> Conversation<'a> {
         reason
     }
 
-    async fn exchange(&self, url: &str) -> Result<(u16, Vec<u8>), CheckOutcome> {
+    async fn exchange(&self, url: &str) -> Result<(u16, Vec<u8>), Failure> {
         let mut request = self.client.get(url);
         if let Some(key) = self.api_key {
             request = request.bearer_auth(key);
@@ -118,7 +124,8 @@ impl<'a> Conversation<'a> {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failure)? {
             if body.len() + chunk.len() > MAX_BODY {
-                return Err(CheckOutcome::Failed(format!("the answer is larger than {MAX_BODY} bytes")));
+                let outcome = CheckOutcome::Failed(format!("the answer is larger than {MAX_BODY} bytes"));
+                return Err(Failure { outcome, mend: None });
             }
             body.extend_from_slice(&chunk);
         }
@@ -126,8 +133,18 @@ impl<'a> Conversation<'a> {
     }
 }
 
-fn failure(error: reqwest::Error) -> CheckOutcome {
-    if error.is_timeout() { CheckOutcome::TimedOut } else { CheckOutcome::Failed(root_cause(&error)) }
+/// An exchange without an answer.
+struct Failure {
+    outcome: CheckOutcome,
+    /// What to do about it, if TLS was the trouble.
+    mend: Option<&'static str>,
+}
+
+fn failure(error: reqwest::Error) -> Failure {
+    if error.is_timeout() {
+        return Failure { outcome: CheckOutcome::TimedOut, mend: None };
+    }
+    Failure { outcome: CheckOutcome::Failed(root_cause(&error)), mend: tls_remedy(&error) }
 }
 
 /// The innermost cause: "Connection refused" says more than "error sending request".

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use rbg_api::{ClusterConfig, ClusterFile, Identity};
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Scheme};
 use crate::error::FileError;
 use crate::listing::{Host, Listed, Update};
 use crate::roles::{RoleNames, RolePorts, bootstrap_port, http_port};
@@ -34,6 +34,8 @@ pub struct RbgOptions {
     pub roles: RoleNames,
     /// HTTP ports where the file names none.
     pub ports: RolePorts,
+    /// How engines are spoken to: the file does not say it.
+    pub scheme: Scheme,
     /// Bootstrap port of prefills where neither the file nor the engine names one.
     pub bootstrap_port: Option<u16>,
     /// Engine kind of all engines of the group; `None`: asked.
@@ -49,6 +51,7 @@ impl Default for RbgOptions {
             namespace: None,
             roles: RoleNames::default(),
             ports: RolePorts::default(),
+            scheme: Scheme::default(),
             bootstrap_port: None,
             engine: None,
             connector: None,
@@ -151,7 +154,7 @@ pub(crate) fn listing(members: &[Member], names: &Names, options: &RbgOptions, s
 impl Member {
     fn listed(&self, host: &str, options: &RbgOptions) -> Option<Listed> {
         let role = self.role?;
-        let endpoint = Endpoint::from_host_port(host, self.port)
+        let endpoint = Endpoint::from_parts(options.scheme, host, self.port)
             .inspect_err(|error| tracing::error!(%error, "instance of the RBG file skipped"))
             .ok()?;
         Some(Listed {

@@ -8,11 +8,12 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
+use super::bounded::read_bounded;
 use super::caller::{Caller, Scope};
 use super::quota::Quota;
 
 /// Largest access file: more keys than one Secret of Kubernetes holds.
-const MAX_FILE: usize = 16 << 20;
+const MAX_FILE: u64 = 16 << 20;
 /// Shorter keys could be guessed.
 const SHORTEST_KEY: usize = 16;
 /// Longest name of a tenant in bytes.
@@ -57,11 +58,7 @@ pub(super) struct AccessFile {
 impl AccessFile {
     /// Reads and checks the file. The error says what is wrong and in which line, and shows nothing of the content.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-        if text.len() > MAX_FILE {
-            return Err(format!("it has more than {MAX_FILE} bytes"));
-        }
-        Self::parse(&text)
+        Self::parse(&read_bounded(path, MAX_FILE)?)
     }
 
     fn parse(text: &str) -> Result<Self, String> {

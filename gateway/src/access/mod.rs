@@ -1,5 +1,6 @@
 //! Who may ask, for what, and how much: API keys and signed tokens, scopes, and the quotas of tenants.
 
+mod bounded;
 mod caller;
 mod file;
 mod gate;

@@ -9,12 +9,13 @@ use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, P
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 
+use super::bounded::read_bounded;
 use super::caller::{Caller, Scope};
 use super::file::LONGEST_TENANT;
 use crate::config::TokenRules;
 
 /// Largest file of keys.
-const MAX_FILE: usize = 1 << 20;
+const MAX_FILE: u64 = 1 << 20;
 /// Keys that are taken; providers have two or three.
 const MAX_KEYS: usize = 64;
 
@@ -46,11 +47,7 @@ pub(super) enum Unfit {
 
 impl KeySet {
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-        if text.len() > MAX_FILE {
-            return Err(format!("it has more than {MAX_FILE} bytes"));
-        }
-        Self::parse(&text)
+        Self::parse(&read_bounded(path, MAX_FILE)?)
     }
 
     fn parse(text: &str) -> Result<Self, String> {

@@ -14,6 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::access::RefusalMetrics;
+use super::aliases::MetricAliases;
 use super::cache::{FeedMetrics, PredictionMetrics, StoreMetrics};
 use super::engines::EngineGauges;
 use super::tally::{Tally, Totals};
@@ -103,6 +104,7 @@ pub(crate) struct Metrics {
     index_bytes: Gauge,
     engines: EngineGauges,
     tally: Tally,
+    aliases: Option<MetricAliases>,
 }
 
 impl Metrics {
@@ -208,7 +210,13 @@ impl Metrics {
             index_bytes,
             engines,
             tally: Tally::default(),
+            aliases: None,
         }
+    }
+
+    /// The same, which tell the aliases too.
+    pub(crate) fn with_aliases(self, aliases: Option<MetricAliases>) -> Self {
+        Self { aliases, ..self }
     }
 
     pub(crate) fn request_started(&self) {
@@ -289,7 +297,11 @@ impl Metrics {
         let size = index.size();
         self.index_pages.set(i64::try_from(size.pages).unwrap_or(i64::MAX));
         self.index_bytes.set(i64::try_from(size.bytes).unwrap_or(i64::MAX));
-        self.text()
+        let mut text = self.text();
+        if let Some(aliases) = self.aliases {
+            aliases.add(&mut text);
+        }
+        text
     }
 
     fn text(&self) -> String {

@@ -1,6 +1,7 @@
 //! What is learned from each request: metrics and spans.
 
 mod access;
+mod aliases;
 mod cache;
 mod decisions;
 mod engines;
@@ -11,6 +12,7 @@ mod steps;
 mod tally;
 mod tokenize;
 
+pub use aliases::MetricAliases;
 pub(crate) use cache::{Expected, FeedMetrics, StoreMetrics};
 pub(crate) use decisions::Decisions;
 pub(crate) use metrics::Metrics;

@@ -4,15 +4,16 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use axum::body::Body;
+use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
-use moongate_telemetry::{SpanHandle, SpanKind, TraceId, Traces, names};
+use moongate_telemetry::{SpanHandle, SpanKind, TraceId, Traces, names, texts};
 
 use super::Expected;
 use super::steps::{PredictSpan, PromptSpan};
 use crate::dispatch::Ask;
 use crate::error::ApiError;
 use crate::prompt::Api;
-use crate::relay::Usage;
+use crate::relay::{Ending, Usage};
 
 /// Span of a request, with the relay's below it once that has begun.
 #[derive(Debug)]
@@ -122,6 +123,21 @@ impl RequestSpan {
     pub(crate) fn relayed(&mut self, pieces: u64) {
         if let Some(relay) = &mut self.relay {
             relay.set("moongate.pieces", i64::try_from(pieces).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// The answer has ended with these events, or is this. They are looked at only if the span may be exported.
+    pub(crate) fn answer_ended<const N: usize>(&mut self, last: [&Bytes; N]) {
+        if !self.root.is_recording() {
+            return;
+        }
+        let mut ending = Ending::default();
+        last.into_iter().for_each(|json| ending.read(json));
+        if let Some(id) = ending.id {
+            self.root.set(names::GEN_AI_RESPONSE_ID, id);
+        }
+        if !ending.finish_reasons.is_empty() {
+            self.root.set(names::GEN_AI_RESPONSE_FINISH_REASONS, texts(ending.finish_reasons));
         }
     }
 

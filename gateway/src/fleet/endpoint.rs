@@ -12,7 +12,7 @@ use crate::predict::{EngineEntry, KvIndex, TokenizeWays};
 use crate::upstream::{LegError, Pool, PoolLimits};
 
 /// Settings of every endpoint.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct EndpointLimits {
     pub(crate) pool: PoolLimits,
     pub(crate) breaker: BreakerLimits,
@@ -34,15 +34,10 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(crate) fn new(
-        id: InstanceId,
-        authority: String,
-        limits: EndpointLimits,
-        index: Arc<KvIndex>,
-    ) -> Self {
+    pub(crate) fn new(id: InstanceId, url: &str, limits: &EndpointLimits, index: Arc<KvIndex>) -> Self {
         Self {
             id,
-            pool: Arc::new(Pool::new(authority, limits.pool)),
+            pool: Arc::new(Pool::new(url, limits.pool.clone())),
             in_flight: InFlight::default(),
             prompts: Prompts::default(),
             breaker: Breaker::new(limits.breaker),

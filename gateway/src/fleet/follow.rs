@@ -43,7 +43,7 @@ impl FleetReader {
     }
 
     /// Builds and publishes the fleet of the topology's current snapshot.
-    pub(crate) fn refresh(&self, topology: &TopologyReader, limits: EndpointLimits, index: &Arc<KvIndex>) {
+    pub(crate) fn refresh(&self, topology: &TopologyReader, limits: &EndpointLimits, index: &Arc<KvIndex>) {
         let previous = self.current.load();
         let fleet = Fleet::build(&topology.current(), &previous, limits, index);
         tracing::info!(
@@ -81,7 +81,7 @@ pub(crate) async fn follow(
         tokio::select! {
             () = stop.cancelled() => break,
             changed = topology.changed() => match changed {
-                Some(_) => reader.refresh(&topology, limits, &index),
+                Some(_) => reader.refresh(&topology, &limits, &index),
                 None => break,
             },
             _ = sweep.tick() => reader.current().members.iter().for_each(|member| member.endpoint.pool.sweep()),

@@ -12,6 +12,7 @@ use scheduler::{Cluster, InstanceIx, ModelIx, PairingDomain};
 use super::endpoint::{Endpoint, EndpointLimits};
 use super::rules::cache_rules;
 use crate::predict::{Group, Keyspace, KvIndex, StoredAs};
+use crate::upstream::parts;
 
 /// The reason that discovery gives before it has asked an engine.
 const NOT_PROBED: &str = "not probed yet";
@@ -75,7 +76,7 @@ impl Fleet {
     pub(crate) fn build(
         topology: &Topology,
         previous: &Fleet,
-        limits: EndpointLimits,
+        limits: &EndpointLimits,
         index: &Arc<KvIndex>,
     ) -> Self {
         // A model keeps its number: requests that wait for engines carry it.
@@ -89,10 +90,10 @@ impl Fleet {
         let mut instances = Vec::with_capacity(topology.instances.len());
         for instance in &topology.instances {
             let authority = authority(&instance.url);
-            let kept = previous.endpoints.get(&instance.id).filter(|kept| kept.pool.authority() == authority);
+            let kept = previous.endpoints.get(&instance.id).filter(|kept| kept.pool.goes_to(&instance.url));
             let endpoint = kept.cloned().unwrap_or_else(|| {
                 let id = instance.id.clone();
-                Arc::new(Endpoint::new(id, authority.to_owned(), limits, index.clone()))
+                Arc::new(Endpoint::new(id, &instance.url, limits, index.clone()))
             });
             fleet.endpoints.insert(instance.id.clone(), endpoint.clone());
             let Some(facts) = instance.usable() else {
@@ -234,7 +235,7 @@ impl Fleet {
 
 /// `host:port` of an instance URL.
 fn authority(url: &str) -> &str {
-    url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/')
+    parts(url).1
 }
 
 /// The host of `host:port`.

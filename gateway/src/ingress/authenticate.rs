@@ -33,7 +33,7 @@ pub(super) async fn client(
     next.run(request).await
 }
 
-/// The admin listener. Engines that register have a token of their own.
+/// The admin listener, but for the console's own files, in which there is no data. Engines that register have a token of their own.
 pub(super) async fn administrator(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
@@ -53,9 +53,7 @@ fn admitted(gateway: &Gateway, path: &str, headers: &HeaderMap, certified: bool)
         "/metrics" => (Some(OpenPath::Metrics), Scope::Metrics),
         _ => (None, Scope::Admin),
     };
-    // The page's own files hold no data; what it shows it asks for with a token.
-    let is_page = path == "/console" || path.starts_with("/console/");
-    if is_page || open.is_some_and(|path| gateway.admin_open.contains(&path)) {
+    if open.is_some_and(|path| gateway.admin_open.contains(&path)) {
         return Ok(());
     }
     match &gateway.registration_token {

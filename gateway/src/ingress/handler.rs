@@ -86,6 +86,7 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
         Ok((_, Served::Merged(head, body))) => {
             feedback.span().answered(head.status());
             feedback.piece();
+            feedback.span().answer_ended([&body]);
             feedback.completed(Usage::read(&body), None);
             head.map(|()| Body::from(body))
         }
@@ -278,6 +279,7 @@ fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedbac
     let body = match answer {
         Answer::Whole(body) => {
             feedback.piece();
+            feedback.span().answer_ended([&body]);
             feedback.completed(Usage::read(&body), prefill_usage);
             Body::from(body)
         }

@@ -4,6 +4,7 @@
 mod head;
 mod quick;
 mod splice;
+mod strict;
 mod tally;
 
 #[doc(hidden)]

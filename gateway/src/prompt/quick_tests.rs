@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::head::strict_members;
 use super::quick::members;
+use super::strict::strict_members;
 use super::tests::any_json;
 
 /// Whether the quick reader took the body; fails if it found anything else than serde_json.

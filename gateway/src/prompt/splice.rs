@@ -8,7 +8,8 @@ use http_body::{Body, Frame, SizeHint};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::head::{Head, Key, Member};
+use super::head::{Head, Member};
+use super::strict::Key;
 
 /// Replaces the value of one top-level member if it is there.
 #[derive(Debug, Clone, PartialEq)]

@@ -12,6 +12,8 @@ pub(crate) struct SseGate {
     carry: BytesMut,
     /// Payload of the last `data:` line that was JSON.
     last: Bytes,
+    /// That of the one before.
+    before_last: Bytes,
     done: bool,
 }
 
@@ -60,6 +62,11 @@ impl SseGate {
         &self.last
     }
 
+    /// JSON payload of the event before that: with usage in an event of its own, the one that says why the answer ended.
+    pub(crate) fn payload_before_last(&self) -> &Bytes {
+        &self.before_last
+    }
+
     fn check(&mut self, events: &Bytes) -> Result<(), SseFault> {
         let mut from = 0;
         while from < events.len() {
@@ -84,7 +91,7 @@ impl SseGate {
         if payload.trim_ascii_end() == b"[DONE]" {
             self.done = true;
         } else if payload.starts_with(b"{") && payload.trim_ascii_end().ends_with(b"}") {
-            self.last = payload;
+            self.before_last = std::mem::replace(&mut self.last, payload);
         } else {
             return Err(SseFault::Garbage("sent an event that is not JSON"));
         }

@@ -83,6 +83,9 @@ impl Relay {
         };
         let rest = rest.map_err(|fault| self.leg_error(&LegError::from(fault)))?;
         let usage = self.parts.gate.as_ref().and_then(|gate| Usage::read(gate.last_payload()));
+        if let (Some(gate), Some(feedback)) = (&self.parts.gate, &mut self.parts.feedback) {
+            feedback.span().answer_ended([gate.payload_before_last(), gate.last_payload()]);
+        }
         let mut prefill_usage = None;
         if let Some(mut pair) = self.pair.take() {
             pair.main_endpoint().breaker.success();

@@ -12,7 +12,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use crate::prompt::Spliced;
@@ -47,10 +47,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) async fn handshake(stream: TcpStream, open: OpenGuard) -> hyper::Result<Self> {
+    pub(super) async fn handshake<S>(stream: S, open: OpenGuard) -> hyper::Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let (sender, driver) = http1::Builder::new().handshake(TokioIo::new(stream)).await?;
-        let driver = Some(Box::pin(driver));
-        Ok(Self { sender, driver, idle_since: Instant::now(), reused: false, _open: open })
+        let driver: Driver = Box::pin(driver);
+        Ok(Self { sender, driver: Some(driver), idle_since: Instant::now(), reused: false, _open: open })
     }
 
     /// Moves bytes in both directions as far as possible now. Ready when the connection has ended.
@@ -85,7 +88,8 @@ impl Connection {
     }
 }
 
-type Driver = Pin<Box<http1::Connection<TokioIo<TcpStream>, Spliced>>>;
+/// Over TCP or TLS.
+type Driver = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 
 /// As [`Connection::drive`], on the field alone, so that the sender can be borrowed meanwhile.
 fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {

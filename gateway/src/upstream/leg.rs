@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
+use moongate_runtime::tls_remedy;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::{Answer, Broken};
@@ -60,13 +61,16 @@ pub(crate) enum LegError {
 impl fmt::Display for LegError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LegError::Connect(error) => write!(f, "no connection: {error}"),
+            LegError::Connect(error) => {
+                write!(f, "no connection: {error}")?;
+                remedy(f, error)
+            }
             LegError::Transport(error) => {
                 write!(f, "{error}")?;
-                match std::error::Error::source(error) {
-                    Some(source) => write!(f, ": {source}"),
-                    None => Ok(()),
+                if let Some(source) = std::error::Error::source(error) {
+                    write!(f, ": {source}")?;
                 }
+                remedy(f, error)
             }
             LegError::Closed => f.write_str("the connection closed before the answer was complete"),
             LegError::Timeout(what, limit) => write!(f, "{what} within {limit:?}"),
@@ -75,6 +79,11 @@ impl fmt::Display for LegError {
             LegError::Reported(event) => write!(f, "reported an error: {}", excerpt(event)),
         }
     }
+}
+
+/// Adds what to do about it, if TLS was the trouble.
+fn remedy(f: &mut fmt::Formatter<'_>, error: &(dyn std::error::Error + 'static)) -> fmt::Result {
+    tls_remedy(error).map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
 }
 
 /// The start of an engine's text, for messages.

@@ -8,4 +8,4 @@ mod leg;
 mod pool;
 
 pub(crate) use leg::{Leg, LegError, LegEvent, LegLimits};
-pub(crate) use pool::{Pool, PoolLimits, PreparedRequest};
+pub(crate) use pool::{Pool, PoolLimits, PreparedRequest, parts};

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response};
+use moongate_runtime::Trust;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -15,30 +16,45 @@ use super::leg::LegError;
 use crate::prompt::Spliced;
 
 /// Bounds of a pool.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct PoolLimits {
-    /// Time for DNS and the TCP handshake.
+    /// Time for DNS and the handshakes of TCP and TLS.
     pub(crate) connect_timeout: Duration,
     /// Idle connections kept per engine.
     pub(crate) max_idle: usize,
     /// Idle connections older than this are closed. Shorter than what engines' servers allow (uvicorn: 5 s), so that we close
     /// first and a request rarely meets a closing connection.
     pub(crate) idle_timeout: Duration,
+    /// Whom engines with `https://` URLs are known by.
+    pub(crate) trust: Trust,
 }
 
 /// Connections to one engine.
 #[derive(Debug)]
 pub(crate) struct Pool {
     authority: String,
+    secured: bool,
     limits: PoolLimits,
     idle: Mutex<Vec<Connection>>,
     open: Arc<AtomicUsize>,
 }
 
 impl Pool {
-    /// `authority` is `host:port`.
-    pub(crate) fn new(authority: String, limits: PoolLimits) -> Self {
-        Self { authority, limits, idle: Mutex::new(Vec::new()), open: Arc::default() }
+    /// `url` is `http://host:port` or `https://host:port`.
+    pub(crate) fn new(url: &str, limits: PoolLimits) -> Self {
+        let (secured, authority) = parts(url);
+        Self {
+            authority: authority.to_owned(),
+            secured,
+            limits,
+            idle: Mutex::new(Vec::new()),
+            open: Arc::default(),
+        }
+    }
+
+    /// Whether this is where its connections go.
+    pub(crate) fn goes_to(&self, url: &str) -> bool {
+        (self.secured, self.authority()) == parts(url)
     }
 
     /// Connections that exist now, in use or idle.
@@ -103,13 +119,27 @@ impl Pool {
 
     async fn connect(&self) -> Result<Connection, LegError> {
         let open = OpenGuard::new(&self.open);
-        let stream = match timeout(self.limits.connect_timeout, TcpStream::connect(&self.authority)).await {
-            Ok(stream) => stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream)),
-            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no TCP connection in time")),
-        };
+        let begun = Instant::now();
+        let late = |what| LegError::Connect(io::Error::new(io::ErrorKind::TimedOut, what));
+        let stream = timeout(self.limits.connect_timeout, TcpStream::connect(&self.authority)).await;
+        let stream = stream.map_err(|_| late("no TCP connection in time"))?.map_err(LegError::Connect)?;
+        stream.set_nodelay(true).map_err(LegError::Connect)?;
+        if !self.secured {
+            return Connection::handshake(stream, open).await.map_err(LegError::Transport);
+        }
+        let host = self.authority.rsplit_once(':').map_or(&*self.authority, |(host, _)| host);
+        let shaking = self.limits.trust.connect(host.trim_matches(['[', ']']), stream);
+        let left = self.limits.connect_timeout.saturating_sub(begun.elapsed());
+        let stream = timeout(left, shaking).await.map_err(|_| late("no TLS handshake in time"))?;
         let stream = stream.map_err(LegError::Connect)?;
         Connection::handshake(stream, open).await.map_err(LegError::Transport)
     }
+}
+
+/// Whether a URL asks for TLS, and its `host:port`.
+pub(crate) fn parts(url: &str) -> (bool, &str) {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
+    (scheme == "https", rest.trim_end_matches('/'))
 }
 
 /// Everything needed to send a request, more than once if a pooled connection was stale.

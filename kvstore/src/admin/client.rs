@@ -68,11 +68,9 @@ impl Admin {
         if host.contains("://") || url.path() != "/" || url.query().is_some() {
             return Err(unusable("it is not a host and a port".to_owned()));
         }
-        let http = reqwest::Client::builder()
+        let http = moongate_runtime::plain_http()
             .connect_timeout(options.connect_limit)
             .redirect(reqwest::redirect::Policy::none())
-            // A machine's proxy is not for the master beside it.
-            .no_proxy()
             .build()
             .map_err(|error| unusable(root_cause(&error)))?;
         Ok(Self { http, base: base.into(), options })

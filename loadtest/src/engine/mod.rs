@@ -274,7 +274,7 @@ impl SimEngine {
             faults: FaultSwitch::default(),
             ranks,
             places: Arc::new(Places::default()),
-            client: reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(2)).build()?,
+            client: moongate_runtime::plain_http().connect_timeout(Duration::from_secs(2)).build()?,
             supervisor,
             open: Mutex::default(),
             next_request: AtomicU64::new(0),

@@ -95,8 +95,7 @@ pub(super) async fn play(
     workload: &Arc<Workload>,
     supervisor: &Supervisor,
 ) -> anyhow::Result<Played> {
-    let client =
-        reqwest::Client::builder().no_proxy().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?;
+    let client = moongate_runtime::plain_http().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?;
     let run = Arc::new(Run {
         target: Target {
             client,

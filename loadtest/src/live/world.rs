@@ -94,7 +94,7 @@ async fn start_gateway(
         .with_context(|| format!("cannot start {}", program.display()))?;
     let stderr = gateway.stderr.take().context("the gateway has no standard error")?;
     let (address, admin) = addresses(stderr, supervisor).await?;
-    let client = reqwest::Client::builder().no_proxy().build()?;
+    let client = moongate_runtime::plain_http().build()?;
     loop {
         let ready = client.get(format!("http://{admin}/ready")).send().await?;
         let all = ready.status().is_success();

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_runtime::Supervisor;
+use moongate_runtime::{Supervisor, plain_http};
 use parking_lot::Mutex;
 use reqwest::{Client, Method, Response, StatusCode, redirect};
 use serde::Deserialize;
@@ -41,7 +41,7 @@ struct Said {
 impl Asker {
     /// Pods are asked directly, whatever proxy the environment names.
     pub(super) fn new(supervisor: &Supervisor) -> Result<Self, reqwest::Error> {
-        let http = Client::builder().timeout(TIME_LIMIT).no_proxy().redirect(redirect::Policy::none());
+        let http = plain_http().timeout(TIME_LIMIT).redirect(redirect::Policy::none());
         let http = http.pool_max_idle_per_host(0).build()?;
         Ok(Self { http, busy: Mutex::default(), supervisor: supervisor.clone() })
     }

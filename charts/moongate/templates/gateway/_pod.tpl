@@ -25,7 +25,7 @@
 {{- if $values.gateway.access.jwksConfigMap }}
 {{- $_ := set $config "jwks-file" "/etc/moongate-jwks/jwks.json" }}
 {{- end }}
-{{- if or $values.gateway.access.secret $values.gateway.access.adminTokenSecret }}
+{{- if or $values.gateway.access.secret $values.gateway.access.adminTokenSecret $values.gateway.adminTls.clientCertificates }}
 {{- $_ := set $config "admin-open" $values.gateway.access.adminOpen }}
 {{- end }}
 {{- if $values.gateway.tls.secret }}
@@ -33,6 +33,13 @@
 {{- $_ := set $config "tls-key" "/etc/moongate-tls/tls.key" }}
 {{- if $values.gateway.tls.clientCertificates }}
 {{- $_ := set $config "tls-client-ca" "/etc/moongate-tls/ca.crt" }}
+{{- end }}
+{{- end }}
+{{- if $values.gateway.adminTls.secret }}
+{{- $_ := set $config "admin-tls-cert" "/etc/moongate-admin-tls/tls.crt" }}
+{{- $_ := set $config "admin-tls-key" "/etc/moongate-admin-tls/tls.key" }}
+{{- if $values.gateway.adminTls.clientCertificates }}
+{{- $_ := set $config "admin-tls-client-ca" "/etc/moongate-admin-tls/ca.crt" }}
 {{- end }}
 {{- end }}
 {{- range $key, $value := merge (dict) $values.gateway.config $config }}
@@ -44,6 +51,9 @@
 metadata:
   labels: {{- include "moongate.selector" (dict "root" . "component" "gateway") | nindent 4 }}
   {{- $config := dict "moongate.io/config" (include "moongate.gateway.config" . | sha256sum) }}
+  {{- if and .Values.monitoring.annotations .Values.gateway.adminTls.secret }}
+  {{- $_ := set $config "prometheus.io/scheme" "https" }}
+  {{- end }}
   annotations: {{ include "moongate.annotations" (dict "root" . "port" 9000 "ours" $config "given" .Values.gateway.podAnnotations) }}
 spec:
   {{- $spec := include "moongate.pod.security" . | fromYaml }}
@@ -66,6 +76,9 @@ spec:
 {{- end }}
 {{- with $gateway.tls.secret }}
 - { name: tls, secret: { secretName: {{ . }} } }
+{{- end }}
+{{- with $gateway.adminTls.secret }}
+- { name: admin-tls, secret: { secretName: {{ . }} } }
 {{- end }}
 {{- end }}
 
@@ -93,10 +106,11 @@ env: {{- toYaml . | nindent 2 }}
 ports:
   - { name: http, containerPort: 8000 }
   - { name: admin, containerPort: 9000 }
+{{- $scheme := ternary "HTTPS" "HTTP" (not (empty .Values.gateway.adminTls.secret)) }}
 livenessProbe:
-  httpGet: { path: /health, port: admin }
+  httpGet: { path: /health, port: admin, scheme: {{ $scheme }} }
 readinessProbe:
-  httpGet: { path: /ready, port: admin }
+  httpGet: { path: /ready, port: admin, scheme: {{ $scheme }} }
   periodSeconds: 2
 resources: {{- toYaml .Values.gateway.resources | nindent 2 }}
 volumeMounts:

@@ -64,6 +64,12 @@ pub enum TlsError {
         /// Why not.
         problem: rustls::Error,
     },
+    /// No name of a server.
+    #[error("{0:?} cannot be a server's name; give a DNS name or an IP address")]
+    Name(String),
+    /// The cryptography lacks a version of TLS.
+    #[error(transparent)]
+    Versions(rustls::Error),
 }
 
 impl TlsFiles {
@@ -103,7 +109,8 @@ impl TlsFiles {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// All certificates of a PEM file; there is one at least.
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |problem| TlsError::File { path: path.to_owned(), problem };
     let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
     let found = found.collect::<Result<Vec<_>, _>>().map_err(wrong)?;

@@ -22,7 +22,7 @@ pub(super) struct HttpDirectory {
 impl HttpDirectory {
     pub(super) fn new(url: &str, cluster: Option<&str>, limit: Duration) -> Result<Self, DirectoryError> {
         // Nodes of a cluster do not stand behind proxies.
-        let http = reqwest::Client::builder().no_proxy().timeout(limit).build();
+        let http = moongate_runtime::plain_http().timeout(limit).build();
         let http = http.map_err(|error| problem("GET", url, &error))?;
         let cluster = cluster.filter(|id| !id.is_empty()).map(|id| format!("{id}/")).unwrap_or_default();
         Ok(Self { url: url.to_owned(), cluster, http })

@@ -1,0 +1,43 @@
+//! Settings of TLS towards engines: whom they are known by, and what they are shown.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use moongate_runtime::{Trust, TrustFiles};
+
+use crate::guard::GuardError;
+
+/// TLS towards engines.
+#[derive(Debug, Clone, Args)]
+pub struct EngineTlsOptions {
+    /// Authorities of engines with https:// URLs (PEM); re-read when it changes. Default: those that this machine trusts.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_CA")]
+    pub engine_ca: Option<PathBuf>,
+
+    /// Certificate for engines that ask for one (mTLS, PEM); re-read when it changes.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_TLS_CERT")]
+    pub engine_tls_cert: Option<PathBuf>,
+
+    /// Its key.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_TLS_KEY")]
+    pub engine_tls_key: Option<PathBuf>,
+
+    /// Name that the engines' certificates have. Default: the host in each engine's URL, which for pods found in Kubernetes is their
+    /// address.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_ENGINE_TLS_NAME")]
+    pub engine_tls_name: Option<String>,
+}
+
+impl EngineTlsOptions {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`GuardError`] names the flag that is missing, or the file.
+    pub fn trust(&self) -> Result<Trust, GuardError> {
+        let identity = [self.engine_tls_cert.as_ref(), self.engine_tls_key.as_ref()];
+        let flags = ["--engine-tls-cert", "--engine-tls-key"];
+        let name = self.engine_tls_name.as_ref();
+        let files = TrustFiles::given(self.engine_ca.as_ref(), identity, name, flags);
+        Ok(Trust::load(files.map_err(GuardError::Settings)?)?)
+    }
+}

@@ -1,0 +1,265 @@
+//! Settings of engines: which there are, where they are found, and as whom they are asked.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use http::HeaderValue;
+use moongate_discovery::{
+    DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Registry, Role,
+    RolePorts, Scheme, StaticInstance,
+};
+use moongate_runtime::{Secret, Trust};
+
+use super::EngineTlsOptions;
+
+/// Where engines come from, beside the ones given by flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DiscoverySource {
+    /// Flags, and the file of --instances-file.
+    Static,
+    /// RBG's injected /etc/rbg/config.yaml.
+    Rbg,
+    /// Pods in the Kubernetes API, by RBG's labels.
+    Kubernetes,
+}
+
+/// Which engines there are.
+#[derive(Debug, Clone, Args)]
+pub struct EngineOptions {
+    /// A prefill engine, as http://host:port or http://host:port,bootstrap-port; https:// with TLS. Repeatable.
+    #[arg(long, value_name = "URL[,PORT]", env = "MOONGATE_PREFILL", value_delimiter = ' ', value_parser = parse_prefill)]
+    pub prefill: Vec<StaticInstance>,
+
+    /// A decode engine. Repeatable.
+    #[arg(long, value_name = "URL", env = "MOONGATE_DECODE", value_delimiter = ' ', value_parser = parse_decode)]
+    pub decode: Vec<StaticInstance>,
+
+    /// An engine that does both. Repeatable.
+    #[arg(long, value_name = "URL", env = "MOONGATE_WORKER", value_delimiter = ' ', value_parser = parse_worker)]
+    pub worker: Vec<StaticInstance>,
+
+    /// Where engines come from, beside the ones given by flags.
+    #[arg(long, value_enum, env = "MOONGATE_DISCOVERY", default_value = "static")]
+    pub discovery: DiscoverySource,
+
+    /// TOML file that lists engines (tables named `instance` with url, role, …); watched and re-read when it changes.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_INSTANCES_FILE")]
+    pub instances_file: Option<PathBuf>,
+
+    /// RBG's discovery file.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_RBG_CONFIG", default_value = "/etc/rbg/config.yaml")]
+    pub rbg_config: PathBuf,
+
+    /// Kubernetes: client configuration; default: the pod's service account, or the user's own.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Kubernetes: namespace of the engines' pods; default: the gateway's own.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_NAMESPACE")]
+    pub namespace: Option<String>,
+
+    /// Kubernetes: name of the RoleBasedGroup; default: every group in the namespace.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_GROUP")]
+    pub group: Option<String>,
+
+    /// Kubernetes: label selector of the engines' pods, instead of RBG's labels; their role is the label or annotation moongate.io/role.
+    #[arg(long, value_name = "SELECTOR", env = "MOONGATE_SELECTOR")]
+    pub selector: Option<String>,
+
+    /// Let engines register at run time: POST /workers at the admin listener, as `moongate sidecar` does. Off by default, because whoever
+    /// reaches that listener could then have prompts sent anywhere.
+    #[arg(long, env = "MOONGATE_REGISTRATION")]
+    pub registration: bool,
+
+    /// Token that /workers asks for, as `Authorization: Bearer TOKEN`; without one nobody is asked.
+    #[arg(long, value_name = "TOKEN", env = "MOONGATE_REGISTRATION_TOKEN", hide_env_values = true)]
+    pub registration_token: Option<Secret>,
+
+    /// RBG and Kubernetes: HTTP port of prefill engines that name none. Default 8000: vLLM's own, and the usual one in RBG's
+    /// examples; SGLang's own is 30000.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_PREFILL_PORT", default_value_t = 8000)]
+    pub prefill_port: u16,
+
+    /// RBG and Kubernetes: HTTP port of decode engines that name none.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_DECODE_PORT", default_value_t = 8000)]
+    pub decode_port: u16,
+
+    /// RBG and Kubernetes: HTTP port of plain workers that name none.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_WORKER_PORT", default_value_t = 8000)]
+    pub worker_port: u16,
+
+    /// RBG and Kubernetes: how engines are spoken to that do not say it by the annotation moongate.io/scheme.
+    #[arg(long, value_name = "http|https", env = "MOONGATE_ENGINE_SCHEME", default_value = "http", value_parser = parse_scheme)]
+    pub engine_scheme: Scheme,
+
+    /// RBG: bootstrap port of prefills that name none; default: what the engine says, else 8998.
+    #[arg(long, value_name = "PORT", env = "MOONGATE_BOOTSTRAP_PORT")]
+    pub bootstrap_port: Option<u16>,
+
+    /// Engine kind of engines that do not name theirs; default: each is asked.
+    #[arg(long, value_name = "sglang|vllm", env = "MOONGATE_ENGINE", value_parser = parse_engine)]
+    pub engine: Option<Engine>,
+
+    /// vLLM's KV connector of engines that do not name theirs; default: each is asked.
+    #[arg(long, value_name = "nixl|mooncake|store", env = "MOONGATE_KV_CONNECTOR", value_parser = parse_connector)]
+    pub kv_connector: Option<KvConnector>,
+
+    /// API key that engines ask for: for the gateway's own questions, and for clients' requests if the gateway asks clients for keys of
+    /// its own. Else clients' keys are passed on as they are.
+    #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
+    pub engine_api_key: Option<Secret>,
+
+    /// TLS towards engines.
+    #[command(flatten)]
+    pub engine_tls: EngineTlsOptions,
+}
+
+impl EngineOptions {
+    /// What discovery is started with, and engines are known by.
+    #[must_use]
+    pub fn discovery_options(&self, trust: &Trust) -> DiscoveryOptions {
+        let mut options = DiscoveryOptions {
+            instances: self.static_instances(),
+            file: self.instances_file.clone(),
+            registry: self.registration.then(Registry::default),
+            probe: ProbeOptions {
+                api_key: self.engine_api_key.as_ref().map(|key| key.expose().to_owned()),
+                trust: Some(trust.clone()),
+                ..ProbeOptions::default()
+            },
+            ..DiscoveryOptions::default()
+        };
+        match self.discovery {
+            DiscoverySource::Static => {}
+            DiscoverySource::Rbg => {
+                options.rbg = Some(RbgOptions {
+                    path: self.rbg_config.clone(),
+                    scheme: self.engine_scheme,
+                    engine: self.engine,
+                    connector: self.kv_connector,
+                    ports: self.role_ports(),
+                    bootstrap_port: self.bootstrap_port,
+                    ..RbgOptions::from_env()
+                });
+            }
+            DiscoverySource::Kubernetes => {
+                options.kubernetes = Some(KubernetesOptions {
+                    kubeconfig: self.kubeconfig.clone(),
+                    namespace: self.namespace.clone(),
+                    group: self.group.clone(),
+                    selector: self.selector.clone(),
+                    scheme: self.engine_scheme,
+                    ports: self.role_ports(),
+                    engine: self.engine,
+                    connector: self.kv_connector,
+                    ..KubernetesOptions::default()
+                });
+            }
+        }
+        options
+    }
+
+    fn role_ports(&self) -> RolePorts {
+        RolePorts { prefill: self.prefill_port, decode: self.decode_port, plain: self.worker_port }
+    }
+
+    /// Engines given by flags.
+    #[must_use]
+    pub fn static_instances(&self) -> Vec<StaticInstance> {
+        let given = self.prefill.iter().chain(&self.decode).chain(&self.worker).cloned();
+        given
+            .map(|mut instance| {
+                instance.engine = instance.engine.or(self.engine);
+                if instance.role != Role::Plain {
+                    instance.connector = instance.connector.or(self.kv_connector);
+                }
+                instance
+            })
+            .collect()
+    }
+
+    /// The engines' key as the header that carries it.
+    pub(crate) fn authorization(&self) -> Option<HeaderValue> {
+        let mut value =
+            HeaderValue::try_from(format!("Bearer {}", self.engine_api_key.as_ref()?.expose())).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+}
+
+fn parse_prefill(text: &str) -> Result<StaticInstance, String> {
+    let (url, port) = match text.rsplit_once(',') {
+        Some((url, port)) => (url, Some(port)),
+        None => (text, None),
+    };
+    let mut instance = parse_url(Role::Prefill, url)?;
+    if let Some(port) = port {
+        let port = port
+            .parse()
+            .map_err(|_| format!("{port:?} after the comma is not a bootstrap port (1-65535)"))?;
+        instance.bootstrap_port = Some(port);
+    }
+    Ok(instance)
+}
+
+fn parse_decode(text: &str) -> Result<StaticInstance, String> {
+    parse_url(Role::Decode, text)
+}
+
+fn parse_worker(text: &str) -> Result<StaticInstance, String> {
+    parse_url(Role::Plain, text)
+}
+
+fn parse_url(role: Role, text: &str) -> Result<StaticInstance, String> {
+    let url = url::Url::parse(text).map_err(|error| format!("{error}; write it as http://host:port"))?;
+    match (url.scheme(), url.host_str(), url.port_or_known_default()) {
+        (scheme @ ("http" | "https"), Some(host), Some(port)) => {
+            Ok(StaticInstance::new(role, format!("{scheme}://{host}:{port}")))
+        }
+        ("http" | "https", ..) => Err("the host is missing; write it as http://host:port".to_owned()),
+        (scheme, ..) => {
+            Err(format!("{scheme}:// is not supported for engines; write it as http://host:port"))
+        }
+    }
+}
+
+fn parse_scheme(text: &str) -> Result<Scheme, String> {
+    Scheme::parse(text).ok_or_else(|| "schemes are http and https".to_owned())
+}
+
+fn parse_engine(text: &str) -> Result<Engine, String> {
+    match text {
+        "sglang" => Ok(Engine::Sglang),
+        "vllm" => Ok(Engine::Vllm),
+        _ => Err("engines are sglang and vllm".to_owned()),
+    }
+}
+
+fn parse_connector(text: &str) -> Result<KvConnector, String> {
+    match text {
+        "nixl" => Ok(KvConnector::Nixl),
+        "mooncake" => Ok(KvConnector::Mooncake),
+        "store" => Ok(KvConnector::Store),
+        _ => Err("connectors are nixl, mooncake and store".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefill_takes_a_bootstrap_port() {
+        let given = parse_prefill("http://10.0.0.1:30000/,8998").unwrap();
+        assert_eq!((given.url.as_str(), given.bootstrap_port), ("http://10.0.0.1:30000", Some(8998)));
+        assert_eq!(parse_prefill("http://p:1").unwrap().bootstrap_port, None);
+        let secured = parse_prefill("https://p,8998").unwrap();
+        assert_eq!((secured.url.as_str(), secured.bootstrap_port), ("https://p:443", Some(8998)));
+        for (bad, part) in
+            [("10.0.0.1:30000", "http://host:port"), ("ftp://p:1", "ftp"), ("http://p:1,x", "bootstrap")]
+        {
+            let error = parse_prefill(bad).unwrap_err();
+            assert!(error.contains(part), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Names that metrics have in another gateway, so that its dashboards and alerts go on where this one takes its place.
+
+use std::fmt::Write as _;
+
+use clap::ValueEnum;
+
+/// Whose names metrics have besides their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MetricAliases {
+    /// Those of smg 1.13, the SGLang model gateway.
+    Smg,
+}
+
+/// smg's families and ours with the same type, unit and meaning; the labels are ours.
+const SMG: [(&str, &str); 16] = [
+    ("smg_admission_inflight", "moongate_requests_in_flight"),
+    ("smg_admission_queue_depth", "moongate_requests_held"),
+    ("smg_http_request_duration_seconds", "moongate_request_duration_seconds"),
+    ("smg_http_responses", "moongate_requests"),
+    ("smg_kv_index_blocks", "moongate_index_pages"),
+    ("smg_pd_ttft_seconds", "moongate_ttft_seconds"),
+    ("smg_router_request_duration_seconds", "moongate_request_duration_seconds"),
+    ("smg_router_requests", "moongate_requests"),
+    ("smg_router_ttft_seconds", "moongate_ttft_seconds"),
+    ("smg_scheduler_queue_depth", "moongate_requests_held"),
+    ("smg_scheduler_queue_wait_seconds", "moongate_held_seconds"),
+    ("smg_worker_cb_state", "moongate_engine_breaker_open"),
+    ("smg_worker_connections_active", "moongate_engine_connections"),
+    ("smg_worker_health", "moongate_engine_up"),
+    ("smg_worker_requests_active", "moongate_engine_requests_in_flight"),
+    ("smg_worker_retries", "moongate_retries"),
+];
+
+/// What OpenMetrics adds to a family's name in its samples.
+const SUFFIXES: [&str; 5] = ["", "_total", "_bucket", "_sum", "_count"];
+/// The last line.
+const EOF: &str = "# EOF\n";
+
+impl MetricAliases {
+    /// Each alias and the family that it stands for.
+    #[must_use]
+    pub fn table(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Smg => &SMG,
+        }
+    }
+
+    /// Adds the aliases to a scrape's text.
+    pub(super) fn add(self, text: &mut String) {
+        if text.ends_with(EOF) {
+            text.truncate(text.len() - EOF.len());
+        }
+        let own = std::mem::take(text);
+        for (alias, family) in self.table() {
+            for (before, after) in own.lines().filter_map(|line| around(line, family)) {
+                let _infallible = writeln!(text, "{before}{alias}{after}");
+            }
+        }
+        text.insert_str(0, &own);
+        text.push_str(EOF);
+    }
+}
+
+/// What a line of the family has before and after the family's name; `None` for another family's.
+fn around<'a>(line: &'a str, family: &str) -> Option<(&'a str, &'a str)> {
+    let comment = ["# HELP ", "# TYPE ", "# UNIT "].into_iter().find(|comment| line.starts_with(comment));
+    let (before, rest) = line.split_at(comment.map_or(0, str::len));
+    let after = rest.strip_prefix(family)?;
+    let ends = |suffix: &str| after.strip_prefix(suffix).is_some_and(|rest| rest.starts_with([' ', '{']));
+    SUFFIXES.into_iter().any(ends).then_some((before, after))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::feedback::all_metrics;
+
+    /// The samples of a text, by what comes before the value.
+    fn samples(text: &str) -> BTreeMap<&str, &str> {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.filter_map(|line| line.split(" # ").next()?.rsplit_once(' ')).collect()
+    }
+
+    #[test]
+    fn every_alias_has_all_samples_of_its_family_and_nothing_else_is_changed() {
+        // Values tell the samples apart.
+        let mut own = String::new();
+        for (number, line) in all_metrics().lines().enumerate() {
+            let sample = line.split(" # ").next().unwrap();
+            match sample.rsplit_once(' ') {
+                Some((name, _)) if !line.starts_with('#') => writeln!(own, "{name} {number}").unwrap(),
+                _ => writeln!(own, "{line}").unwrap(),
+            }
+        }
+        let mut text = own.clone();
+        MetricAliases::Smg.add(&mut text);
+        assert!(text.starts_with(own.trim_end_matches(EOF)) && text.ends_with(EOF));
+        assert_eq!(text.matches(EOF).count(), 1);
+        let (all, ours) = (samples(&text), samples(&own));
+        let mut added = 0;
+        for (alias, family) in SMG {
+            let of_family: Vec<_> =
+                ours.iter().filter(|(name, _)| around(&format!("{name} "), family).is_some()).collect();
+            assert!(!of_family.is_empty(), "there is no {family}");
+            for (name, value) in &of_family {
+                assert_eq!(
+                    all.get(name.replacen(family, alias, 1).as_str()),
+                    Some(*value),
+                    "{alias}, {name}"
+                );
+            }
+            added += of_family.len();
+            for comment in ["HELP", "TYPE"] {
+                let line = |name: &str| format!("# {comment} {name} ");
+                assert_eq!(text.matches(&line(alias)).count(), own.matches(&line(family)).count());
+            }
+        }
+        assert_eq!(all.len(), ours.len() + added);
+    }
+
+    #[test]
+    fn families_with_longer_names_are_others() {
+        assert_eq!(around("moongate_requests_held 3", "moongate_requests"), None);
+        assert_eq!(
+            around("moongate_requests_total{a=\"b\"} 3", "moongate_requests"),
+            Some(("", "_total{a=\"b\"} 3"))
+        );
+        assert_eq!(
+            around("# TYPE moongate_requests counter", "moongate_requests"),
+            Some(("# TYPE ", " counter"))
+        );
+        assert_eq!(around("# TYPE moongate_requests_held gauge", "moongate_requests"), None);
+    }
+}

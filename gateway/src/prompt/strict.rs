@@ -1,0 +1,133 @@
+//! A request body's members as serde_json finds them.
+
+use std::borrow::Cow;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+
+use super::head::{Member, Members};
+use super::tally::{Kind, Measure, Tally};
+
+/// The members as serde_json reads them: the judge of what [`quick::members`] may accept.
+pub(super) fn strict_members(body: &[u8]) -> Result<Members<'_>, serde_json::Error> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let members = Scan.deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(members)
+}
+
+/// Deserialises the top-level object.
+struct Scan;
+
+impl<'de> DeserializeSeed<'de> for Scan {
+    type Value = Members<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Members<'de>, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Scan {
+    type Value = Members<'de>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
+        let mut members = Members::default();
+        while let Some(key) = map.next_key_seed(Key)? {
+            let tally = match key {
+                Some(Member::Model) => {
+                    let (tally, model) = map.next_value_seed(Model)?;
+                    members.model = model;
+                    tally
+                }
+                _ => map.next_value_seed(Measure)?,
+            };
+            members.record(key, tally);
+        }
+        Ok(members)
+    }
+}
+
+/// Reads a key of the body.
+pub(super) struct Key;
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = Option<Member>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Key {
+    type Value = Option<Member>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object key")
+    }
+
+    fn visit_str<E: Error>(self, key: &str) -> Result<Self::Value, E> {
+        Ok(Member::from_key(key))
+    }
+}
+
+/// Keeps the text if the value is a string, otherwise only its shape.
+struct Model;
+
+impl<'de> DeserializeSeed<'de> for Model {
+    type Value = (Tally, Option<Cow<'de, str>>);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Model {
+    type Value = (Tally, Option<Cow<'de, str>>);
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a model name")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, value: &'de str) -> Result<Self::Value, E> {
+        Ok((Tally { kind: Kind::String, ..Tally::default() }, Some(Cow::Borrowed(value))))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Self::Value, E> {
+        Ok((Tally { kind: Kind::String, ..Tally::default() }, Some(Cow::Owned(value.to_owned()))))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok((Tally::default(), None))
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Self::Value, E> {
+        Ok((Tally { kind: Kind::Bool(value), ..Tally::default() }, None))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
+        self.visit_f64(value as f64)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
+        self.visit_f64(value as f64)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Self::Value, E> {
+        Ok((Tally { kind: Kind::Number(value), ..Tally::default() }, None))
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        while seq.next_element_seed(Measure)?.is_some() {}
+        Ok((Tally { kind: Kind::Array, ..Tally::default() }, None))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        while map.next_key_seed(Key)?.is_some() {
+            map.next_value_seed(Measure)?;
+        }
+        Ok((Tally { kind: Kind::Object, ..Tally::default() }, None))
+    }
+}
