@@ -59,7 +59,8 @@ impl Drop for Process {
 
 impl Process {
     fn start(name: &'static str, arguments: &[String], master: &str) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
+        let program = std::env::var("MOONGATE_PROGRAM");
+        let mut command = Command::new(program.as_deref().unwrap_or(env!("CARGO_BIN_EXE_moongate")));
         command
             .args(arguments)
             .env_clear()
