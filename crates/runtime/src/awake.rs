@@ -18,10 +18,8 @@ use tokio::net::TcpStream;
 const MOST_SKIPPED: u32 = 64;
 /// Pauses of the processor between two looks.
 const PAUSES: u32 = 8;
-/// A thread that was not on its core for that long has to share it.
-const CROWDED: Duration = Duration::from_micros(200);
-/// Times after which it is tried again on a crowded core.
-const SKIPPED_IF_CROWDED: u32 = 4096;
+/// A thread that looked for that much longer than it should was not on its core meanwhile: it has to share it.
+const CROWDED: Duration = Duration::from_micros(140);
 
 /// How many threads stay awake at a time.
 #[derive(Debug)]
@@ -68,16 +66,24 @@ impl Drop for Stay<'_> {
 pub struct Habit {
     awake: Arc<Awake>,
     limit: Duration,
+    skipped_if_crowded: u32,
     /// Times not to try it, and how many of them there were.
     skip: u32,
     skipped: u32,
 }
 
 impl Habit {
-    /// Stays awake for `limit` at a time; never if it is zero.
+    /// Stays awake for `limit` at a time; never if it is zero. `skipped_if_crowded` times it is not tried after the thread
+    /// was found to share its core.
     #[must_use]
-    pub fn new(awake: Arc<Awake>, limit: Duration) -> Self {
-        Self { awake, limit, skip: 0, skipped: 0 }
+    pub fn new(awake: Arc<Awake>, limit: Duration, skipped_if_crowded: u32) -> Self {
+        Self { awake, limit, skipped_if_crowded, skip: 0, skipped: 0 }
+    }
+
+    /// For whoever waits for answers in this process.
+    #[must_use]
+    pub fn of_caller(limit: Duration) -> Self {
+        Self::new(Awake::of_process(), limit, MOST_SKIPPED)
     }
 
     /// Whether it is worth trying this time.
@@ -108,7 +114,7 @@ impl Habit {
                 continue;
             }
             (self.skip, self.skipped) = match took {
-                _ if took >= CROWDED => (SKIPPED_IF_CROWDED, 0),
+                _ if took >= self.limit + CROWDED => (self.skipped_if_crowded, 0),
                 _ if took >= self.limit => ((self.skip * 2 + 1).min(MOST_SKIPPED), 0),
                 _ => (0, 0),
             };
@@ -135,7 +141,7 @@ mod tests {
     use tokio::io::AsyncWriteExt as _;
 
     fn habit(limit: Duration) -> Habit {
-        Habit::new(Awake::new(NonZero::new(2).unwrap()), limit)
+        Habit::new(Awake::new(NonZero::new(2).unwrap()), limit, 0)
     }
 
     #[test]

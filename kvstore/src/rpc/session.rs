@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::frame::{self, Frame, FrameError, Parsed, ResponseHeader};
-use moongate_runtime::awake::{Awake, Habit, receive};
+use moongate_runtime::awake::{Habit, receive};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
@@ -56,7 +56,7 @@ impl<'a> Session<'a> {
             input: BytesMut::new(),
             heard: Instant::now(),
             answered: false,
-            habit: Habit::new(Awake::of_process(), options.awake),
+            habit: Habit::of_caller(options.awake),
         }
     }
 

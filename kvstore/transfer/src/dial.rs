@@ -4,10 +4,11 @@ use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, Digest};
-use moongate_runtime::awake::{Awake, Habit, receive};
+use moongate_runtime::awake::{Habit, receive};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use crate::apart::Apart;
 use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};
 
 /// A checksum is made of this many bytes at once, which a core's cache still has when they have just been copied.
@@ -95,6 +96,7 @@ pub struct Connection {
     limits: Limits,
     stays_awake: bool,
     habit: Habit,
+    apart: Apart,
 }
 
 impl Connection {
@@ -115,8 +117,9 @@ impl Connection {
             Err(_) => return Err(failed(format!("nothing within {:?}", limits.connect))),
         };
         set_options(&stream, limits).map_err(|error| failed(error.to_string()))?;
-        let habit = Habit::new(Awake::of_process(), limits.awake);
-        Ok(Self { stream, address, protocol, limits, stays_awake: false, habit })
+        let habit = Habit::of_caller(limits.awake);
+        let apart = Apart::new(&stream);
+        Ok(Self { stream, address, protocol, limits, stays_awake: false, habit, apart })
     }
 
     /// The node's data plane, as `host:port`.
@@ -163,6 +166,7 @@ impl Connection {
         seen: impl FnMut(&[u8]),
     ) -> Result<(), TransferError> {
         let size = into.len() as u64;
+        self.apart.look(&self.stream, into.len());
         self.send(start, size, Operation::Read, &[]).await?;
         if self.protocol != Protocol::V1 {
             self.status(start, size).await?;
@@ -234,6 +238,10 @@ impl Connection {
                 }
                 seen(&into[summed..filled]);
                 summed = filled;
+                // With transfers over other connections too, they would drive each other to and fro.
+                if self.stays_awake {
+                    self.apart.look(&self.stream, into.len() - filled);
+                }
             }
         }
         // The lower half; the upper one is for longer checksums.

@@ -7,6 +7,7 @@
 //! - [`dial`]: reads and writes another node's memory.
 //! - [`serve`]: lets others read and write memory of one's own.
 
+mod apart;
 pub mod descriptor;
 pub mod dial;
 pub mod directory;

@@ -17,6 +17,8 @@ use tokio::net::TcpStream;
 const PIECE: usize = 4096;
 /// Requests of one connection in a row before its thread looks after others.
 const IN_A_ROW: u32 = 4;
+/// Answers after which it is tried again on a core that others want.
+const SKIPPED_IF_CROWDED: u32 = 4096;
 
 /// All threads that serve connections.
 #[derive(Debug)]
@@ -60,7 +62,7 @@ impl Habit {
     pub(super) fn new(thread: Thread) -> Self {
         let threads = &thread.threads;
         let number = threads.connections.fetch_add(1, Relaxed) + 1;
-        let habit = awake::Habit::new(Arc::clone(&threads.awake), threads.limit);
+        let habit = awake::Habit::new(Arc::clone(&threads.awake), threads.limit, SKIPPED_IF_CROWDED);
         Self { thread, number, habit, in_a_row: 0 }
     }
 

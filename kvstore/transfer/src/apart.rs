@@ -1,0 +1,98 @@
+//! A reader and a node of the same machine on different cores.
+//!
+//! Each wakes the other up, and the kernel likes to run whom a thread wakes up on that thread's own core. On a machine whose
+//! cores are all busy now and then they get stuck there: they take turns where one could send while the other receives,
+//! which takes up to three times as long, until the next balancing.
+
+use std::io;
+
+use rustix::thread::{sched_getaffinity, sched_getcpu, sched_setaffinity};
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+/// What is shorter ends before it would pay.
+const LEAST: usize = 256 << 10;
+/// The most times in a row without a look, after moves that were in vain.
+const MOST_SKIPPED: u32 = 64;
+
+/// What a connection has learnt about where its peer runs.
+#[derive(Debug)]
+pub(crate) struct Apart {
+    is_local: bool,
+    skip: u32,
+    skipped: u32,
+    has_moved: bool,
+}
+
+impl Apart {
+    pub(crate) fn new(stream: &TcpStream) -> Self {
+        let addresses = stream.peer_addr().ok().zip(stream.local_addr().ok());
+        let is_local =
+            addresses.is_some_and(|(peer, own)| peer.ip().to_canonical() == own.ip().to_canonical());
+        Self { is_local, skip: 0, skipped: 0, has_moved: false }
+    }
+
+    /// While so many `bytes` are still to come: moves this thread to another core if the peer has sent the last ones from this one.
+    pub(crate) fn look(&mut self, stream: &TcpStream, bytes: usize) {
+        if !self.is_local || bytes < LEAST {
+            return;
+        }
+        if self.skipped < self.skip {
+            self.skipped += 1;
+            return;
+        }
+        let is_same = SockRef::from(stream).cpu_affinity().is_ok_and(|peer| peer == sched_getcpu());
+        // Where the last move did not help, the other cores are busy too.
+        self.skip = if is_same && self.has_moved { (self.skip * 2 + 1).min(MOST_SKIPPED) } else { 0 };
+        (self.skipped, self.has_moved) = (0, is_same && leave_core().is_ok());
+    }
+}
+
+/// Moves this thread to any other of the cores that it may use; then it may use all of them again.
+fn leave_core() -> io::Result<()> {
+    let all = sched_getaffinity(None)?;
+    let mut others = all;
+    others.unset(sched_getcpu());
+    if others.count() == 0 {
+        return Ok(());
+    }
+    sched_setaffinity(None, &others)?;
+    Ok(sched_setaffinity(None, &all)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::CpuSet;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_leaves_its_core_and_may_come_back() {
+        // On a thread of its own, so that no other test is moved.
+        let moves = || {
+            let before = sched_getaffinity(None).unwrap();
+            leave_core().unwrap();
+            assert_eq!(sched_getaffinity(None).unwrap(), before);
+            let mut one = CpuSet::new();
+            one.set(sched_getcpu());
+            sched_setaffinity(None, &one).unwrap();
+            leave_core().unwrap();
+            assert_eq!(sched_getaffinity(None).unwrap(), one, "there is no other core");
+        };
+        std::thread::spawn(moves).join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn only_peers_on_this_machine_are_kept_apart() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut apart = Apart::new(&near);
+        assert!(apart.is_local);
+        apart.look(&near, LEAST - 1);
+        assert!(!apart.has_moved);
+        for _ in 0..1000 {
+            apart.look(&near, LEAST);
+            assert!(apart.skip <= MOST_SKIPPED);
+        }
+    }
+}
