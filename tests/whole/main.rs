@@ -26,6 +26,7 @@ use cluster::{Cluster, eventually};
 use collector::Collector;
 use host::run;
 use load::{Load, Seen};
+use opentelemetry_proto::tonic::trace::v1::Span;
 use prometheus::Prometheus;
 use serde_json::json;
 
