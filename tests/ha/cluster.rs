@@ -199,6 +199,12 @@ impl Cluster {
         let id = self.masters[master].as_ref().unwrap().id().unwrap();
         let sent = std::process::Command::new("kill").args([format!("-{signal}"), id.to_string()]).status();
         assert!(sent.unwrap().success());
+        // A stop takes hold of one thread after another. Until then the others may still answer, as they should.
+        let asked = Instant::now();
+        while signal == "STOP" && !is_stopped(id) {
+            assert!(asked.elapsed() < Duration::from_secs(60), "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Nothing of this master reaches etcd any more.
@@ -354,4 +360,16 @@ fn etcd(folder: &Path, at: usize, node: &Node, certificates: Option<&Certificate
     command.args(["--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"]);
     command.stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
     command.spawn().expect("etcd can be run; `scripts/test tools` installs it")
+}
+
+/// Whether all threads of a process stand still.
+fn is_stopped(process: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let stat =
+        |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+    // The state follows the name, which may have anything in it.
+    threads
+        .flatten()
+        .map(stat)
+        .all(|stat| stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T')))
 }
