@@ -54,8 +54,9 @@ impl World {
     }
 }
 
+/// Not so impatient that a busy machine is taken for a silent node.
 fn impatient() -> Options {
-    let transfers = Limits { stall: Duration::from_millis(300), ..Limits::default() };
+    let transfers = Limits { stall: Duration::from_secs(1), ..Limits::default() };
     Options { transfers, slice_bytes: 1 << 20, ..Options::default() }
 }
 
