@@ -48,51 +48,73 @@ impl Apart {
     }
 }
 
-/// Moves this thread to any other of the cores that it may use; then it may use all of them again.
-fn leave_core() -> io::Result<()> {
+/// Moves this thread to any other of the cores that it may use; then it may use all of them again. Returns where it went, if there
+/// is another one.
+fn leave_core() -> io::Result<Option<usize>> {
     let all = sched_getaffinity(None)?;
     let mut others = all;
     others.unset(sched_getcpu());
     if others.count() == 0 {
-        return Ok(());
+        return Ok(None);
     }
     sched_setaffinity(None, &others)?;
-    Ok(sched_setaffinity(None, &all)?)
+    let core = sched_getcpu();
+    sched_setaffinity(None, &all)?;
+    Ok(Some(core))
 }
 
 #[cfg(test)]
 mod tests {
     use rustix::thread::CpuSet;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    /// From now on this thread runs on one core only.
+    fn stay() {
+        let mut one = CpuSet::new();
+        one.set(sched_getcpu());
+        sched_setaffinity(None, &one).unwrap();
+    }
 
     #[test]
     fn a_thread_leaves_its_core_and_may_come_back() {
         // On a thread of its own, so that no other test is moved.
         let moves = || {
             let before = sched_getaffinity(None).unwrap();
-            leave_core().unwrap();
+            let went = leave_core().unwrap();
+            assert_eq!(went.is_some_and(|core| before.is_set(core)), before.count() > 1);
             assert_eq!(sched_getaffinity(None).unwrap(), before);
-            let mut one = CpuSet::new();
-            one.set(sched_getcpu());
-            sched_setaffinity(None, &one).unwrap();
-            leave_core().unwrap();
-            assert_eq!(sched_getaffinity(None).unwrap(), one, "there is no other core");
+            stay();
+            assert_eq!(leave_core().unwrap(), None, "there is no other core");
         };
         std::thread::spawn(moves).join().unwrap();
     }
 
-    #[tokio::test]
-    async fn only_peers_on_this_machine_are_kept_apart() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let mut apart = Apart::new(&near);
-        assert!(apart.is_local);
-        apart.look(&near, LEAST - 1);
-        assert!(!apart.has_moved);
-        for _ in 0..1000 {
-            apart.look(&near, LEAST);
-            assert!(apart.skip <= MOST_SKIPPED);
-        }
+    #[test]
+    fn a_peer_on_the_same_core_is_noticed_if_it_is_on_this_machine() {
+        let looks = async || {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let mut far = listener.accept().await.unwrap().0;
+            far.write_all(b"bytes").await.unwrap();
+            near.read_exact(&mut [0; 5]).await.unwrap();
+            let mut apart = Apart::new(&near);
+            apart.look(&near, LEAST - 1);
+            assert!(!apart.has_moved, "it does not pay");
+            for skip in [0, 1, 1, 3] {
+                apart.look(&near, LEAST);
+                assert_eq!((apart.has_moved, apart.skip), (true, skip));
+            }
+            let mut remote = Apart { is_local: false, ..Apart::new(&near) };
+            remote.look(&near, LEAST);
+            assert!(!remote.has_moved);
+        };
+        let alone = move || {
+            stay();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(looks());
+        };
+        std::thread::spawn(alone).join().unwrap();
     }
 }
