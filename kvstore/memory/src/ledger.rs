@@ -15,7 +15,7 @@ mod slots;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use parking_lot::Mutex;
 
@@ -30,11 +30,12 @@ use slots::{Record, SLOT, Slot, Table};
 
 /// Bytes before the slots.
 const HEADERS: u64 = 4096;
-/// Bytes of a region per slot. Of objects that are smaller on the average, not all are entered.
-const BYTES_PER_SLOT: u64 = 16 << 10;
+/// Bytes of a region per slot. Of objects that are smaller on the average, not all outlive the process.
+const BYTES_PER_SLOT: u64 = 4 << 10;
 const SLOTS: std::ops::RangeInclusive<u64> = 1024..=1 << 24;
 
-/// Bytes that the ledger of a region of `size` bytes takes.
+/// Bytes that the ledger of a region of `size` bytes takes at most: of memory that is given when it is first touched, it takes no more
+/// than it has entries.
 #[must_use]
 pub fn bytes_for(size: u64) -> u64 {
     HEADERS + slots_for(size) * SLOT
@@ -94,6 +95,8 @@ pub struct Ledger {
     size: u64,
     damaged: u64,
     unrecorded: AtomicU64,
+    /// Whether it has been said that all slots are taken.
+    told: AtomicBool,
     /// Held until the process ends or closes it.
     lock: File,
 }
@@ -107,7 +110,8 @@ pub struct Counts {
     pub bytes: u64,
     /// Entries that could not be read when it was opened: bits had changed.
     pub damaged: u64,
-    /// Parts that were written and not entered, because there was no slot or another write overlapped them.
+    /// Parts that were written and that a process that comes after this one will not know, because there was no slot or another write
+    /// overlapped them.
     pub unrecorded: u64,
 }
 
@@ -118,7 +122,7 @@ pub enum Finished {
     Recorded,
     /// Another write touched the same bytes meanwhile: nobody knows what lies there.
     Overlapped,
-    /// All slots are taken. The bytes are there, but a process that comes after this one will not know.
+    /// All slots are taken. This process knows it like any other part, one that comes after this one will not.
     NoRoom,
 }
 
@@ -231,14 +235,14 @@ impl Ledger {
     }
 
     fn take_out(&self, index: &mut Index, offset: u64, len: u64) -> usize {
-        let slots = index.remove(offset, len);
+        let (entries, slots) = index.remove(offset, len);
         for slot in &slots {
             self.table.clear(*slot);
         }
         // What follows (bytes written here or by the kernel, a slot's next use) stays behind the entries' end.
         fence(Ordering::SeqCst);
         index.give_back(&slots);
-        slots.len()
+        entries
     }
 
     /// The entry for exactly this part.
@@ -257,6 +261,16 @@ impl Ledger {
     #[must_use]
     pub fn entries(&self, from: u64, most: usize) -> Vec<Entry> {
         self.index.lock().entries(from, most)
+    }
+
+    fn tell_that_it_is_full(&self) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "a ledger of {} entries is full, since objects are smaller than {BYTES_PER_SLOT} bytes on the average: \
+                 what comes beyond them does not outlive this process",
+                self.table.capacity()
+            );
+        }
     }
 
     /// Numbers.
@@ -282,7 +296,7 @@ impl Blank {
         let header = Header { generation: 1, boot: header::boot(), identity };
         // A process that dies here leaves no header, and the next one begins again.
         Header::erase(&self.table.memory)?;
-        for slot in 0..self.table.capacity() {
+        for slot in self.table.touched(&self.lock) {
             self.table.clear(slot);
         }
         fence(Ordering::SeqCst);
@@ -294,7 +308,7 @@ impl Blank {
     fn resume(self, header: Header) -> Ledger {
         let mut records = Vec::new();
         let mut damaged = 0;
-        for slot in 0..self.table.capacity() {
+        for slot in self.table.touched(&self.lock) {
             match self.table.read(slot) {
                 Slot::Free => {}
                 Slot::Whole(record) if record.lies_in(self.size) => records.push((slot, record)),
@@ -336,6 +350,7 @@ impl Blank {
             size: self.size,
             damaged,
             unrecorded: AtomicU64::new(0),
+            told: AtomicBool::new(false),
             lock: self.lock,
         }
     }
@@ -353,7 +368,10 @@ impl Writing<'_> {
             Some((offset, len)) => {
                 let record = Record { offset, len, crc };
                 match index.enter(record) {
-                    None => Finished::NoRoom,
+                    None => {
+                        self.ledger.tell_that_it_is_full();
+                        Finished::NoRoom
+                    }
                     Some(slot) => {
                         self.ledger.table.publish(slot, record);
                         Finished::Recorded

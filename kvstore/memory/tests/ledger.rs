@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 
 use moongate_memory::ledger::{Error, Finished, Identity, Ledger, Opened, bytes_for};
 use moongate_memory::{Crc32c, Pages, Region, Scrubber, memfd};
@@ -128,10 +129,57 @@ fn a_full_ledger_says_so_and_goes_on() {
     let outcomes: Vec<_> = (0..1030).map(|at| ledger.begin(at * 8, 8).unwrap().finish(0)).collect();
     assert!(outcomes[..1024].iter().all(|&outcome| outcome == Finished::Recorded));
     assert!(outcomes[1024..].iter().all(|&outcome| outcome == Finished::NoRoom));
+    // What has no slot is known all the same, as long as this process lives.
+    assert!(ledger.covers(8192, 48) && ledger.find(8192, 8).is_some());
+    assert_eq!((ledger.counts().entries, ledger.counts().unrecorded), (1030, 6));
+    assert_eq!(ledger.forget(8192, 16), 2);
+    assert!(!ledger.covers(8192, 8));
     assert_eq!(ledger.begin(0, 8).unwrap().finish(0), Finished::Recorded, "in its own slot");
     assert_eq!(ledger.begin(8000, 8).unwrap().finish(0), Finished::Recorded);
     drop(ledger);
     assert_eq!(again(&memory, SIZE).counts().entries, 1024);
+}
+
+#[test]
+fn a_later_process_knows_what_it_has_no_slot_for_as_long_as_it_lives() {
+    let memory = memory(SIZE);
+    let ledger = start(&memory, SIZE);
+    for at in 0..1024 {
+        assert_eq!(ledger.begin(at * 8, 8).unwrap().finish(0), Finished::Recorded);
+    }
+    drop(ledger);
+    let ledger = again(&memory, SIZE);
+    assert_eq!(ledger.begin(9000, 100).unwrap().finish(7), Finished::NoRoom);
+    assert!(ledger.covers(9000, 100));
+    assert_eq!(ledger.find(9000, 100).map(|entry| entry.crc), Some(7));
+}
+
+#[test]
+fn a_ledger_takes_no_more_memory_than_it_has_entries() {
+    const LARGE: u64 = 1 << 30;
+    let memory = memory(LARGE);
+    let taken = || std::fs::File::from(memory.try_clone().unwrap()).metadata().unwrap().blocks() * 512;
+    let ledger = start(&memory, LARGE);
+    assert!(taken() <= 4096, "{}", taken());
+    for at in 0..1000 {
+        assert_eq!(ledger.begin(at * 4096, 4096).unwrap().finish(1), Finished::Recorded);
+    }
+    drop(ledger);
+    let ledger = again(&memory, LARGE);
+    assert_eq!(ledger.counts().entries, 1000);
+    assert!(taken() <= 10 * 4096, "{}", taken());
+    assert_eq!(bytes_for(LARGE) / 4096, 2049);
+    // What was used before is used again.
+    assert_eq!(ledger.forget(0, 4096 * 1000), 1000);
+    for at in 0..1000 {
+        assert_eq!(ledger.begin(at * 4096, 4096).unwrap().finish(2), Finished::Recorded);
+    }
+    assert!(taken() <= 10 * 4096, "{}", taken());
+    drop(ledger);
+    let anew = again(&memory, LARGE).wipe().start(Identity { size: LARGE, ..identity("b") }).unwrap();
+    assert_eq!(anew.counts().entries, 0);
+    drop(anew);
+    assert_eq!(again(&memory, LARGE).counts().entries, 0);
 }
 
 #[test]

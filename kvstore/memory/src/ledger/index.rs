@@ -1,6 +1,7 @@
 //! What the ledger's owner knows about its slots, ordered for questions; made anew from the slots when a ledger is opened.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::slots::Record;
 
@@ -20,7 +21,8 @@ pub struct Entry {
 #[derive(Debug, Clone, Copy)]
 struct Held {
     entry: Entry,
-    slot: u64,
+    /// None when all were taken: then only this process knows of it.
+    slot: Option<u64>,
 }
 
 /// A write under way.
@@ -38,7 +40,10 @@ struct Write {
 pub(super) struct Index {
     by_offset: BTreeMap<u64, Held>,
     bytes: u64,
+    /// Slots that were in use before. They are taken first, so that memory of slots that are not needed is never touched.
     free: Vec<u64>,
+    /// Slots after all that were ever in use.
+    untouched: Range<u64>,
     /// As many as there are connections that write: few.
     writes: Vec<Write>,
     next: u64,
@@ -49,17 +54,14 @@ impl Index {
     pub(super) fn new(slots: u64, records: Vec<(u64, Record)>) -> Self {
         let mut taken: Vec<u64> = records.iter().map(|(slot, _)| *slot).collect();
         taken.sort_unstable();
-        // The lowest free slot is taken first, so that memory of slots that are not needed is never touched.
-        let free = (0..slots).rev().filter(|slot| taken.binary_search(slot).is_err()).collect();
-        let mut index = Self { by_offset: BTreeMap::new(), bytes: 0, free, writes: Vec::new(), next: 0 };
-        index.bytes = records.iter().map(|(_, record)| record.len).sum();
-        index.by_offset = records
-            .into_iter()
-            .map(|(slot, Record { offset, len, crc })| {
-                (offset, Held { entry: Entry { offset, len, crc, version: 0 }, slot })
-            })
-            .collect();
-        index
+        let touched = taken.last().map_or(0, |last| last + 1);
+        let free = (0..touched).filter(|slot| taken.binary_search(slot).is_err()).collect();
+        let bytes = records.iter().map(|(_, record)| record.len).sum();
+        let held = |(slot, Record { offset, len, crc })| {
+            (offset, Held { entry: Entry { offset, len, crc, version: 0 }, slot: Some(slot) })
+        };
+        let by_offset = records.into_iter().map(held).collect();
+        Self { by_offset, bytes, free, untouched: touched..slots, writes: Vec::new(), next: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -78,14 +80,14 @@ impl Index {
         before.into_iter().chain(self.by_offset.range(offset..end)).map(|(_, held)| held)
     }
 
-    /// Removes what overlaps, and gives its slots. They are in use until they come back through `give_back`.
-    pub(super) fn remove(&mut self, offset: u64, len: u64) -> Vec<u64> {
+    /// Removes what overlaps, and gives how many entries that were, and their slots. They are in use until they come back through `give_back`.
+    pub(super) fn remove(&mut self, offset: u64, len: u64) -> (usize, Vec<u64>) {
         let found: Vec<Held> = self.overlapping(offset, len).copied().collect();
         for held in &found {
             self.by_offset.remove(&held.entry.offset);
             self.bytes -= held.entry.len;
         }
-        found.into_iter().map(|held| held.slot).collect()
+        (found.len(), found.into_iter().filter_map(|held| held.slot).collect())
     }
 
     pub(super) fn give_back(&mut self, slots: &[u64]) {
@@ -114,15 +116,15 @@ impl Index {
         (!write.overlapped).then_some((write.offset, write.len))
     }
 
-    /// Enters a part that nothing overlaps, and gives the slot to write it to. None when all are taken.
+    /// Enters a part that nothing overlaps, and gives the slot to write it to. None when all are taken: then it is entered here only.
     pub(super) fn enter(&mut self, record: Record) -> Option<u64> {
-        let slot = self.free.pop()?;
+        let slot = self.free.pop().or_else(|| self.untouched.next());
         self.next += 1;
         let Record { offset, len, crc } = record;
         let entry = Entry { offset, len, crc, version: self.next };
         self.by_offset.insert(offset, Held { entry, slot });
         self.bytes += len;
-        Some(slot)
+        slot
     }
 
     pub(super) fn exact(&self, offset: u64, len: u64) -> Option<Entry> {

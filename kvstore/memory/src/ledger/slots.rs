@@ -1,6 +1,10 @@
 //! Entries in shared memory. A slot is four words; the first is its seal, and only one store makes an entry or ends it.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 
 use super::HEADERS;
 use crate::checksum::Crc32c;
@@ -52,6 +56,28 @@ impl Table {
 
     pub(super) fn capacity(&self) -> u64 {
         self.slots
+    }
+
+    /// Slots that may hold anything but zeros, as far as the file system of their memory tells: even a look at any other would make it
+    /// take memory for it.
+    pub(super) fn touched(&self, memory: &File) -> impl Iterator<Item = u64> + use<> {
+        let end = HEADERS + self.slots * SLOT;
+        let mut parts = Vec::new();
+        let mut at = HEADERS;
+        while at < end {
+            let from = match seek(memory, SeekFrom::Data(at)) {
+                Ok(from) => from,
+                // Nothing after this.
+                Err(Errno::NXIO) => break,
+                // It does not tell.
+                Err(_) => at,
+            };
+            let hole = seek(memory, SeekFrom::Hole(from)).ok();
+            let to = hole.filter(|hole| *hole > from).unwrap_or(end).min(end);
+            parts.push((from - HEADERS) / SLOT..(to - HEADERS) / SLOT);
+            at = to;
+        }
+        parts.into_iter().flatten()
     }
 
     fn word(&self, slot: u64, word: u64) -> Option<&AtomicU64> {
