@@ -28,6 +28,8 @@ pub(crate) enum Side {
 }
 
 impl Side {
+    pub(crate) const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Worker];
+
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Side::Prefill => "prefill",

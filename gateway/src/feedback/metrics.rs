@@ -184,7 +184,7 @@ impl Metrics {
             gauge
         });
         let engines = EngineGauges::register(&mut registry);
-        Self {
+        let metrics = Self {
             registry,
             requests,
             durations,
@@ -211,6 +211,20 @@ impl Metrics {
             engines,
             tally: Tally::default(),
             aliases: None,
+        };
+        metrics.begin_at_zero();
+        metrics
+    }
+
+    /// What goes wrong rarely is there before it does: Prometheus sees no rise from nothing to one.
+    fn begin_at_zero(&self) {
+        for side in Side::ALL.map(SideLabel) {
+            for reason in LegError::REASONS {
+                self.leg_failures.get_or_create(&LegLabels { side, reason }).inc_by(0);
+            }
+            for family in [&self.aborts, &self.retries] {
+                family.get_or_create(&SideOnly { side }).inc_by(0);
+            }
         }
     }
 
@@ -277,13 +291,9 @@ impl Metrics {
         self.retries.get_or_create(&SideOnly { side: SideLabel(side) }).inc();
     }
 
-    /// Gives every family a sample, so that all of them are in the text. Values of labels do not matter.
+    /// Gives every other family a sample, so that all of them are in the text. Values of labels do not matter.
     fn show_all(&self) {
         self.requests.get_or_create(&RequestLabels { api: "", code: "" }).inc_by(0);
-        self.leg_failures.get_or_create(&LegLabels { side: SideLabel(Side::Prefill), reason: "" }).inc_by(0);
-        for family in [&self.aborts, &self.retries] {
-            family.get_or_create(&SideOnly { side: SideLabel(Side::Prefill) }).inc_by(0);
-        }
         self.refusals.show_all();
         self.predictions.show_all();
         self.tokenize.show_all();

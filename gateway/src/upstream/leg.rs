@@ -109,6 +109,10 @@ impl From<SseFault> for LegError {
 }
 
 impl LegError {
+    /// All that [`LegError::reason`] may say.
+    pub(crate) const REASONS: [&str; 8] =
+        ["connect", "transport", "closed", "timeout", "status_4xx", "status_5xx", "garbage", "reported"];
+
     /// Which kind it is, for metrics and traces.
     pub(crate) fn reason(&self) -> &'static str {
         match self {

@@ -9,7 +9,8 @@ use moongate_memory::numa::Placement;
 use moongate_memory::{Keep, Pages, Region, Segment, Wanted};
 
 const SIZE: u64 = 10 << 30;
-const OBJECT: u64 = 16 << 10;
+/// The smallest that all of a ledger has room for.
+const OBJECT: u64 = 4 << 10;
 
 fn open(folder: &std::path::Path) -> Segment {
     let wanted = Wanted {
@@ -35,7 +36,7 @@ fn reattach(criterion: &mut Criterion) {
     drop(segment);
     let mut group = criterion.benchmark_group("segment");
     group.sample_size(10);
-    group.bench_function("reattach 10 GiB with 655360 entries", |bencher| {
+    group.bench_function("reattach 10 GiB with 2621440 entries", |bencher| {
         bencher.iter(|| assert!(open(folder.path()).kept));
     });
     group.finish();
