@@ -123,8 +123,7 @@ async fn ask(command: &ExplainCommand) -> anyhow::Result<Value> {
 fn trust(command: &ExplainCommand) -> anyhow::Result<Trust> {
     let identity = [command.admin_cert.as_ref(), command.admin_key.as_ref()];
     let (flags, name) = (["--admin-cert", "--admin-key"], command.admin_tls_name.as_ref());
-    let files = TrustFiles::given(command.admin_ca.as_ref(), identity, name, flags);
-    Ok(Trust::load(files.map_err(anyhow::Error::msg)?)?)
+    Ok(Trust::load(TrustFiles::given(command.admin_ca.as_ref(), identity, name, flags)?)?)
 }
 
 fn list(text: &mut String, decision: &Value) {

@@ -13,16 +13,6 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// From a URL's.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "http" => Some(Self::Http),
-            "https" => Some(Self::Https),
-            _ => None,
-        }
-    }
-
     /// As in a URL.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -50,8 +40,8 @@ impl Endpoint {
         let with_scheme =
             if trimmed.contains("://") { trimmed.to_owned() } else { format!("http://{trimmed}") };
         let url = url::Url::parse(&with_scheme).map_err(|error| wrong(&error.to_string()))?;
-        let scheme =
-            Scheme::parse(url.scheme()).ok_or_else(|| wrong("the scheme is neither http nor https"))?;
+        let scheme: Scheme =
+            url.scheme().parse().map_err(|_| wrong("the scheme is neither http nor https"))?;
         if !matches!(url.path(), "" | "/") {
             return Err(wrong("it has a path"));
         }

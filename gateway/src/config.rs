@@ -1,7 +1,6 @@
 //! Settings of the gateway: each is a flag, an environment variable and a key of the config file.
 
 mod access;
-mod engine_tls;
 mod engines;
 mod listeners;
 mod upstream;
@@ -20,7 +19,6 @@ use crate::ingress::Standing;
 
 pub(crate) use access::TokenRules;
 pub use access::{AccessOptions, OpenPath};
-pub use engine_tls::EngineTlsOptions;
 pub use engines::{DiscoverySource, EngineOptions};
 pub use listeners::ListenerOptions;
 pub use upstream::UpstreamOptions;

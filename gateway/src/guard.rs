@@ -15,10 +15,7 @@ pub enum GuardError {
     /// Who may ask cannot be told.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// Settings for TLS that do not go together.
-    #[error("{0}")]
-    Settings(String),
-    /// Files for TLS that cannot be used.
+    /// Settings or files for TLS that cannot be used.
     #[error("{0}")]
     Tls(#[from] TlsError),
     /// No header can carry the engines' key.
@@ -41,15 +38,13 @@ impl Guards {
         if options.engines.engine_api_key.is_some() && options.engines.authorization().is_none() {
             return Err(GuardError::EngineKey);
         }
-        let load = |files: Result<Option<TlsFiles>, String>| {
-            Ok::<_, GuardError>(files.map_err(GuardError::Settings)?.map(Tls::load).transpose()?)
-        };
+        let load = |files: Option<TlsFiles>| files.map(Tls::load).transpose();
         let changes = FileChanges::new(options.access.files());
         let admin_certificates = options.listeners.admin_tls_client_ca.is_some();
         Ok(Self {
             gate: Arc::new(Gate::load(&options.access, admin_certificates)?),
-            tls: load(options.listeners.tls())?,
-            admin_tls: load(options.listeners.admin_tls())?,
+            tls: load(options.listeners.tls()?)?,
+            admin_tls: load(options.listeners.admin_tls()?)?,
             trust: options.engines.engine_tls.trust()?,
             changes,
         })

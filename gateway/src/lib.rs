@@ -22,8 +22,7 @@ mod upstream;
 pub use access::AccessError;
 pub use app::{RunningGateway, StartError, start};
 pub use config::{
-    AccessOptions, DiscoverySource, EngineOptions, EngineTlsOptions, GatewayOptions, ListenerOptions,
-    OpenPath, UpstreamOptions,
+    AccessOptions, DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, OpenPath, UpstreamOptions,
 };
 pub use error::{ApiError, Code};
 pub use feedback::{MetricAliases, all_metrics};

@@ -41,7 +41,7 @@ impl FromStr for Address {
         let wrong =
             || format!("{text:?} is not host:port, such as moongate-gateway:9000, or https:// and that");
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
-        let (scheme, rest) = (Scheme::parse(scheme).ok_or_else(wrong)?, rest.trim_end_matches('/'));
+        let (scheme, rest) = (scheme.parse().map_err(|_| wrong())?, rest.trim_end_matches('/'));
         let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use moongate_discovery::{KvConnector, MAX_LEASE, Place, Role, Scheme};
-use moongate_runtime::{Trust, TrustFiles};
+use moongate_runtime::{EngineTlsOptions, TlsError, Trust, TrustFiles};
 
 use crate::gateways::Address;
-use crate::sidecar::StartError;
 
 /// Options of `moongate sidecar`.
 #[derive(Debug, Clone, Args)]
@@ -32,21 +31,9 @@ pub struct SidecarOptions {
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
     pub engine_api_key: Option<String>,
 
-    /// Authorities of an engine with an https:// URL (PEM); re-read when it changes. Default: those that this machine trusts.
-    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_CA")]
-    pub engine_ca: Option<PathBuf>,
-
-    /// Certificate for an engine that asks for one (mTLS, PEM); re-read when it changes.
-    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_TLS_CERT")]
-    pub engine_tls_cert: Option<PathBuf>,
-
-    /// Its key.
-    #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_TLS_KEY")]
-    pub engine_tls_key: Option<PathBuf>,
-
-    /// Name that the engine's certificate has. Default: the host in --engine-url.
-    #[arg(long, value_name = "NAME", env = "MOONGATE_ENGINE_TLS_NAME")]
-    pub engine_tls_name: Option<String>,
+    /// TLS towards the engine.
+    #[command(flatten)]
+    pub engine_tls: EngineTlsOptions,
 
     /// Host under which gateways and other engines reach the engine: the pod's address. Default: the one in --engine-url.
     #[arg(long, value_name = "HOST", env = "POD_IP")]
@@ -65,7 +52,7 @@ pub struct SidecarOptions {
     pub gateway_port: u16,
 
     /// How the gateways of --gateway-role are spoken to.
-    #[arg(long, value_name = "http|https", env = "MOONGATE_SIDECAR_GATEWAY_SCHEME", default_value = "http", value_parser = parse_scheme)]
+    #[arg(long, value_name = "http|https", env = "MOONGATE_SIDECAR_GATEWAY_SCHEME", default_value = "http")]
     pub gateway_scheme: Scheme,
 
     /// Authorities of gateways with TLS (PEM); re-read when it changes. Default: those that this machine trusts.
@@ -101,11 +88,11 @@ pub struct SidecarOptions {
     pub id: Option<String>,
 
     /// prefill, decode or plain. Default: what SGLang says, else what the role's name in the RoleBasedGroup says, else plain.
-    #[arg(long, value_name = "ROLE", env = "MOONGATE_SIDECAR_ROLE", value_parser = parse_role)]
+    #[arg(long, value_name = "ROLE", env = "MOONGATE_SIDECAR_ROLE")]
     pub role: Option<Role>,
 
     /// vLLM's KV connector, if it does not tell: nixl, mooncake or store.
-    #[arg(long, value_name = "NAME", env = "MOONGATE_KV_CONNECTOR", value_parser = parse_connector)]
+    #[arg(long, value_name = "NAME", env = "MOONGATE_KV_CONNECTOR")]
     pub kv_connector: Option<KvConnector>,
 
     /// Port of the prefill's bootstrap server. Default: what SGLang says, else 8998.
@@ -154,22 +141,12 @@ impl SidecarOptions {
         }
     }
 
-    /// What the engine is known by.
-    pub(crate) fn engine_trust(&self) -> Result<Trust, StartError> {
-        let identity = [self.engine_tls_cert.as_ref(), self.engine_tls_key.as_ref()];
-        let flags = ["--engine-tls-cert", "--engine-tls-key"];
-        let name = self.engine_tls_name.as_ref();
-        let files = TrustFiles::given(self.engine_ca.as_ref(), identity, name, flags);
-        Ok(Trust::load(files.map_err(StartError::Settings)?)?)
-    }
-
     /// What gateways are known by.
-    pub(crate) fn gateway_trust(&self) -> Result<Trust, StartError> {
+    pub(crate) fn gateway_trust(&self) -> Result<Trust, TlsError> {
         let identity = [self.gateway_tls_cert.as_ref(), self.gateway_tls_key.as_ref()];
         let flags = ["--gateway-tls-cert", "--gateway-tls-key"];
         let name = self.gateway_tls_name.as_ref();
-        let files = TrustFiles::given(self.gateway_ca.as_ref(), identity, name, flags);
-        Ok(Trust::load(files.map_err(StartError::Settings)?)?)
+        Trust::load(TrustFiles::given(self.gateway_ca.as_ref(), identity, name, flags)?)
     }
 
     /// Whether any gateway is to be told.
@@ -182,26 +159,4 @@ fn parse_lease(text: &str) -> Result<Duration, String> {
     let lease = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let whole = lease.subsec_nanos() == 0 && (1..=u64::from(MAX_LEASE)).contains(&lease.as_secs());
     whole.then_some(lease).ok_or_else(|| format!("{text} is not 1s to {MAX_LEASE}s, in whole seconds"))
-}
-
-fn parse_scheme(text: &str) -> Result<Scheme, String> {
-    Scheme::parse(text).ok_or_else(|| "schemes are http and https".to_owned())
-}
-
-fn parse_role(text: &str) -> Result<Role, String> {
-    match text {
-        "prefill" => Ok(Role::Prefill),
-        "decode" => Ok(Role::Decode),
-        "plain" => Ok(Role::Plain),
-        _ => Err("roles are prefill, decode and plain".to_owned()),
-    }
-}
-
-fn parse_connector(text: &str) -> Result<KvConnector, String> {
-    match text {
-        "nixl" => Ok(KvConnector::Nixl),
-        "mooncake" => Ok(KvConnector::Mooncake),
-        "store" => Ok(KvConnector::Store),
-        _ => Err("connectors are nixl, mooncake and store".to_owned()),
-    }
 }

@@ -23,10 +23,7 @@ pub enum StartError {
     /// The client for engine and gateways cannot be made.
     #[error("HTTP client: {0}")]
     Client(#[from] reqwest::Error),
-    /// Settings for TLS that do not go together.
-    #[error("{0}")]
-    Settings(String),
-    /// Files for TLS that cannot be used.
+    /// Settings or files for TLS that cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// An address is unknown after binding.
@@ -60,7 +57,7 @@ pub(crate) struct Sidecar {
 pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketAddr, StartError> {
     let listener = bind(options.listen)?;
     let address = listener.local_addr()?;
-    let (engine_trust, gateway_trust) = (options.engine_trust()?, options.gateway_trust()?);
+    let (engine_trust, gateway_trust) = (options.engine_tls.trust()?, options.gateway_trust()?);
     let client = client(&engine_trust)?;
     for trust in [&engine_trust, &gateway_trust] {
         supervisor.spawn("renew certificates", trust.clone().keep_current(supervisor.token()));

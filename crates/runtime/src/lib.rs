@@ -19,4 +19,4 @@ pub use listener::{
 pub use secret::{EmptySecret, Secret};
 pub use signals::terminated;
 pub use supervisor::{StillRunning, Supervisor};
-pub use trust::{Trust, TrustFiles, plain_http, tls_remedy};
+pub use trust::{EngineTlsOptions, Trust, TrustFiles, plain_http, tls_remedy};

@@ -1,5 +1,6 @@
 //! TLS of connections that this process opens: whom it trusts, and as whom it shows itself, with files that are replaced while it runs.
 
+mod options;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,8 @@ use tokio_util::sync::CancellationToken;
 use crate::FileChanges;
 use crate::listener::{TlsError, certificates};
 
+pub use options::EngineTlsOptions;
+
 /// What servers are known by, and what they are shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustFiles {
@@ -44,18 +47,19 @@ impl TrustFiles {
     /// From options of a command line.
     ///
     /// # Errors
-    /// Names the flag that is missing: `flags` are those of the certificate and the key.
+    /// [`TlsError::Settings`] names the flag that is missing: `flags` are those of the certificate and the key.
     pub fn given(
         ca: Option<&PathBuf>,
         identity: [Option<&PathBuf>; 2],
         name: Option<&String>,
         flags: [&str; 2],
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TlsError> {
+        let needs = |given, missing| TlsError::Settings(format!("{given} needs {missing}"));
         let identity = match identity {
             [Some(certificate), Some(key)] => Some((certificate.clone(), key.clone())),
             [None, None] => None,
-            [Some(_), None] => return Err(format!("{} needs {}", flags[0], flags[1])),
-            [None, Some(_)] => return Err(format!("{} needs {}", flags[1], flags[0])),
+            [Some(_), None] => return Err(needs(flags[0], flags[1])),
+            [None, Some(_)] => return Err(needs(flags[1], flags[0])),
         };
         Ok(Self { ca: ca.cloned(), identity, name: name.cloned() })
     }

@@ -1,10 +1,12 @@
 //! From a pod to a listed instance.
 
+use std::str::FromStr;
+
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use rbg_api::keys;
 
 use super::KubernetesOptions;
-use crate::endpoint::{Endpoint, Scheme};
+use crate::endpoint::Endpoint;
 use crate::listing::{Host, Listed};
 use crate::roles::{bootstrap_port, http_port};
 use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, Source, Workload};
@@ -42,11 +44,11 @@ pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
     }
     let ip = status.pod_ip.as_deref().filter(|ip| !ip.is_empty())?;
     let port = port(pod).unwrap_or_else(|| options.ports.of(role));
-    let scheme = parsed(pod, annotation::SCHEME, Scheme::parse).unwrap_or(options.scheme);
+    let scheme = parsed(pod, annotation::SCHEME).unwrap_or(options.scheme);
     let endpoint = Endpoint::from_parts(scheme, ip, port)
         .inspect_err(|error| tracing::error!(pod = name, %error, "pod skipped"))
         .ok()?;
-    let connector = parsed(pod, annotation::KV_CONNECTOR, connector).or(options.connector);
+    let connector = parsed(pod, annotation::KV_CONNECTOR).or(options.connector);
     Some(Listed {
         id: InstanceId(format!("{namespace}/{name}@{uid}").into()),
         role,
@@ -56,9 +58,9 @@ pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
         place: place(pod),
         workload: workload(pod),
         declared: Declared {
-            engine: parsed(pod, annotation::ENGINE, engine)
+            engine: parsed(pod, annotation::ENGINE)
                 .or(options.engine)
-                .or_else(|| connector.map(|_| Engine::Vllm)),
+                .or_else(|| connector.map(|_: KvConnector| Engine::Vllm)),
             connector,
             bootstrap_port: bootstrap(pod).filter(|_| role == Role::Prefill),
             models: models(pod),
@@ -108,12 +110,7 @@ fn role(pod: &Pod, options: &KubernetesOptions) -> Option<Role> {
         return None;
     }
     if let Some(text) = said(pod, annotation::ROLE) {
-        return match text {
-            "prefill" => Some(Role::Prefill),
-            "decode" => Some(Role::Decode),
-            "plain" => Some(Role::Plain),
-            _ => None,
-        };
+        return text.parse().ok();
     }
     let name = label(pod, keys::ROLE_NAME).or_else(|| label(pod, keys::legacy::ROLE_NAME))?;
     options.roles.role(name)
@@ -127,12 +124,11 @@ fn is_follower(pod: &Pod) -> bool {
 }
 
 fn port(pod: &Pod) -> Option<u16> {
-    parsed(pod, annotation::PORT, |text| text.parse().ok()).or_else(|| http_port(container_ports(pod)))
+    parsed(pod, annotation::PORT).or_else(|| http_port(container_ports(pod)))
 }
 
 fn bootstrap(pod: &Pod) -> Option<u16> {
-    parsed(pod, annotation::BOOTSTRAP_PORT, |text| text.parse().ok())
-        .or_else(|| bootstrap_port(container_ports(pod)))
+    parsed(pod, annotation::BOOTSTRAP_PORT).or_else(|| bootstrap_port(container_ports(pod)))
 }
 
 fn container_ports(pod: &Pod) -> impl Iterator<Item = (&str, u16)> + Clone {
@@ -169,27 +165,10 @@ fn workload(pod: &Pod) -> Workload {
     }
 }
 
-fn engine(text: &str) -> Option<Engine> {
-    match text {
-        "sglang" => Some(Engine::Sglang),
-        "vllm" => Some(Engine::Vllm),
-        _ => None,
-    }
-}
-
-fn connector(text: &str) -> Option<KvConnector> {
-    match text {
-        "nixl" => Some(KvConnector::Nixl),
-        "mooncake" => Some(KvConnector::Mooncake),
-        "store" => Some(KvConnector::Store),
-        _ => None,
-    }
-}
-
 /// An annotation's meaning; a wrong one is logged and counts as absent.
-fn parsed<T>(pod: &Pod, key: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+fn parsed<T: FromStr>(pod: &Pod, key: &str) -> Option<T> {
     let text = said(pod, key)?;
-    let value = parse(text.trim());
+    let value = text.trim().parse().ok();
     if value.is_none() {
         let pod = pod.metadata.name.as_deref().unwrap_or_default();
         tracing::warn!(

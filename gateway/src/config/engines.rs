@@ -8,9 +8,7 @@ use moongate_discovery::{
     DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Registry, Role,
     RolePorts, Scheme, StaticInstance,
 };
-use moongate_runtime::{Secret, Trust};
-
-use super::EngineTlsOptions;
+use moongate_runtime::{EngineTlsOptions, Secret, Trust};
 
 /// Where engines come from, beside the ones given by flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -89,7 +87,7 @@ pub struct EngineOptions {
     pub worker_port: u16,
 
     /// RBG and Kubernetes: how engines are spoken to that do not say it by the annotation moongate.io/scheme.
-    #[arg(long, value_name = "http|https", env = "MOONGATE_ENGINE_SCHEME", default_value = "http", value_parser = parse_scheme)]
+    #[arg(long, value_name = "http|https", env = "MOONGATE_ENGINE_SCHEME", default_value = "http")]
     pub engine_scheme: Scheme,
 
     /// RBG: bootstrap port of prefills that name none; default: what the engine says, else 8998.
@@ -97,11 +95,11 @@ pub struct EngineOptions {
     pub bootstrap_port: Option<u16>,
 
     /// Engine kind of engines that do not name theirs; default: each is asked.
-    #[arg(long, value_name = "sglang|vllm", env = "MOONGATE_ENGINE", value_parser = parse_engine)]
+    #[arg(long, value_name = "sglang|vllm", env = "MOONGATE_ENGINE")]
     pub engine: Option<Engine>,
 
     /// vLLM's KV connector of engines that do not name theirs; default: each is asked.
-    #[arg(long, value_name = "nixl|mooncake|store", env = "MOONGATE_KV_CONNECTOR", value_parser = parse_connector)]
+    #[arg(long, value_name = "nixl|mooncake|store", env = "MOONGATE_KV_CONNECTOR")]
     pub kv_connector: Option<KvConnector>,
 
     /// API key that engines ask for: for the gateway's own questions, and for clients' requests if the gateway asks clients for keys of
@@ -220,27 +218,6 @@ fn parse_url(role: Role, text: &str) -> Result<StaticInstance, String> {
         (scheme, ..) => {
             Err(format!("{scheme}:// is not supported for engines; write it as http://host:port"))
         }
-    }
-}
-
-fn parse_scheme(text: &str) -> Result<Scheme, String> {
-    Scheme::parse(text).ok_or_else(|| "schemes are http and https".to_owned())
-}
-
-fn parse_engine(text: &str) -> Result<Engine, String> {
-    match text {
-        "sglang" => Ok(Engine::Sglang),
-        "vllm" => Ok(Engine::Vllm),
-        _ => Err("engines are sglang and vllm".to_owned()),
-    }
-}
-
-fn parse_connector(text: &str) -> Result<KvConnector, String> {
-    match text {
-        "nixl" => Ok(KvConnector::Nixl),
-        "mooncake" => Ok(KvConnector::Mooncake),
-        "store" => Ok(KvConnector::Store),
-        _ => Err("connectors are nixl, mooncake and store".to_owned()),
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_runtime::{ListenerLimits, TlsFiles};
+use moongate_runtime::{ListenerLimits, TlsError, TlsFiles};
 
 use crate::ingress::BodyLimits;
 
@@ -66,12 +66,12 @@ pub struct ListenerOptions {
 
 impl ListenerOptions {
     /// Files of the public listener. The error names the flag that is missing.
-    pub(crate) fn tls(&self) -> Result<Option<TlsFiles>, String> {
+    pub(crate) fn tls(&self) -> Result<Option<TlsFiles>, TlsError> {
         files("", [&self.tls_cert, &self.tls_key, &self.tls_client_ca], false)
     }
 
     /// Files of the admin listener, whose open paths need no certificate.
-    pub(crate) fn admin_tls(&self) -> Result<Option<TlsFiles>, String> {
+    pub(crate) fn admin_tls(&self) -> Result<Option<TlsFiles>, TlsError> {
         files("admin-", [&self.admin_tls_cert, &self.admin_tls_key, &self.admin_tls_client_ca], true)
     }
 
@@ -94,7 +94,12 @@ fn files(
     listener: &str,
     [certificate, key, client_ca]: [&Option<PathBuf>; 3],
     client_optional: bool,
-) -> Result<Option<TlsFiles>, String> {
+) -> Result<Option<TlsFiles>, TlsError> {
+    let flag = |name: &str| format!("--{listener}tls-{name}");
+    let needs = |given: &str, missing: &[&str]| {
+        let missing: Vec<String> = missing.iter().map(|name| flag(name)).collect();
+        Err(TlsError::Settings(format!("{} needs {}", flag(given), missing.join(" and "))))
+    };
     match (certificate, key, client_ca) {
         (Some(certificate), Some(key), ca) => Ok(Some(TlsFiles {
             certificate: certificate.clone(),
@@ -103,11 +108,9 @@ fn files(
             client_optional,
         })),
         (None, None, None) => Ok(None),
-        (None, None, Some(_)) => {
-            Err(format!("--{listener}tls-client-ca needs --{listener}tls-cert and --{listener}tls-key"))
-        }
-        (Some(_), None, _) => Err(format!("--{listener}tls-cert needs --{listener}tls-key")),
-        (None, Some(_), _) => Err(format!("--{listener}tls-key needs --{listener}tls-cert")),
+        (None, None, Some(_)) => needs("client-ca", &["cert", "key"]),
+        (Some(_), None, _) => needs("cert", &["key"]),
+        (None, Some(_), _) => needs("key", &["cert"]),
     }
 }
 
@@ -119,14 +122,14 @@ mod tests {
     fn what_is_missing_for_tls_is_named() {
         let file = || Some(PathBuf::from("f.pem"));
         let asked = |cert, key, ca| files("admin-", [&cert, &key, &ca], true);
-        assert_eq!(asked(None, None, None), Ok(None));
+        assert!(matches!(asked(None, None, None), Ok(None)));
         assert!(asked(file(), file(), None).unwrap().is_some_and(|files| files.client_optional));
         for (given, missing) in [
             (asked(file(), None, file()), "needs --admin-tls-key"),
             (asked(None, file(), None), "needs --admin-tls-cert"),
             (asked(None, None, file()), "--admin-tls-client-ca needs"),
         ] {
-            assert!(given.unwrap_err().contains(missing), "{missing}");
+            assert!(given.unwrap_err().to_string().contains(missing), "{missing}");
         }
     }
 }

@@ -37,6 +37,9 @@ pub struct TlsFiles {
 /// Files that TLS cannot be had with.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
+    /// Settings that do not go together; the text names the flag that is missing.
+    #[error("{0}")]
+    Settings(String),
     /// A file cannot be read, or is not PEM.
     #[error("{}: {problem}", path.display())]
     File {

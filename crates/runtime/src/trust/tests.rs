@@ -159,8 +159,8 @@ fn what_cannot_be_used_is_named() {
     let name = Some("no name".to_owned());
     assert!(error(TrustFiles { name, ..TrustFiles::default() }).contains("no name"));
     let given = |certificate, key| TrustFiles::given(None, [certificate, key], None, ["--cert", "--key"]);
-    assert!(given(Some(&missing), None).unwrap_err().contains("needs --key"));
-    assert!(given(None, Some(&missing)).unwrap_err().contains("needs --cert"));
+    assert!(given(Some(&missing), None).unwrap_err().to_string().contains("needs --key"));
+    assert!(given(None, Some(&missing)).unwrap_err().to_string().contains("needs --cert"));
     assert!(given(Some(&missing), Some(&missing)).unwrap().identity.is_some());
 }
 

@@ -1,11 +1,11 @@
-//! Settings of TLS towards engines: whom they are known by, and what they are shown.
+//! Settings of TLS towards engines, which every command has that speaks to them.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use moongate_runtime::{Trust, TrustFiles};
 
-use crate::guard::GuardError;
+use super::{Trust, TrustFiles};
+use crate::TlsError;
 
 /// TLS towards engines.
 #[derive(Debug, Clone, Args)]
@@ -32,12 +32,11 @@ impl EngineTlsOptions {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`GuardError`] names the flag that is missing, or the file.
-    pub fn trust(&self) -> Result<Trust, GuardError> {
+    /// [`TlsError`] names the flag that is missing, or the file.
+    pub fn trust(&self) -> Result<Trust, TlsError> {
         let identity = [self.engine_tls_cert.as_ref(), self.engine_tls_key.as_ref()];
         let flags = ["--engine-tls-cert", "--engine-tls-key"];
         let name = self.engine_tls_name.as_ref();
-        let files = TrustFiles::given(self.engine_ca.as_ref(), identity, name, flags);
-        Ok(Trust::load(files.map_err(GuardError::Settings)?)?)
+        Trust::load(TrustFiles::given(self.engine_ca.as_ref(), identity, name, flags)?)
     }
 }
