@@ -12,6 +12,10 @@ use opentelemetry::{Array, KeyValue, StringValue, Value};
 use crate::context;
 use crate::trace::Trace;
 
+mod spare;
+
+pub(crate) use spare::give_back;
+
 /// A span that ends when it is dropped. It may be stored, in a response body for instance, and sent to
 /// another thread.
 ///
@@ -170,10 +174,25 @@ impl SpanHandle {
         }
     }
 
-    /// Has attributes and events written only if the span is exported. The last such call counts.
+    /// Has attributes and events written: at once if the span is exported for sure, so that nothing waits with it; else only if it is
+    /// exported in the end.
+    pub fn set_cheaply(&mut self, tell: impl FnOnce(&mut Notes) + Send + Sync + 'static) {
+        match &mut self.state {
+            State::Recorded(trace, record) if trace.is_exported() => tell(&mut record.notes),
+            _ => self.set_later(tell),
+        }
+    }
+
+    /// Has attributes and events written only if the span is exported.
     pub fn set_later(&mut self, tell: impl FnOnce(&mut Notes) + Send + Sync + 'static) {
         if let State::Recorded(_, record) = &mut self.state {
-            record.later = Some(Box::new(tell));
+            record.later = Some(match record.later.take() {
+                None => Box::new(tell),
+                Some(before) => Box::new(|notes| {
+                    before(notes);
+                    tell(notes);
+                }),
+            });
         }
     }
 
@@ -237,19 +256,41 @@ impl Drop for SpanHandle {
 
 impl Record {
     fn new(parent: SpanId, name: Cow<'static, str>, kind: SpanKind, start: SystemTime) -> Box<Self> {
-        Box::new(Self {
-            id: SpanId::from(fastrand::u64(1..)),
-            parent,
+        let mut record = spare::take().unwrap_or_default();
+        record.id = SpanId::from(fastrand::u64(1..));
+        record.parent = parent;
+        record.kind = kind;
+        record.name = name;
+        record.start = start;
+        record.end = start;
+        record
+    }
+
+    /// Makes it as good as new, but for the memory that it has.
+    fn clear(&mut self) {
+        let Self { links, notes: Notes { mut attributes, mut events }, .. } = std::mem::take(self);
+        attributes.clear();
+        events.clear();
+        *self = Self { links, notes: Notes { attributes, events }, ..Self::default() };
+        self.links.clear();
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self {
+            id: SpanId::INVALID,
+            parent: SpanId::INVALID,
             is_root: false,
-            kind,
-            name,
-            start,
-            end: start,
+            kind: SpanKind::Internal,
+            name: Cow::Borrowed(""),
+            start: SystemTime::UNIX_EPOCH,
+            end: SystemTime::UNIX_EPOCH,
             links: Vec::new(),
             status: Status::Unset,
             notes: Notes::default(),
             later: None,
-        })
+        }
     }
 }
 

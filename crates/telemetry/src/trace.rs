@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::export::Queue;
-use crate::span::{Record, Spans};
+use crate::span::{Record, Spans, give_back};
 
 /// Most spans of a trace that are held. A sampled trace with more is exported in parts; of another, the later ones are lost.
 const MAX_HELD: usize = 64;
@@ -84,7 +84,7 @@ impl Trace {
             held.fate = Fate::Forgotten;
             let forgotten = std::mem::take(&mut held.spans);
             drop(held);
-            drop(forgotten);
+            give_back(forgotten);
         }
     }
 }

@@ -131,14 +131,17 @@ impl RequestSpan {
         if !self.root.is_recording() {
             return;
         }
-        let mut ending = Ending::default();
-        last.into_iter().for_each(|json| ending.read(json));
-        if let Some(id) = ending.id {
-            self.root.set(names::GEN_AI_RESPONSE_ID, id);
-        }
-        if !ending.finish_reasons.is_empty() {
-            self.root.set(names::GEN_AI_RESPONSE_FINISH_REASONS, texts(ending.finish_reasons));
-        }
+        let last = last.map(|json| if Ending::looks_at(json) { json.clone() } else { Bytes::new() });
+        self.root.set_cheaply(move |notes| {
+            let mut ending = Ending::default();
+            last.iter().for_each(|json| ending.read(json));
+            if let Some(id) = ending.id {
+                notes.set(names::GEN_AI_RESPONSE_ID, id);
+            }
+            if !ending.finish_reasons.is_empty() {
+                notes.set(names::GEN_AI_RESPONSE_FINISH_REASONS, texts(ending.finish_reasons));
+            }
+        });
     }
 
     /// What the engines counted.
