@@ -56,10 +56,17 @@ const TARGETS: [Target; 6] = [
 ];
 
 /// What traces may cost, as multiples of the same without.
-const TRACED: [Target; 3] = [
+const TRACED: [Target; 4] = [
     Target {
         title: "CPU per request, 200 B",
         scenario: "json-200b",
+        key: "cpu_us_per_request",
+        limit: 1.03,
+        of_smg: false,
+    },
+    Target {
+        title: "CPU per request, 32 KiB",
+        scenario: "json-32k",
         key: "cpu_us_per_request",
         limit: 1.03,
         of_smg: false,
