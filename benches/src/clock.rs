@@ -7,3 +7,11 @@ pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
+
+/// Keeps the runtime's thread from sleeping; the core goes to other processes that have something to do.
+pub(crate) async fn stay_awake() {
+    loop {
+        std::thread::yield_now();
+        tokio::task::yield_now().await;
+    }
+}

@@ -18,6 +18,7 @@ use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
+use crate::clock::stay_awake;
 use answers::{Answers, Role};
 
 /// Most connections at once of one listener; more wait.
@@ -42,6 +43,10 @@ pub(crate) struct Options {
     /// "user":"itl-ms-N" asks for its own.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     itl_ms: u32,
+
+    /// Never sleeps, so that the gateway's kernel does not spend the gateway's time on waking it.
+    #[arg(long)]
+    awake: bool,
 
     /// Ends by itself after this time.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
@@ -88,6 +93,9 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         bail!("no engine is asked for; give --plain, --prefill or --decode");
     }
     writeln!(std::io::stdout(), "{listing}")?;
+    if options.awake {
+        tokio::spawn(stay_awake());
+    }
     tokio::select! {
         ended = servers.join_next() => match ended {
             Some(Ok(outcome)) => outcome,

@@ -13,6 +13,7 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use tokio::time::{Instant, sleep_until};
 
+use crate::clock::stay_awake;
 use crate::procfs;
 use drive::Plan;
 use prompts::Prompts;
@@ -57,6 +58,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     duration: f64,
 
+    /// Never sleeps, so that the gateway's kernel does not spend the gateway's time on waking it.
+    #[arg(long)]
+    awake: bool,
+
     /// Process whose CPU time and memory are reported, with its descendants.
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
@@ -82,6 +87,9 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         window: Window::new(warmup, duration),
         ramp: warmup / 2,
     });
+    if options.awake {
+        tokio::spawn(stay_awake());
+    }
     let rss_before = options.pid.map(procfs::rss_kib).transpose().context("--pid")?;
     let began = Instant::now();
     let watched = Watched { gateway: options.pid, engine: options.engine_pid };

@@ -11,7 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Crates whose debug lines drown ours. A filter that names one of them gets its lines all the same.
 const QUIET: &str = "h2=warn,hyper=warn,hyper_util=warn,reqwest=warn,rustls=warn,tower=warn,kube_client=warn,\
-                     opentelemetry=warn,opentelemetry_sdk=warn,opentelemetry_otlp=warn";
+                     opentelemetry=warn,opentelemetry_sdk=warn";
 
 /// How a log line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

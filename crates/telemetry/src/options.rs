@@ -6,10 +6,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Uri};
-use opentelemetry_otlp::ExporterBuildError;
 use percent_encoding::percent_decode_str;
 
-use crate::export::TlsError;
+use crate::export::{TlsError, grpc_path};
 
 /// Path of the traces below a collector's base address (OTLP specification, "OTLP/HTTP Request").
 pub(crate) const HTTP_PATH: &str = "/v1/traces";
@@ -124,9 +123,6 @@ pub enum TelemetryError {
     /// Called outside of a tokio runtime.
     #[error("traces need a running tokio runtime: {0}; start them inside of it")]
     NoRuntime(#[from] tokio::runtime::TryCurrentError),
-    /// The exporter refused its settings.
-    #[error("cannot export traces: {0}; check the OTEL_EXPORTER_OTLP_* variables")]
-    Exporter(#[from] ExporterBuildError),
     /// TLS cannot be had.
     #[error("TLS to the trace collector: {0}")]
     Tls(#[from] TlsError),
@@ -155,16 +151,21 @@ impl TelemetryOptions {
             (None, Some("grpc")) => OtlpProtocol::Grpc,
             (None, Some(other)) => return Err(TelemetryError::Protocol(other.to_owned())),
         };
-        let path = if protocol == OtlpProtocol::Grpc { "" } else { HTTP_PATH };
-        let below = |base: String| format!("{}{path}", base.trim_end_matches('/'));
+        let below = |base: String| match protocol {
+            OtlpProtocol::Http => format!("{}{HTTP_PATH}", base.trim_end_matches('/')),
+            OtlpProtocol::Grpc => grpc_path(&base),
+        };
         let given = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty()).map(below);
-        let of_traces = || one(format!("{}ENDPOINT", STANDARD[0]));
+        // Over HTTP this one is not completed.
+        let of_traces = one(format!("{}ENDPOINT", STANDARD[0]));
+        let of_traces =
+            || of_traces.map(|whole| if protocol == OtlpProtocol::Grpc { below(whole) } else { whole });
         let of_all = || one(format!("{}ENDPOINT", STANDARD[1])).map(below);
         let Some(address) = given.or_else(of_traces).or_else(of_all) else { return Ok(None) };
-        // Those of the standard variables are added by the exporter.
-        let headers = self.otlp_headers.clone().unwrap_or_default();
+        let mut all = standard("HEADERS").map_or_else(|| Ok(HeaderMap::new()), |given| headers(&given))?;
+        all.extend(self.otlp_headers.clone().unwrap_or_default());
         let ca = self.otlp_ca.clone().or_else(|| standard("CERTIFICATE").map(PathBuf::from));
-        Ok(Some(Target { protocol, uri: uri(&address)?, headers, ca }))
+        Ok(Some(Target { protocol, uri: uri(&address)?, headers: all, ca }))
     }
 
     /// The name of this process in traces, if it was given one.
@@ -235,8 +236,10 @@ mod tests {
         assert_eq!(with(None, &[base]).as_deref(), Some("http://base:4318/v1/traces"));
         assert_eq!(with(None, &[base, whole]).as_deref(), Some("http://whole:4318/spans"));
         assert_eq!(with(Some("http://flag:1"), &[base, whole]).as_deref(), Some("http://flag:1/v1/traces"));
-        assert_eq!(with(Some("http://flag:1"), &[grpc]).as_deref(), Some("http://flag:1/"));
-        assert_eq!(with(None, &[base, grpc]).as_deref(), Some("http://base:4318/"));
+        let call = |base: &str| Some(grpc_path(base));
+        assert_eq!(with(Some("http://flag:1"), &[grpc]), call("http://flag:1"));
+        assert_eq!(with(None, &[base, grpc]), call("http://base:4318"));
+        assert_eq!(with(None, &[base, whole, grpc]), call("http://whole:4318/spans"));
     }
 
     #[test]
@@ -245,6 +248,7 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
             ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.pem"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=of-all,x-tenant=d"),
         ];
         let options = TelemetryOptions {
             otlp_headers: Some(headers("api-key=a%20b, x-scope = c").unwrap()),
@@ -257,6 +261,10 @@ mod tests {
             (&"a b".parse().unwrap(), &"c".parse().unwrap())
         );
         assert!(found.headers["api-key"].is_sensitive());
+        assert_eq!(
+            (&found.headers["x-tenant"], found.headers.get_all("api-key").iter().count()),
+            (&"d".parse().unwrap(), 1)
+        );
         assert_eq!(found.ca, Some("/ca.pem".into()));
         let options = TelemetryOptions { otlp_protocol: Some(OtlpProtocol::Http), ..options };
         assert_eq!(target(&options, &set).unwrap().unwrap().protocol, OtlpProtocol::Http);

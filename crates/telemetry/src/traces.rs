@@ -10,19 +10,16 @@ use http::HeaderMap;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId, TraceState};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::context;
-use crate::export::{Exporter, Queue};
+use crate::export::{Exporter, Place, Queue};
 use crate::options::{Target, TelemetryError, TelemetryOptions};
-use crate::span::SpanHandle;
+use crate::span::{Begun, SpanHandle};
 use crate::trace::Trace;
 
 /// Time for which spans are gathered for one export.
 const EXPORT_DELAY: Duration = Duration::from_secs(5);
-/// Traces that were not sampled and are held until their end, in case it is a bad one. Some kilobytes each.
-const MAX_UNDECIDED: usize = 8192;
 
 /// Spans were lost at the end.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +41,6 @@ struct Running {
     queue: Arc<Queue>,
     sample_ratio: f64,
     slow: Duration,
-    undecided: Arc<Semaphore>,
     ended: AtomicBool,
     exporting: Mutex<Option<JoinHandle<Result<(), String>>>>,
 }
@@ -92,7 +88,6 @@ impl Traces {
             queue,
             sample_ratio,
             slow: options.trace_slow,
-            undecided: Arc::new(Semaphore::new(MAX_UNDECIDED)),
             ended: AtomicBool::new(false),
             exporting: Mutex::new(Some(exporting)),
         };
@@ -145,16 +140,17 @@ impl Traces {
         };
         let place = match sampled {
             true => None,
-            false => match running.undecided.clone().try_acquire_owned() {
-                Ok(place) => Some(place),
-                Err(_) => {
+            false => match Place::take(&running.queue) {
+                Some(place) => Some(place),
+                None => {
                     let span = SpanId::from(fastrand::u64(1..));
                     let context = SpanContext::new(id, span, TraceFlags::default(), false, state);
                     return SpanHandle::unrecorded(context);
                 }
             },
         };
-        SpanHandle::root(Trace::new(id, state, place, running.queue.clone()), (parent, name, kind, start))
+        let trace = Trace::new(id, state, place, running.queue.clone());
+        SpanHandle::begin(trace, Begun { parent, is_root: true, name, kind, start })
     }
 
     /// Exports what is left and stops. Spans that have not ended are lost, and later ones are empty.

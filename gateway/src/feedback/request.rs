@@ -154,8 +154,7 @@ impl Feedback {
 
     fn end(&mut self, code: &'static str) {
         if !std::mem::replace(&mut self.ended, true) {
-            self.span.relayed(self.pieces);
-            let trace = self.span.exported_trace_id();
+            let trace = self.span.finished(self.pieces);
             self.metrics.request_ended(self.api, code, self.start.elapsed(), trace);
         }
     }

@@ -1,12 +1,15 @@
 //! The spans of a request's steps.
 
+use std::sync::Arc;
+use std::time::SystemTime;
+
 use moongate_discovery::Engine;
 use moongate_scheduler::{Refusal, Route, Term};
-use moongate_telemetry::{KeyValue, Notes, SpanContext, SpanHandle, SpanKind, names};
+use moongate_telemetry::{KeyValue, Notes, SpanContext, SpanHandle, SpanKind, Tell, names};
 
 use super::RequestSpan;
 use crate::dispatch::{Ask, Chosen, Reasons, Side};
-use crate::fleet::Member;
+use crate::fleet::{Endpoint, Member};
 use crate::predict::{Predicted, Unknown};
 
 /// Most candidates of a decision that are told: the cheapest.
@@ -71,24 +74,27 @@ impl Try<'_> {
     pub(crate) fn leg(&self, side: Side, member: &Member) -> SpanHandle {
         let mut span = self.child(side.as_str(), SpanKind::Client);
         if span.is_recording() {
-            let (endpoint, facts) = (member.endpoint.clone(), member.facts());
-            let provider = facts.map(|facts| match facts.engine {
-                Engine::Sglang => "sglang",
-                Engine::Vllm => "vllm",
-            });
-            span.set_later(move |notes| {
-                notes.set("moongate.engine", endpoint.id.to_string());
-                let (host, port) = split(endpoint.pool.authority());
-                notes.set(names::SERVER_ADDRESS, host.to_owned());
-                if let Some(port) = port {
-                    notes.set(names::SERVER_PORT, i64::from(port));
-                }
-                if let Some(provider) = provider {
-                    notes.set(names::GEN_AI_PROVIDER_NAME, provider);
-                }
-            });
+            if let Some(facts) = member.facts() {
+                let provider = match facts.engine {
+                    Engine::Sglang => "sglang",
+                    Engine::Vllm => "vllm",
+                };
+                span.set(names::GEN_AI_PROVIDER_NAME, provider);
+            }
+            span.set_later(member.endpoint.clone());
         }
         span
+    }
+}
+
+impl Tell for Endpoint {
+    fn tell(&self, notes: &mut Notes) {
+        notes.set("moongate.engine", self.id.to_string());
+        let (host, port) = split(self.pool.authority());
+        notes.set(names::SERVER_ADDRESS, host.to_owned());
+        if let Some(port) = port {
+            notes.set(names::SERVER_PORT, i64::from(port));
+        }
     }
 }
 
@@ -114,15 +120,15 @@ impl DecideSpan {
         match chosen {
             Err(refusal) => self.0.error(refusal.to_string()),
             Ok(Chosen { reasons: Some(reasons), .. }) => {
-                let (reasons, at) = (reasons.clone(), std::time::SystemTime::now());
-                self.0.set_later(move |notes| explain(&reasons, notes, at));
+                let (reasons, at) = (reasons.clone(), SystemTime::now());
+                self.0.set_later(Arc::new(move |notes: &mut Notes| explain(&reasons, notes, at)));
             }
             Ok(chosen) => self.0.set("moongate.entry", chosen.entry.endpoint.id.to_string()),
         }
     }
 }
 
-fn explain(Reasons { decision, fleet }: &Reasons, notes: &mut Notes, at: std::time::SystemTime) {
+fn explain(Reasons { decision, fleet }: &Reasons, notes: &mut Notes, at: SystemTime) {
     let name = |ix| fleet.member(ix).map(|member| member.endpoint.id.to_string()).unwrap_or_default();
     let why = &decision.explanation;
     notes.set("moongate.entry", name(decision.route.entry()));

@@ -1,78 +1,202 @@
-//! How exports get to the collector: OpenTelemetry's exporter, over connections of ours.
+//! How exports get to the collector: OTLP over HTTP, or as a gRPC call without streams, which is HTTP too.
 
+use std::error::Error;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, Uri};
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, TE, USER_AGENT};
+use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use opentelemetry_http::{HttpClient, HttpError};
-use opentelemetry_otlp::{
-    Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _,
-};
-use tonic::metadata::MetadataMap;
-use tonic::transport::Endpoint;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use percent_encoding::percent_decode_str;
 
-use super::tls::connector;
-use crate::options::{OtlpProtocol, Target, TelemetryError};
+use super::tls::{TlsError, connector};
+use crate::options::{OtlpProtocol, Target};
 
 /// A collector answers with a few bytes.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// Time for one export with its retries.
-pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pauses before the retries, at least.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
+/// What the call of a gRPC collector is named.
+const GRPC_PATH: &str = "opentelemetry.proto.collector.trace.v1.TraceService/Export";
+/// Bytes of a gRPC message before its own: whether it is compressed, and its length.
+const GRPC_PREFIX: usize = 5;
 
-/// The exporter for a collector.
-pub(super) fn exporter(target: Target) -> Result<SpanExporter, TelemetryError> {
-    let Target { protocol, uri, headers, ca } = target;
-    let connector = connector(protocol, uri.scheme_str() == Some("https"), ca.as_deref())?;
-    let exporter = match protocol {
-        OtlpProtocol::Http => SpanExporter::builder()
-            .with_http()
-            .with_protocol(Protocol::HttpBinary)
-            .with_endpoint(uri.to_string())
-            .with_timeout(EXPORT_TIMEOUT)
-            .with_http_client(Http::new(connector, headers))
-            .build(),
-        OtlpProtocol::Grpc => SpanExporter::builder()
-            .with_tonic()
-            .with_channel(channel(uri, connector))
-            .with_metadata(MetadataMap::from_headers(headers))
-            .with_timeout(EXPORT_TIMEOUT)
-            .build(),
-    };
-    Ok(exporter?)
+/// An export has failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SendError {
+    #[error("it cannot be reached: {0}")]
+    Unreachable(String),
+    #[error("it answered {0}")]
+    Status(StatusCode, Option<Duration>),
+    #[error("it answered with gRPC status {code}: {message}")]
+    Grpc { code: u32, message: String },
+    #[error("it did not answer within {EXPORT_TIMEOUT:?}")]
+    Timeout,
 }
 
-fn channel(uri: Uri, connector: HttpsConnector<HttpConnector>) -> tonic::transport::Channel {
-    Endpoint::from(uri).timeout(EXPORT_TIMEOUT).connect_with_connector_lazy(connector)
-}
+impl SendError {
+    /// Whether another try may go better (OTLP specification, "Failures").
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => true,
+            Self::Status(status, _) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
+            // Cancelled, deadline exceeded, aborted, out of range, unavailable, data loss.
+            Self::Grpc { code, .. } => matches!(code, 1 | 4 | 10 | 11 | 14 | 15),
+            Self::Timeout => false,
+        }
+    }
 
-/// HTTP with headers of ours.
-#[derive(Debug)]
-struct Http {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    headers: HeaderMap,
-}
-
-impl Http {
-    fn new(connector: HttpsConnector<HttpConnector>, headers: HeaderMap) -> Self {
-        Self { client: Client::builder(TokioExecutor::new()).build(connector), headers }
+    /// How long the collector wants to be left alone.
+    const fn pause(&self) -> Option<Duration> {
+        match self {
+            Self::Status(_, pause) => *pause,
+            _ => None,
+        }
     }
 }
 
-#[async_trait]
-impl HttpClient for Http {
-    async fn send_bytes(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        request.headers_mut().extend(self.headers.clone());
-        let answer = self.client.request(request.map(Full::new)).await.inspect_err(|error| {
-            tracing::debug!(cause = ?error, "the trace collector cannot be reached");
-        })?;
+/// Sends exports.
+pub(super) struct Sender {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    protocol: OtlpProtocol,
+    uri: Uri,
+    headers: HeaderMap,
+}
+
+impl Sender {
+    pub(super) fn new(target: Target) -> Result<Self, TlsError> {
+        let Target { protocol, uri, mut headers, ca } = target;
+        let is_grpc = protocol == OtlpProtocol::Grpc;
+        let connector = connector(protocol, uri.scheme_str() == Some("https"), ca.as_deref())?;
+        let mut builder = Client::builder(TokioExecutor::new());
+        // Connections that nobody uses are closed on time.
+        let client = builder.http2_only(is_grpc).pool_timer(TokioTimer::new()).build(connector);
+        let kind = if is_grpc { "application/grpc" } else { "application/x-protobuf" };
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("moongate/", env!("CARGO_PKG_VERSION"))));
+        if is_grpc {
+            headers.insert(TE, HeaderValue::from_static("trailers"));
+        }
+        Ok(Self { client, protocol, uri, headers })
+    }
+
+    /// What stands before the message in a request with a message of `length` bytes.
+    pub(super) fn before(&self) -> &'static [u8] {
+        match self.protocol {
+            OtlpProtocol::Http => &[],
+            OtlpProtocol::Grpc => &[0; GRPC_PREFIX],
+        }
+    }
+
+    /// Sends a request that begins with what [`Sender::before`] says, until the collector has taken it or its time is over.
+    pub(super) async fn send(&self, mut request: Vec<u8>) -> Result<(), SendError> {
+        if self.protocol == OtlpProtocol::Grpc {
+            let length = u32::try_from(request.len() - GRPC_PREFIX).unwrap_or(u32::MAX);
+            request[1..GRPC_PREFIX].copy_from_slice(&length.to_be_bytes());
+        }
+        let request = Bytes::from(request);
+        let sending = async {
+            for pause in PAUSES {
+                match self.try_once(request.clone()).await {
+                    Err(error) if error.may_pass() => {
+                        tracing::debug!(%error, "the trace collector is tried again");
+                        // Not by all gateways at once.
+                        let pause = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
+                        tokio::time::sleep(error.pause().unwrap_or_default().max(pause)).await;
+                    }
+                    outcome => return outcome,
+                }
+            }
+            self.try_once(request).await
+        };
+        tokio::time::timeout(EXPORT_TIMEOUT, sending).await.unwrap_or(Err(SendError::Timeout))
+    }
+
+    async fn try_once(&self, body: Bytes) -> Result<(), SendError> {
+        let mut request = Request::post(self.uri.clone());
+        if let Some(headers) = request.headers_mut() {
+            headers.clone_from(&self.headers);
+        }
+        let request =
+            request.body(Full::new(body)).map_err(|error| SendError::Unreachable(error.to_string()))?;
+        let answer =
+            self.client.request(request).await.map_err(|error| SendError::Unreachable(causes(&error)))?;
         let (head, body) = answer.into_parts();
-        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await?;
-        Ok(Response::from_parts(head, body.to_bytes()))
+        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
+        let body = body.map_err(|error| SendError::Unreachable(causes(&*error)))?;
+        let head = Response::from_parts(head, ());
+        if !head.status().is_success() {
+            let pause = head.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+            return Err(SendError::Status(head.status(), pause.map(Duration::from_secs)));
+        }
+        match self.protocol {
+            OtlpProtocol::Http => Ok(()),
+            // Without a message in the answer, the status stands before it.
+            OtlpProtocol::Grpc => grpc_status(body.trailers().unwrap_or(head.headers())),
+        }
+    }
+}
+
+/// The address that a gRPC collector at `base` is called at.
+pub(crate) fn grpc_path(base: &str) -> String {
+    format!("{}/{GRPC_PATH}", base.trim_end_matches('/'))
+}
+
+fn grpc_status(trailers: &HeaderMap) -> Result<(), SendError> {
+    let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
+    // 2 is "unknown", which a call without a status is.
+    match text("grpc-status").and_then(|code| code.parse().ok()).unwrap_or(2) {
+        0 => Ok(()),
+        code => {
+            let message = percent_decode_str(text("grpc-message").unwrap_or_default());
+            Err(SendError::Grpc { code, message: message.decode_utf8_lossy().into_owned() })
+        }
+    }
+}
+
+/// An error and what led to it.
+fn causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trailers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_call_without_a_good_status_has_failed() {
+        assert!(grpc_status(&trailers(&[("grpc-status", "0")])).is_ok());
+        let full = trailers(&[("grpc-status", "8"), ("grpc-message", "no%20room")]);
+        let error = grpc_status(&full).unwrap_err();
+        assert_eq!(error.to_string(), "it answered with gRPC status 8: no room");
+        assert!(grpc_status(&HeaderMap::new()).is_err());
+        assert!(grpc_status(&trailers(&[("grpc-status", "well")])).is_err());
+    }
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        let status = |code| SendError::Status(StatusCode::from_u16(code).unwrap(), None);
+        let grpc = |code| SendError::Grpc { code, message: String::new() };
+        assert!([429, 502, 503, 504].into_iter().all(|code| status(code).may_pass()));
+        assert!([400, 401, 404, 413, 500].into_iter().all(|code| !status(code).may_pass()));
+        assert!([1, 4, 10, 11, 14, 15].into_iter().all(|code| grpc(code).may_pass()));
+        assert!([2, 3, 7, 8, 12, 16].into_iter().all(|code| !grpc(code).may_pass()));
     }
 }

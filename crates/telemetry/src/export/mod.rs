@@ -1,82 +1,142 @@
 //! Ended spans to a collector, by OTLP.
 //!
-//! Nobody waits for the collector: spans go into a queue of limited length, and one task sends what is in it. The SDK's own processor is
-//! not used: it exports on a thread without a reactor, where async clients panic.
+//! Nobody waits for the collector: spans are written, as they will be sent, into a batch of limited size, and one task sends what is in it.
+//! OpenTelemetry's own processor and exporter are not used: the one exports on a thread without a reactor, where async clients panic, and the
+//! other takes five times as long to write a span.
 
 mod client;
-mod span_data;
+mod otlp;
 mod tls;
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use opentelemetry::{InstrumentationScope, KeyValue};
-use opentelemetry_otlp::SpanExporter;
+use opentelemetry::KeyValue;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
+pub(crate) use client::grpc_path;
 pub use tls::TlsError;
 
-use client::EXPORT_TIMEOUT;
-use span_data::span_data;
+use client::Sender;
+use otlp::Exported;
 
 use crate::options::{Target, TelemetryError};
-use crate::span::Spans;
-use crate::trace::Trace;
+use crate::trace::{Spans, Trace, give_back};
 
 /// Spans that wait for export; when there are more, they are lost and requests go on.
 pub(crate) const MAX_WAITING_SPANS: usize = 16_384;
 /// Spans in one export.
 const MAX_EXPORT_SPANS: usize = 1024;
+/// Size of an export from which nothing is added. Collectors take 4 MiB by gRPC unless told otherwise.
+const MAX_EXPORT_BYTES: usize = 1 << 20;
+/// Traces that were not sampled and are held until their end, in case it is a bad one. Some kilobytes each.
+pub(crate) const MAX_UNDECIDED: usize = 8192;
 /// Traces in a second that are exported although they were not sampled. When all goes wrong at once, some examples are enough.
 const MAX_KEPT_PER_SECOND: u32 = 50;
 
-/// Spans of one trace.
-struct Ended {
-    trace: Arc<Trace>,
-    spans: Spans,
+/// Spans that are sent together.
+#[derive(Default)]
+struct Batch {
+    /// As [`otlp::spans`] writes them.
+    bytes: Vec<u8>,
+    spans: usize,
+}
+
+#[derive(Default)]
+struct Waiting {
+    full: VecDeque<Batch>,
+    filling: Batch,
+    /// Spans in all of them.
+    spans: usize,
+}
+
+impl Waiting {
+    fn close_batch(&mut self) {
+        if self.filling.spans > 0 {
+            self.full.push_back(std::mem::take(&mut self.filling));
+        }
+    }
 }
 
 /// Where ended spans are left.
+#[derive(Default)]
 pub(crate) struct Queue {
-    sender: mpsc::UnboundedSender<Ended>,
-    /// Spans in the channel: its length is limited by their number.
-    waiting: AtomicUsize,
-    lost: AtomicU64,
-    kept: Mutex<Kept>,
+    waiting: Mutex<Waiting>,
+    /// There is a full batch.
+    full: Notify,
     stop: Notify,
+    lost: AtomicU64,
+    undecided: AtomicUsize,
+    kept: Mutex<Kept>,
+}
+
+/// One of the places for traces that may still be exported.
+#[derive(Debug)]
+pub(crate) struct Place(Arc<Queue>);
+
+impl Place {
+    /// A place, if one is free.
+    pub(crate) fn take(queue: &Arc<Queue>) -> Option<Self> {
+        let place = Self(queue.clone());
+        // If none is, this one is given back at once.
+        (queue.undecided.fetch_add(1, Ordering::Relaxed) < MAX_UNDECIDED).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.undecided.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// How many traces were kept within a second.
+#[derive(Default)]
 struct Kept {
-    since: Instant,
+    since: Option<Instant>,
     count: u32,
 }
 
 impl Queue {
     /// Leaves spans to be exported; they are lost if too many wait already.
-    pub(crate) fn push(&self, trace: Arc<Trace>, spans: Spans) {
-        let count = spans.len();
-        if self.waiting.fetch_add(count, Ordering::Relaxed) + count <= MAX_WAITING_SPANS
-            && self.sender.send(Ended { trace, spans }).is_ok()
-        {
+    pub(crate) fn push(&self, trace: &Trace, spans: Spans) {
+        let count = spans.records.len();
+        if self.waiting.lock().spans + count > MAX_WAITING_SPANS {
+            self.lost.fetch_add(count as u64, Ordering::Relaxed);
             return;
         }
-        self.waiting.fetch_sub(count, Ordering::Relaxed);
-        self.lost.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
+        // What the spans tell may be anything, and must not find the batch in use.
+        let mut bytes = Vec::with_capacity(count * 512);
+        otlp::spans(&mut bytes, trace, &spans);
+        give_back(spans);
+        let mut waiting = self.waiting.lock();
+        waiting.spans += count;
+        waiting.filling.spans += count;
+        waiting.filling.bytes.append(&mut bytes);
+        if waiting.filling.spans >= MAX_EXPORT_SPANS || waiting.filling.bytes.len() >= MAX_EXPORT_BYTES {
+            waiting.close_batch();
+            drop(waiting);
+            self.full.notify_one();
+        }
+    }
+
+    fn pop(&self) -> Option<Batch> {
+        let mut waiting = self.waiting.lock();
+        let batch = waiting.full.pop_front()?;
+        waiting.spans -= batch.spans;
+        Some(batch)
     }
 
     /// Whether one more trace may be exported that was not sampled.
     pub(crate) fn may_keep(&self) -> bool {
         let mut kept = self.kept.lock();
-        if kept.since.elapsed() >= Duration::from_secs(1) {
-            *kept = Kept { since: Instant::now(), count: 0 };
+        if kept.since.is_none_or(|since| since.elapsed() >= Duration::from_secs(1)) {
+            *kept = Kept { since: Some(Instant::now()), count: 0 };
         }
         kept.count += 1;
         kept.count <= MAX_KEPT_PER_SECOND
@@ -90,17 +150,15 @@ impl Queue {
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("waiting", &self.waiting).finish_non_exhaustive()
+        f.debug_struct("Queue").field("waiting", &self.waiting.lock().spans).finish_non_exhaustive()
     }
 }
 
 /// Sends what is in the queue.
 pub(crate) struct Exporter {
     queue: Arc<Queue>,
-    ended: mpsc::UnboundedReceiver<Ended>,
-    exporter: SpanExporter,
-    scope: InstrumentationScope,
-    batch: Vec<SpanData>,
+    sender: Sender,
+    exported: Exported,
     /// How long a span waits for others to be exported with.
     delay: Duration,
     failure: Option<String>,
@@ -112,24 +170,17 @@ impl Exporter {
         service: &str,
         delay: Duration,
     ) -> Result<(Arc<Queue>, Self), TelemetryError> {
-        let mut exporter = client::exporter(target)?;
+        let sender = Sender::new(target)?;
         let version = env!("CARGO_PKG_VERSION");
+        // With what the standard variables say of this process.
         let resource = Resource::builder()
             .with_service_name(service.to_owned())
             .with_attribute(KeyValue::new("service.version", version))
             .build();
-        exporter.set_resource(&resource);
-        let scope = InstrumentationScope::builder("moongate").with_version(version).build();
-        let (sender, ended) = mpsc::unbounded_channel();
-        let queue = Arc::new(Queue {
-            sender,
-            waiting: AtomicUsize::new(0),
-            lost: AtomicU64::new(0),
-            kept: Mutex::new(Kept { since: Instant::now(), count: 0 }),
-            stop: Notify::new(),
-        });
-        let batch = Vec::new();
-        Ok((queue.clone(), Self { queue, ended, exporter, scope, batch, delay, failure: None }))
+        let attributes = resource.iter().map(|(key, value)| (key.as_str(), value));
+        let exported = Exported::by(attributes, ("moongate", version));
+        let queue = Arc::<Queue>::default();
+        Ok((queue.clone(), Self { queue, sender, exported, delay, failure: None }))
     }
 
     /// Exports until it is told to stop, and then what is left.
@@ -138,72 +189,45 @@ impl Exporter {
     /// Why the last export failed, if it did: its spans are lost.
     pub(crate) async fn run(mut self) -> Result<(), String> {
         let queue = self.queue.clone();
-        let mut due = None;
+        let mut due = interval_at(Instant::now() + self.delay, self.delay);
+        due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let delay_is_over = async {
-                match due {
-                    Some(due) => tokio::time::sleep_until(due).await,
-                    None => pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 () = queue.stop.notified() => break,
-                () = delay_is_over => {
-                    self.export().await;
-                    due = None;
-                }
-                Some(ended) = self.ended.recv() => {
-                    due.get_or_insert_with(|| Instant::now() + self.delay);
-                    self.take(ended).await;
-                }
+                _ = due.tick() => queue.waiting.lock().close_batch(),
+                () = queue.full.notified() => {}
             }
+            self.export().await;
         }
-        self.ended.close();
-        while let Some(ended) = self.ended.recv().await {
-            self.take(ended).await;
-        }
+        queue.waiting.lock().close_batch();
         self.export().await;
         self.failure.map_or(Ok(()), Err)
     }
 
-    async fn take(&mut self, Ended { trace, spans }: Ended) {
-        self.queue.waiting.fetch_sub(spans.len(), Ordering::Relaxed);
-        for span in spans {
-            self.batch.push(span_data(&self.scope, &trace, *span));
-        }
-        if self.batch.len() >= MAX_EXPORT_SPANS {
-            self.export().await;
-        }
-    }
-
-    /// Logs the first failure and the recovery, not every attempt in between.
+    /// Sends all batches that are full. Logs the first failure and the recovery, not every attempt in between.
     async fn export(&mut self) {
-        if self.batch.is_empty() {
-            return;
-        }
-        let export = self.exporter.export(std::mem::take(&mut self.batch));
-        let outcome = match tokio::time::timeout(EXPORT_TIMEOUT, export).await {
-            Ok(outcome) => outcome.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("it did not answer within {EXPORT_TIMEOUT:?}")),
-        };
-        match (&outcome, &self.failure) {
-            (Err(problem), None) => {
+        while let Some(batch) = self.queue.pop() {
+            let outcome = self.sender.send(self.exported.request(self.sender.before(), &batch.bytes)).await;
+            let outcome = outcome.map_err(|error| error.to_string());
+            match (&outcome, &self.failure) {
+                (Err(problem), None) => {
+                    tracing::warn!(
+                        problem,
+                        "the trace collector does not take spans; they are lost until it does"
+                    );
+                }
+                (Ok(()), Some(_)) => tracing::info!("the trace collector takes spans again"),
+                _ => {}
+            }
+            self.failure = outcome.err();
+            let lost = self.queue.lost.swap(0, Ordering::Relaxed);
+            if lost > 0 {
                 tracing::warn!(
-                    problem,
-                    "the trace collector does not take spans; they are lost until it does"
+                    lost,
+                    "spans came faster than the trace collector takes them; lower --trace-sample-ratio"
                 );
             }
-            (Ok(()), Some(_)) => tracing::info!("the trace collector takes spans again"),
-            _ => {}
         }
-        let lost = self.queue.lost.swap(0, Ordering::Relaxed);
-        if lost > 0 {
-            tracing::warn!(
-                lost,
-                "spans came faster than the trace collector takes them; lower --trace-sample-ratio"
-            );
-        }
-        self.failure = outcome.err();
     }
 }
