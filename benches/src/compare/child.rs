@@ -22,6 +22,8 @@ pub(super) struct Places {
     pub(super) taskset: Option<PathBuf>,
     pub(super) gateway_cpu: u32,
     pub(super) load_cpu: u32,
+    /// Whether engines and load never sleep.
+    pub(super) awake: bool,
     pub(super) scratch: TempDir,
 }
 

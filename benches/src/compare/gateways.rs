@@ -81,9 +81,10 @@ impl Engines {
     pub(super) async fn start(places: &Places) -> anyhow::Result<Self> {
         let own = std::env::current_exe()?;
         let mut command = places.command(places.load_cpu, &own);
-        command.args(["engine", "--until-stdin-closes", "--awake", "--max-seconds", "86400"]);
+        command.args(["engine", "--until-stdin-closes", "--max-seconds", "86400"]);
         command.args(["--plain", "0", "--plain", "0", "--prefill", "0,0", "--prefill", "0,0"]);
         command.args(["--decode", "0", "--decode", "0"]);
+        command.args(places.awake.then_some("--awake"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("mock engines")?;
         let output = child.stdout.take().context("mock engines have no output")?;

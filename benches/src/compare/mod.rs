@@ -139,6 +139,8 @@ fn places(options: &Options) -> anyhow::Result<Places> {
         taskset,
         gateway_cpu: options.gateway_cpu,
         load_cpu: options.load_cpu,
+        // What traces cost is less than waking whoever sleeps, which a slower gateway has to do more often.
+        awake: options.traces.is_some(),
         scratch: tempfile::tempdir().context("no folder for logs")?,
     })
 }

@@ -98,6 +98,7 @@ async fn one_run(
         &seconds.to_string(),
     ]);
     command.args(scenario.load);
+    command.args(places.awake.then_some("--awake"));
     match pid {
         Some(pid) => command.args(["--pid", &pid.to_string(), "--engine-pid", &engines.pid()?.to_string()]),
         None => command.args(["--pid", &engines.pid()?.to_string()]),

@@ -18,8 +18,9 @@ use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::clock::stay_awake;
 use answers::{Answers, Role};
+
+use crate::clock::stay_awake;
 
 /// Most connections at once of one listener; more wait.
 const MAX_CONNECTIONS: usize = 8192;
@@ -93,8 +94,10 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         bail!("no engine is asked for; give --plain, --prefill or --decode");
     }
     writeln!(std::io::stdout(), "{listing}")?;
+    // It ends with the set.
+    let mut beside = JoinSet::new();
     if options.awake {
-        tokio::spawn(stay_awake());
+        beside.spawn(stay_awake());
     }
     tokio::select! {
         ended = servers.join_next() => match ended {

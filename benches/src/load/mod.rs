@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::clock::stay_awake;
@@ -87,8 +88,10 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         window: Window::new(warmup, duration),
         ramp: warmup / 2,
     });
+    // It ends with the set.
+    let mut beside = JoinSet::new();
     if options.awake {
-        tokio::spawn(stay_awake());
+        beside.spawn(stay_awake());
     }
     let rss_before = options.pid.map(procfs::rss_kib).transpose().context("--pid")?;
     let began = Instant::now();

@@ -27,16 +27,7 @@ enum State {
     Off,
     /// Not sampled, and no room to hold it: there is an identity to hand on, and nothing to record.
     Unrecorded(Box<SpanContext>),
-    Recorded(Arc<Trace>, SpanId),
-}
-
-/// What a span begins with.
-pub(crate) struct Begun {
-    pub(crate) parent: SpanId,
-    pub(crate) is_root: bool,
-    pub(crate) name: Cow<'static, str>,
-    pub(crate) kind: SpanKind,
-    pub(crate) start: SystemTime,
+    Recorded(Arc<Trace>, Record),
 }
 
 impl SpanHandle {
@@ -50,12 +41,13 @@ impl SpanHandle {
         Self { state: State::Unrecorded(Box::new(context)) }
     }
 
-    /// A span of `trace`.
-    pub(crate) fn begin(trace: Arc<Trace>, begun: Begun) -> Self {
-        let id = SpanId::from(fastrand::u64(1..));
-        let Begun { parent, is_root, name, kind, start } = begun;
-        trace.began(Record { id, parent, is_root, kind, name, start, end: None });
-        Self { state: State::Recorded(trace, id) }
+    /// The first span of a trace in this process, below the parent if that is valid.
+    pub(crate) fn root(
+        trace: Arc<Trace>,
+        (parent, name, kind, start): (SpanId, Cow<'static, str>, SpanKind, SystemTime),
+    ) -> Self {
+        let record = Record { id: new_id(), parent, is_root: true, kind, name, start, end: start };
+        Self { state: State::Recorded(trace, record) }
     }
 
     /// Starts a span below this one.
@@ -73,8 +65,9 @@ impl SpanHandle {
             // A child of what is not recorded is not recorded either; the parent's identity serves for both.
             State::Unrecorded(context) => Self { state: State::Unrecorded(context.clone()) },
             State::Recorded(trace, parent) => {
-                let name = Cow::Borrowed(name);
-                Self::begin(trace.clone(), Begun { parent: *parent, is_root: false, name, kind, start })
+                let (parent, name) = (parent.id, Cow::Borrowed(name));
+                let record = Record { id: new_id(), parent, is_root: false, kind, name, start, end: start };
+                Self { state: State::Recorded(trace.clone(), record) }
             }
         }
     }
@@ -89,10 +82,9 @@ impl SpanHandle {
     #[must_use]
     pub fn start(&self) -> SystemTime {
         match &self.state {
-            State::Recorded(trace, id) => trace.look(*id, |record| record.start),
-            State::Off | State::Unrecorded(_) => None,
+            State::Recorded(_, record) => record.start,
+            State::Off | State::Unrecorded(_) => SystemTime::now(),
         }
-        .unwrap_or_else(SystemTime::now)
     }
 
     /// Identity of the trace, to be named in logs.
@@ -118,9 +110,9 @@ impl SpanHandle {
     #[must_use]
     pub fn context(&self) -> Option<SpanContext> {
         match &self.state {
-            State::Recorded(trace, id) => {
+            State::Recorded(trace, record) => {
                 let flags = if trace.sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
-                Some(SpanContext::new(trace.id, *id, flags, false, trace.state.clone()))
+                Some(SpanContext::new(trace.id, record.id, flags, false, trace.state.clone()))
             }
             State::Off | State::Unrecorded(_) => None,
         }
@@ -128,15 +120,15 @@ impl SpanHandle {
 
     /// Has the whole trace exported, whatever the sampler said, and notes why. That is done for so many traces in a second only.
     pub fn keep(&mut self, why: &'static str) {
-        if let State::Recorded(trace, id) = &self.state {
-            trace.note(*id, Note::Attribute(crate::names::KEPT, why.into()));
+        if let State::Recorded(trace, record) = &self.state {
+            trace.note(record.id, Note::Attribute(crate::names::KEPT, why.into()));
             trace.keep();
         }
     }
 
     fn note(&self, note: impl FnOnce() -> Note) {
-        if let State::Recorded(trace, id) = &self.state {
-            trace.note(*id, note());
+        if let State::Recorded(trace, record) = &self.state {
+            trace.note(record.id, note());
         }
     }
 
@@ -152,8 +144,8 @@ impl SpanHandle {
 
     /// Gives the span another name, when more is known than at its start.
     pub fn rename(&mut self, name: impl Into<Cow<'static, str>>) {
-        if let State::Recorded(trace, id) = &self.state {
-            trace.look(*id, |record| record.name = name.into());
+        if let State::Recorded(_, record) = &mut self.state {
+            record.name = name.into();
         }
     }
 
@@ -182,8 +174,8 @@ impl SpanHandle {
                 let ids = (context.trace_id(), context.span_id());
                 context::inject(headers, ids, context.is_sampled(), context.trace_state());
             }
-            State::Recorded(trace, id) => {
-                context::inject(headers, (trace.id, *id), trace.sampled, &trace.state);
+            State::Recorded(trace, record) => {
+                context::inject(headers, (trace.id, record.id), trace.sampled, &trace.state);
             }
         }
     }
@@ -194,10 +186,16 @@ impl SpanHandle {
 
 impl Drop for SpanHandle {
     fn drop(&mut self) {
-        if let State::Recorded(trace, id) = &self.state {
-            trace.ended(*id);
+        if let State::Recorded(trace, mut record) = std::mem::replace(&mut self.state, State::Off) {
+            // The clock may have been set back meanwhile.
+            record.end = SystemTime::now().max(record.start);
+            trace.ended(record);
         }
     }
+}
+
+fn new_id() -> SpanId {
+    SpanId::from(fastrand::u64(1..))
 }
 
 impl fmt::Debug for SpanHandle {

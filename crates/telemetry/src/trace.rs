@@ -4,7 +4,7 @@ mod spans;
 mod spare;
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use opentelemetry::trace::{SpanId, TraceId, TraceState};
 use parking_lot::Mutex;
@@ -17,6 +17,8 @@ use crate::notes::Note;
 
 /// Most spans of a trace that are held. A trace that is exported with more is so in parts; of another, the later ones are lost.
 const MAX_HELD: usize = 64;
+/// Most that is written on the spans of a trace which may be forgotten.
+const MAX_NOTES: usize = 16 * MAX_HELD;
 
 /// What the spans of a trace share.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub(crate) struct Trace {
     pub(crate) state: TraceState,
     /// Whether the sampler took it, which everybody who is called is told.
     pub(crate) sampled: bool,
+    /// Whether its fate is to be exported.
+    exported: AtomicBool,
     queue: Arc<Queue>,
     held: Mutex<Held>,
 }
@@ -50,7 +54,8 @@ impl Trace {
         let sampled = place.is_none();
         let fate = place.map_or(Fate::Exported, Fate::Undecided);
         let held = Held { fate, spans: spare::take(), root_has_ended: false };
-        Arc::new(Self { id, state, sampled, queue, held: Mutex::new(held) })
+        let exported = AtomicBool::new(sampled);
+        Arc::new(Self { id, state, sampled, exported, queue, held: Mutex::new(held) })
     }
 
     /// Exports the trace whatever the sampler said. Returns whether it will be: only so many are in a second.
@@ -58,54 +63,41 @@ impl Trace {
         let mut held = self.held.lock();
         if matches!(held.fate, Fate::Undecided(_)) && self.queue.may_keep() {
             held.fate = Fate::Exported;
+            self.exported.store(true, Ordering::Relaxed);
         }
         matches!(held.fate, Fate::Exported)
     }
 
     /// Whether the trace is exported for sure.
     pub(crate) fn is_exported(&self) -> bool {
-        self.sampled || matches!(self.held.lock().fate, Fate::Exported)
-    }
-
-    /// A span begins.
-    pub(crate) fn began(&self, span: Record) {
-        let mut held = self.held.lock();
-        let has_room = match held.fate {
-            Fate::Exported => true,
-            Fate::Undecided(_) => held.spans.records.len() < MAX_HELD,
-            Fate::Forgotten => false,
-        };
-        if has_room {
-            held.spans.records.push(span);
-        }
+        self.exported.load(Ordering::Relaxed)
     }
 
     /// Writes something on a span that is open.
     pub(crate) fn note(&self, span: SpanId, note: Note) {
         let mut held = self.held.lock();
-        if held.spans.get(span).is_some() {
+        let has_room = match held.fate {
+            Fate::Exported => true,
+            Fate::Undecided(_) => held.spans.notes.len() < MAX_NOTES,
+            Fate::Forgotten => false,
+        };
+        if has_room {
             held.spans.notes.push((span, note));
         }
     }
 
-    /// Looks at a span that is open, if it is recorded.
-    pub(crate) fn look<T>(&self, span: SpanId, look: impl FnOnce(&mut Record) -> T) -> Option<T> {
-        self.held.lock().spans.get(span).map(look)
-    }
-
     /// A span has ended. After the root, only spans of exported traces matter.
-    pub(crate) fn ended(&self, span: SpanId) {
+    pub(crate) fn ended(&self, span: Record) {
         let mut held = self.held.lock();
-        let Some(record) = held.spans.get(span) else { return };
-        // The clock may have been set back meanwhile.
-        record.end = Some(SystemTime::now().max(record.start));
-        let is_root = record.is_root;
-        held.root_has_ended |= is_root;
+        held.root_has_ended |= span.is_root;
         match held.fate {
-            Fate::Exported if held.root_has_ended || held.spans.records.len() >= MAX_HELD => {
-                let spans = held.spans.take_ended();
-                drop(held);
-                self.queue.push(self, spans);
+            Fate::Exported => {
+                held.spans.records.push(span);
+                if held.root_has_ended || held.spans.records.len() >= MAX_HELD {
+                    let spans = held.spans.take();
+                    drop(held);
+                    self.queue.push(self, spans);
+                }
             }
             Fate::Undecided(_) if held.root_has_ended => {
                 held.fate = Fate::Forgotten;
@@ -113,7 +105,8 @@ impl Trace {
                 drop(held);
                 give_back(forgotten);
             }
-            _ => {}
+            Fate::Undecided(_) if held.spans.records.len() < MAX_HELD => held.spans.records.push(span),
+            Fate::Undecided(_) | Fate::Forgotten => {}
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::context;
 use crate::export::{Exporter, Place, Queue};
 use crate::options::{Target, TelemetryError, TelemetryOptions};
-use crate::span::{Begun, SpanHandle};
+use crate::span::SpanHandle;
 use crate::trace::Trace;
 
 /// Time for which spans are gathered for one export.
@@ -150,7 +150,7 @@ impl Traces {
             },
         };
         let trace = Trace::new(id, state, place, running.queue.clone());
-        SpanHandle::begin(trace, Begun { parent, is_root: true, name, kind, start })
+        SpanHandle::root(trace, (parent, name, kind, start))
     }
 
     /// Exports what is left and stops. Spans that have not ended are lost, and later ones are empty.

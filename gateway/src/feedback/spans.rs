@@ -11,7 +11,7 @@ use moongate_scheduler::TierHits;
 use moongate_telemetry::{Notes, SpanHandle, SpanKind, TraceId, Traces, names, texts};
 
 use super::Expected;
-use super::steps::{PredictSpan, PromptSpan};
+use super::steps::PredictSpan;
 use crate::dispatch::Ask;
 use crate::error::ApiError;
 use crate::prompt::Api;
@@ -34,6 +34,8 @@ struct Facts {
     operation: Option<&'static str>,
     method: Method,
     uri: Uri,
+    body_bytes: Option<usize>,
+    estimated_input_tokens: Option<u32>,
     model: Option<Arc<str>>,
     stream: Option<bool>,
     max_output_tokens: Option<u32>,
@@ -71,8 +73,8 @@ impl RequestSpan {
     }
 
     /// Span of reading the request.
-    pub(crate) fn prompt(&self) -> PromptSpan {
-        PromptSpan(self.root.child_at("prompt", SpanKind::Internal, self.root.start()))
+    pub(crate) fn prompt(&self) -> SpanHandle {
+        self.root.child_at("prompt", SpanKind::Internal, self.root.start())
     }
 
     /// Span of predicting cache hits.
@@ -82,6 +84,8 @@ impl RequestSpan {
 
     /// The request has been read.
     pub(crate) fn asked(&mut self, ask: &Ask) {
+        self.facts.body_bytes = Some(ask.body.len());
+        self.facts.estimated_input_tokens = ask.request.as_ref().map(|request| request.input_tokens);
         self.facts.model.clone_from(&ask.model);
         self.facts.stream = Some(ask.head.stream);
         self.facts.max_output_tokens = ask.head.max_output_tokens;
@@ -185,6 +189,12 @@ impl Facts {
         let count = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
         notes.set(names::HTTP_REQUEST_METHOD, self.method.as_str().to_owned());
         notes.set(names::URL_PATH, self.uri.path().to_owned());
+        if let Some(bytes) = self.body_bytes {
+            notes.set("http.request.body.size", i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        if let Some(tokens) = self.estimated_input_tokens {
+            notes.set("moongate.estimated_input_tokens", i64::from(tokens));
+        }
         if let Some(operation) = self.operation {
             notes.set(names::GEN_AI_OPERATION_NAME, operation);
         }

@@ -8,25 +8,12 @@ use moongate_scheduler::{Refusal, Route, Term};
 use moongate_telemetry::{KeyValue, Notes, SpanContext, SpanHandle, SpanKind, Tell, names};
 
 use super::RequestSpan;
-use crate::dispatch::{Ask, Chosen, Reasons, Side};
+use crate::dispatch::{Chosen, Reasons, Side};
 use crate::fleet::{Endpoint, Member};
 use crate::predict::{Predicted, Unknown};
 
 /// Most candidates of a decision that are told: the cheapest.
 const MAX_CANDIDATES: usize = 8;
-
-/// Span of reading a request.
-pub(crate) struct PromptSpan(pub(super) SpanHandle);
-
-impl PromptSpan {
-    /// Notes what was read, and ends the span.
-    pub(crate) fn read(mut self, ask: &Ask) {
-        self.0.set("http.request.body.size", i64::try_from(ask.body.len()).unwrap_or(i64::MAX));
-        if let Some(request) = &ask.request {
-            self.0.set("moongate.estimated_input_tokens", i64::from(request.input_tokens));
-        }
-    }
-}
 
 /// Span of predicting cache hits.
 pub(crate) struct PredictSpan(pub(super) SpanHandle);

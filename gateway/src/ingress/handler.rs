@@ -122,7 +122,7 @@ async fn serve(
     };
     let prompt = feedback.span().prompt();
     let mut ask = read(gateway, api, id, request).await.map_err(Refused::Error)?;
-    prompt.read(&ask);
+    prompt.end();
     feedback.span().asked(&ask);
     if ask.request.is_some() && ask.api != Api::Other {
         predict(gateway, &mut ask, feedback.span().predict()).await;

@@ -82,7 +82,7 @@ fn span<'a>(out: &mut Vec<u8>, trace: &Trace, record: &Record, notes: impl Itera
     key(out, 6, Wire::Varint);
     varint(out, kind(&record.kind));
     time(out, 7, record.start);
-    time(out, 8, record.end.unwrap_or(record.start));
+    time(out, 8, record.end);
     notes.for_each(|note| self::note(out, note));
     let of_parent = if has_parent && record.is_root { PARENT_IS_REMOTE } else { 0 };
     key(out, 16, Wire::Fixed32);

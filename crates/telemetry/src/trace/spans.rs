@@ -18,12 +18,12 @@ pub(crate) struct Record {
     pub(crate) kind: SpanKind,
     pub(crate) name: Cow<'static, str>,
     pub(crate) start: SystemTime,
-    /// `None` until it ends.
-    pub(crate) end: Option<SystemTime>,
+    /// Its start until it ends.
+    pub(crate) end: SystemTime,
 }
 
-/// Spans in the order in which they began. All that is written on them is in one list: of most traces nothing is ever read, and one list is
-/// soon forgotten.
+/// Spans in the order in which they ended. All that is written on them, and on those that are still open, is in one list: of most traces nothing
+/// is ever read, and one list is soon forgotten.
 #[derive(Default)]
 pub(crate) struct Spans {
     pub(crate) records: Vec<Record>,
@@ -31,20 +31,12 @@ pub(crate) struct Spans {
 }
 
 impl Spans {
-    /// The span, unless it was taken.
-    pub(crate) fn get(&mut self, id: SpanId) -> Option<&mut Record> {
-        self.records.iter_mut().rfind(|record| record.id == id)
-    }
-
-    /// Takes the spans that have ended.
-    pub(crate) fn take_ended(&mut self) -> Self {
-        if self.records.iter().all(|record| record.end.is_some()) {
-            return std::mem::take(self);
-        }
-        let records: Vec<_> = self.records.extract_if(.., |record| record.end.is_some()).collect();
-        let notes =
-            self.notes.extract_if(.., |(id, _)| records.iter().any(|record| record.id == *id)).collect();
-        Self { records, notes }
+    /// Takes all that have ended. What is written on the others stays.
+    pub(crate) fn take(&mut self) -> Self {
+        let mut taken = std::mem::take(self);
+        let is_open = |id: SpanId| taken.records.iter().all(|record| record.id != id);
+        self.notes = taken.notes.extract_if(.., |(id, _)| is_open(*id)).collect();
+        taken
     }
 
     /// Makes it as good as new, but for the memory that it has.

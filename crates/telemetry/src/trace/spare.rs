@@ -55,7 +55,7 @@ mod tests {
             kind: SpanKind::Internal,
             name: Cow::Borrowed("first"),
             start: SystemTime::UNIX_EPOCH,
-            end: None,
+            end: SystemTime::UNIX_EPOCH,
         });
         first.notes.push((SpanId::from(1), Note::Attribute("a", Value::I64(1))));
         let room = first.records.capacity();

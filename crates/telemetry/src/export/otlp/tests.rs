@@ -27,7 +27,7 @@ fn record(id: u64, name: String) -> Record {
         kind: SpanKind::Client,
         name: Cow::Owned(name),
         start: SystemTime::UNIX_EPOCH + Duration::from_nanos(id),
-        end: Some(SystemTime::UNIX_EPOCH + Duration::from_nanos(1 << 60)),
+        end: SystemTime::UNIX_EPOCH + Duration::from_nanos(1 << 60),
     }
 }
 
@@ -94,8 +94,8 @@ proptest! {
 
     #[test]
     fn what_is_written_is_read(at_once in pairs(), later in pairs(), of_event in pairs(), name in "\\PC{0,40}") {
-        let mut written = Spans::default();
-        written.records = vec![record(1, name.clone()), record(2, String::new())];
+        let records = vec![record(1, name.clone()), record(2, String::new())];
+        let mut written = Spans { records, notes: Vec::new() };
         let (first, second) = (SpanId::from(1), SpanId::from(2));
         for (key, value) in &at_once {
             written.notes.push((first, Note::Attribute(key, value.clone())));
@@ -129,12 +129,12 @@ fn a_span_says_who_it_is_and_how_it_ended() {
     let trace = trace(state);
     let other =
         SpanContext::new(TraceId::from(8), SpanId::from(9), TraceFlags::SAMPLED, false, TraceState::NONE);
-    let mut written = Spans::default();
-    written.records = vec![record(1, "root".to_owned()), record(2, "child".to_owned())];
-    written.notes = vec![
+    let records = vec![record(1, "root".to_owned()), record(2, "child".to_owned())];
+    let notes = vec![
         (SpanId::from(2), Note::Link(Box::new(other))),
         (SpanId::from(2), Note::Error(Cow::Borrowed("refused"))),
     ];
+    let written = Spans { records, notes };
     let all = read(&trace, &written);
     let (root, child) = (&all[0], &all[1]);
     assert_eq!(root.trace_id, TraceId::from(7).to_bytes());
@@ -154,9 +154,8 @@ fn a_span_says_who_it_is_and_how_it_ended() {
 #[test]
 fn long_text_is_cut_between_characters() {
     let long = "é".repeat(MAX_TEXT);
-    let mut written = Spans::default();
-    written.records = vec![record(1, long.clone())];
-    written.notes = vec![(SpanId::from(1), Note::Attribute("path", format!("a{long}").into()))];
+    let notes = vec![(SpanId::from(1), Note::Attribute("path", format!("a{long}").into()))];
+    let written = Spans { records: vec![record(1, long)], notes };
     let span = read(&trace(TraceState::NONE), &written).remove(0);
     assert_eq!(span.name, "é".repeat(MAX_TEXT / 2));
     let Some(Read::StringValue(path)) = span.attributes[0].value.clone().unwrap().value else { panic!() };
