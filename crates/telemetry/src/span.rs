@@ -72,19 +72,18 @@ impl SpanHandle {
         }
     }
 
+    /// [`SpanHandle::child`] for something that began with this one.
+    pub fn first_child(&self, name: &'static str, kind: SpanKind) -> Self {
+        match &self.state {
+            State::Recorded(_, record) => self.child_at(name, kind, record.start),
+            _ => self.child_at(name, kind, SystemTime::UNIX_EPOCH),
+        }
+    }
+
     /// Whether what is set here may be exported. Worth asking before computing an expensive value.
     #[must_use]
     pub fn is_recording(&self) -> bool {
         matches!(self.state, State::Recorded(..))
-    }
-
-    /// When the span began; now, if it is not recorded.
-    #[must_use]
-    pub fn start(&self) -> SystemTime {
-        match &self.state {
-            State::Recorded(_, record) => record.start,
-            State::Off | State::Unrecorded(_) => SystemTime::now(),
-        }
     }
 
     /// Identity of the trace, to be named in logs.

@@ -87,7 +87,7 @@ impl Trace {
     }
 
     /// A span has ended. After the root, only spans of exported traces matter.
-    pub(crate) fn ended(&self, span: Record) {
+    pub(crate) fn ended(self: &Arc<Self>, span: Record) {
         let mut held = self.held.lock();
         held.root_has_ended |= span.is_root;
         match held.fate {
@@ -96,7 +96,7 @@ impl Trace {
                 if held.root_has_ended || held.spans.records.len() >= MAX_HELD {
                     let spans = held.spans.take();
                     drop(held);
-                    self.queue.push(self, spans);
+                    self.queue.push(self.clone(), spans);
                 }
             }
             Fate::Undecided(_) if held.root_has_ended => {

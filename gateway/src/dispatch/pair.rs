@@ -191,7 +191,7 @@ impl Pair {
         aborter: Arc<Aborter>,
     ) -> Self {
         if main_side != Side::Prefill {
-            main.first_byte = Some(main.span.child("first byte", SpanKind::Internal));
+            main.first_byte = Some(main.span.first_child("first byte", SpanKind::Internal));
         }
         Self { prefill, main, main_side, aborter, prefill_answer: None, handed_over: None }
     }

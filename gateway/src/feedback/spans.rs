@@ -74,7 +74,7 @@ impl RequestSpan {
 
     /// Span of reading the request.
     pub(crate) fn prompt(&self) -> SpanHandle {
-        self.root.child_at("prompt", SpanKind::Internal, self.root.start())
+        self.root.first_child("prompt", SpanKind::Internal)
     }
 
     /// Span of predicting cache hits.

@@ -33,6 +33,8 @@ use crate::trace::{Spans, Trace, give_back};
 pub(crate) const MAX_WAITING_SPANS: usize = 16_384;
 /// Spans in one export.
 const MAX_EXPORT_SPANS: usize = 1024;
+/// Traces that are written together: the code that writes is not at hand for a single one, which then takes twice as long.
+const TRACES_AT_ONCE: usize = 16;
 /// Size of an export from which nothing is added. Collectors take 4 MiB by gRPC unless told otherwise.
 const MAX_EXPORT_BYTES: usize = 1 << 20;
 /// Traces that were not sampled and are held until their end, in case it is a bad one. Some kilobytes each.
@@ -52,16 +54,15 @@ struct Batch {
 struct Waiting {
     full: VecDeque<Batch>,
     filling: Batch,
+    unwritten: Vec<Ended>,
     /// Spans in all of them.
     spans: usize,
 }
 
-impl Waiting {
-    fn close_batch(&mut self) {
-        if self.filling.spans > 0 {
-            self.full.push_back(std::mem::take(&mut self.filling));
-        }
-    }
+/// Spans of a trace.
+struct Ended {
+    trace: Arc<Trace>,
+    spans: Spans,
 }
 
 /// Where ended spans are left.
@@ -104,25 +105,44 @@ struct Kept {
 
 impl Queue {
     /// Leaves spans to be exported; they are lost if too many wait already.
-    pub(crate) fn push(&self, trace: &Trace, spans: Spans) {
+    pub(crate) fn push(&self, trace: Arc<Trace>, spans: Spans) {
         let count = spans.records.len();
-        if self.waiting.lock().spans + count > MAX_WAITING_SPANS {
+        let mut waiting = self.waiting.lock();
+        if waiting.spans + count > MAX_WAITING_SPANS {
             self.lost.fetch_add(count as u64, Ordering::Relaxed);
             return;
         }
-        // What the spans tell may be anything, and must not find the batch in use.
-        let mut bytes = Vec::with_capacity(count * 512);
-        otlp::spans(&mut bytes, trace, &spans);
-        give_back(spans);
-        let mut waiting = self.waiting.lock();
         waiting.spans += count;
-        waiting.filling.spans += count;
-        waiting.filling.bytes.append(&mut bytes);
-        if waiting.filling.spans >= MAX_EXPORT_SPANS || waiting.filling.bytes.len() >= MAX_EXPORT_BYTES {
-            waiting.close_batch();
-            drop(waiting);
+        waiting.unwritten.push(Ended { trace, spans });
+        if waiting.unwritten.len() < TRACES_AT_ONCE {
+            return;
+        }
+        drop(waiting);
+        if self.write(false) {
             self.full.notify_one();
         }
+    }
+
+    /// Writes what is to be sent. Returns whether a batch is full; a last one may be that with less in it.
+    fn write(&self, is_last: bool) -> bool {
+        let ended = std::mem::take(&mut self.waiting.lock().unwritten);
+        // What the spans tell may be anything, and must not find the queue in use.
+        let mut written = Batch::default();
+        for Ended { trace, spans } in ended {
+            written.spans += spans.records.len();
+            otlp::spans(&mut written.bytes, &trace, &spans);
+            give_back(spans);
+        }
+        let mut waiting = self.waiting.lock();
+        waiting.filling.spans += written.spans;
+        waiting.filling.bytes.append(&mut written.bytes);
+        let Batch { bytes, spans } = &waiting.filling;
+        let is_full = *spans >= if is_last { 1 } else { MAX_EXPORT_SPANS } || bytes.len() >= MAX_EXPORT_BYTES;
+        if is_full {
+            let full = std::mem::take(&mut waiting.filling);
+            waiting.full.push_back(full);
+        }
+        is_full
     }
 
     fn pop(&self) -> Option<Batch> {
@@ -195,12 +215,12 @@ impl Exporter {
             tokio::select! {
                 biased;
                 () = queue.stop.notified() => break,
-                _ = due.tick() => queue.waiting.lock().close_batch(),
+                _ = due.tick() => drop(queue.write(true)),
                 () = queue.full.notified() => {}
             }
             self.export().await;
         }
-        queue.waiting.lock().close_batch();
+        queue.write(true);
         self.export().await;
         self.failure.map_or(Ok(()), Err)
     }
