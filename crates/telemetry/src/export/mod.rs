@@ -136,8 +136,8 @@ impl Queue {
         let mut waiting = self.waiting.lock();
         waiting.filling.spans += written.spans;
         waiting.filling.bytes.append(&mut written.bytes);
-        let Batch { bytes, spans } = &waiting.filling;
-        let is_full = *spans >= if is_last { 1 } else { MAX_EXPORT_SPANS } || bytes.len() >= MAX_EXPORT_BYTES;
+        let enough = if is_last { 1 } else { MAX_EXPORT_SPANS };
+        let is_full = waiting.filling.spans >= enough || waiting.filling.bytes.len() >= MAX_EXPORT_BYTES;
         if is_full {
             let full = std::mem::take(&mut waiting.filling);
             waiting.full.push_back(full);
