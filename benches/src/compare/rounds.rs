@@ -89,14 +89,7 @@ async fn one_run(
         return Ok(json!({"rss_after_mb": rss as f64 * 1024.0 / 1e6}));
     }
     let mut command = places.command(places.load_cpu, &std::env::current_exe()?);
-    command.args([
-        "load",
-        "--awake",
-        "--port",
-        &running.port.to_string(),
-        "--duration",
-        &seconds.to_string(),
-    ]);
+    command.args(["load", "--port", &running.port.to_string(), "--duration", &seconds.to_string()]);
     command.args(scenario.load);
     command.args(places.awake.then_some("--awake"));
     match pid {
