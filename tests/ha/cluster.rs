@@ -87,7 +87,9 @@ impl Cluster {
             admin.push(free_port().await);
             metadata.push(free_port().await);
         }
-        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(1)).build().unwrap();
+        // A master may close a connection that is idle just when it is used again, which is not what is tested.
+        let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0);
+        let http = http.timeout(Duration::from_secs(1)).build().unwrap();
         let (masters, etcds, folder) = (Vec::new(), Vec::new(), TempDir::new().unwrap());
         let mut cluster = Self { masters, etcds, nodes, admin, metadata, http, setup, folder, network };
         if cluster.setup.lease.is_none() {
