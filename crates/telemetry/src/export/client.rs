@@ -87,7 +87,7 @@ impl Sender {
         Ok(Self { client, protocol, uri, headers })
     }
 
-    /// What stands before the message in a request with a message of `length` bytes.
+    /// Room for what stands before the message in a request.
     pub(super) fn before(&self) -> &'static [u8] {
         match self.protocol {
             OtlpProtocol::Http => &[],
