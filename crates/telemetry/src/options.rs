@@ -115,7 +115,9 @@ pub enum TelemetryError {
         problem: &'static str,
     },
     /// Headers cannot be sent.
-    #[error("`{0}` is no header of an export; write NAME=VALUE, several with commas between")]
+    #[error(
+        "`{0}` is no header of an export; write NAME=VALUE, several with commas between (--otlp-headers, OTEL_EXPORTER_OTLP_HEADERS)"
+    )]
     Header(String),
     /// A protocol that is not spoken.
     #[error("OTLP over `{0}` is not spoken; set grpc or http/protobuf")]
