@@ -29,6 +29,9 @@ pub(super) struct Plan {
     pub(super) prompts: Prompts,
     pub(super) window: Window,
     pub(super) ramp: Duration,
+    /// Longest pause before a request. Paced streams would otherwise stay in the step with each other in which they happened to begin, and
+    /// how many of their tokens arrive together, which is most of what they cost, would be a matter of luck.
+    pub(super) pause: Duration,
 }
 
 impl Plan {
@@ -66,6 +69,9 @@ pub(super) async fn closed_loop(plan: &Arc<Plan>, connections: u32) -> anyhow::R
             let mut rng = fastrand::Rng::with_seed(now_ns() ^ (u64::from(worker) << 48));
             let (mut request, mut tally) = (Vec::new(), Tally::default());
             while now_ns() < plan.window.end_ns {
+                if !plan.pause.is_zero() {
+                    sleep(plan.pause.mul_f64(rng.f64())).await;
+                }
                 if !plan.once(&mut client, &mut rng, &mut request, &mut tally).await {
                     client = Client::new(plan.port);
                     sleep(PAUSE_AFTER_ERROR).await;

@@ -87,6 +87,7 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         prompts: Prompts::new(options.body_bytes, &tail)?,
         window: Window::new(warmup, duration),
         ramp: warmup / 2,
+        pause: Duration::from_millis(options.itl_ms.unwrap_or(0).into()),
     });
     // It ends with the set.
     let mut beside = JoinSet::new();
