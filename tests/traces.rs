@@ -136,7 +136,8 @@ async fn a_prefill_that_dies_is_understood_from_its_trace() {
         }
     };
     tokio::time::timeout(PATIENCE, turns).await.unwrap();
-    assert_eq!(parent_given_to(dying)[2], "00", "engines are told that nothing is sampled");
+    let [_, parent, flags] = parent_given_to(dying);
+    assert_eq!(flags, "00", "engines are told that nothing is sampled");
     binary.signal("TERM").await;
     let ended = binary.ended().await;
     assert!(ended.status.success());
@@ -144,6 +145,7 @@ async fn a_prefill_that_dies_is_understood_from_its_trace() {
     let spans = collector.spans();
     let root = one(&spans, &format!("chat {}", dying.config().model));
     assert!(spans.iter().all(|span| span.trace_id == root.trace_id), "only this request went badly");
+    assert_eq!(parent, hex(&root.span_id), "of a trace that is not sampled they know the request's span");
     assert_eq!(told(&root.attributes, "http.response.status_code"), "200");
 
     let [failed, healed] = named(&spans, "prefill")[..] else { panic!("two prefills: {spans:?}") };

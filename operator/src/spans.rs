@@ -1,9 +1,8 @@
 //! The trace of one look at an object: the plan, and each write with its reason.
 
-use std::time::{Duration, SystemTime};
-
 use kube::Error;
 use moongate_telemetry::{SpanHandle, SpanKind, TraceId, Traces, names};
+use tokio::time::Instant;
 use tracing::field::DisplayValue;
 
 use crate::Kind;
@@ -14,15 +13,15 @@ use crate::plan::{Action, Step};
 pub(crate) struct LookSpan<'a> {
     root: SpanHandle,
     traces: &'a Traces,
-    since: SystemTime,
+    since: Instant,
 }
 
 impl<'a> LookSpan<'a> {
     /// Begins a trace for a plan that has just been made, or could not be; the look began at `since`.
-    pub(crate) fn planned(traces: &'a Traces, live: &Live, since: SystemTime, steps: usize) -> Self {
+    pub(crate) fn planned(traces: &'a Traces, live: &Live, since: Instant, steps: usize) -> Self {
         let mut root = traces.work_span(format!("reconcile {}", live.key.kind.name()), since);
         if root.is_recording() {
-            root.child_at("plan", SpanKind::Internal, since).end();
+            root.child_at("plan", SpanKind::Internal, since, || ()).end();
             root.set("k8s.namespace.name", live.key.namespace.clone());
             root.set("moongate.kind", live.key.kind.name());
             root.set("moongate.name", live.key.name.clone());
@@ -31,7 +30,7 @@ impl<'a> LookSpan<'a> {
             if let Some(group) = group {
                 root.set("moongate.group", group);
             }
-            root.set("moongate.steps", i64::try_from(steps).unwrap_or(i64::MAX));
+            root.set("moongate.steps", steps);
         }
         Self { root, traces, since }
     }
@@ -72,8 +71,7 @@ impl<'a> LookSpan<'a> {
 
     /// All was done that could be.
     pub(crate) fn done(mut self) {
-        let took = SystemTime::now().duration_since(self.since).unwrap_or(Duration::ZERO);
-        if self.traces.is_slow(took) {
+        if self.since.elapsed() > self.traces.slow() {
             self.root.keep("slow");
         }
     }

@@ -11,14 +11,15 @@ pub mod names;
 mod notes;
 mod options;
 pub mod span;
+mod tell;
 mod trace;
 mod traces;
 
 pub use export::TlsError;
 pub use logs::{LogError, LogFormat, LogOptions, init_logs};
-pub use notes::{Notes, Tell, texts};
+pub use notes::Value;
 pub use opentelemetry::trace::{SpanContext, SpanKind, TraceId};
-pub use opentelemetry::{KeyValue, Value};
 pub use options::{OtlpProtocol, TelemetryError, TelemetryOptions};
 pub use span::SpanHandle;
+pub use tell::{Notes, Steps, Tell};
 pub use traces::{FlushError, Traces};

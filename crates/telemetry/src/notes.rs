@@ -1,70 +1,95 @@
-//! What is written on spans.
+//! What is written on spans while they are open.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::sync::Arc;
-use std::time::SystemTime;
 
 use opentelemetry::trace::SpanContext;
-use opentelemetry::{Array, KeyValue, StringValue, Value};
+use tokio::time::Instant;
 
-/// Tells of a span what only matters if it is exported. It is asked then, and not before: so it costs nine requests in ten nothing but being
-/// kept.
-pub trait Tell: Send + Sync {
-    /// Writes it down.
-    fn tell(&self, notes: &mut Notes);
+/// What an attribute says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value<'a> {
+    /// A text, of which the first kilobyte is exported.
+    Text(Cow<'a, str>),
+    /// Several.
+    Texts(Vec<String>),
+    /// Whether something is so.
+    Bool(bool),
+    /// A count.
+    Integer(i64),
+    /// A measure.
+    Float(f64),
 }
 
-impl<F: Fn(&mut Notes) + Send + Sync> Tell for F {
-    fn tell(&self, notes: &mut Notes) {
-        self(notes);
+impl<'a> From<&'a str> for Value<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(Cow::Borrowed(text))
+    }
+}
+
+impl From<String> for Value<'_> {
+    fn from(text: String) -> Self {
+        Self::Text(Cow::Owned(text))
+    }
+}
+
+impl From<Vec<String>> for Value<'_> {
+    fn from(texts: Vec<String>) -> Self {
+        Self::Texts(texts)
+    }
+}
+
+impl From<bool> for Value<'_> {
+    fn from(value: bool) -> Self {
+        Self::Bool(value)
+    }
+}
+
+impl From<i64> for Value<'_> {
+    fn from(count: i64) -> Self {
+        Self::Integer(count)
+    }
+}
+
+impl From<u16> for Value<'_> {
+    fn from(count: u16) -> Self {
+        Self::Integer(count.into())
+    }
+}
+
+impl From<u32> for Value<'_> {
+    fn from(count: u32) -> Self {
+        Self::Integer(count.into())
+    }
+}
+
+/// Counts beyond the largest that can be told are told as that.
+impl From<u64> for Value<'_> {
+    fn from(count: u64) -> Self {
+        Self::Integer(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+}
+
+/// As of `u64`.
+impl From<usize> for Value<'_> {
+    fn from(count: usize) -> Self {
+        Self::from(count as u64)
+    }
+}
+
+impl From<f64> for Value<'_> {
+    fn from(measure: f64) -> Self {
+        Self::Float(measure)
     }
 }
 
 /// One thing that is written on a span.
+#[derive(Debug)]
 pub(crate) enum Note {
-    Attribute(&'static str, Value),
-    /// Boxed, as links are: they are rare.
-    Event(Box<Event>),
+    Attribute(&'static str, Value<'static>),
+    /// Something happened within it.
+    Event(&'static str, Instant),
+    /// Boxed: it is large, and rare.
     Link(Box<SpanContext>),
     /// The span has failed.
     Error(Cow<'static, str>),
-    Later(Arc<dyn Tell>),
-}
-
-/// Something that happened within a span.
-pub(crate) struct Event {
-    pub(crate) name: &'static str,
-    pub(crate) time: SystemTime,
-    pub(crate) attributes: Vec<KeyValue>,
-}
-
-/// A page to write on.
-#[derive(Default)]
-pub struct Notes {
-    pub(crate) list: Vec<Note>,
-}
-
-impl Notes {
-    /// Sets an attribute; [`crate::names`] has the standard ones. Set each once: the last does not replace.
-    pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
-        self.list.push(Note::Attribute(key, value.into()));
-    }
-
-    /// Notes that something happened at `time`.
-    pub fn event(&mut self, name: &'static str, time: SystemTime, attributes: Vec<KeyValue>) {
-        self.list.push(Note::Event(Box::new(Event { name, time, attributes })));
-    }
-}
-
-impl fmt::Debug for Notes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Notes").field("count", &self.list.len()).finish()
-    }
-}
-
-/// Several texts as one attribute.
-#[must_use]
-pub fn texts(texts: Vec<String>) -> Value {
-    Value::Array(Array::String(texts.into_iter().map(StringValue::from).collect()))
 }

@@ -3,154 +3,155 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use http::header::HeaderMap;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId};
-use opentelemetry::{KeyValue, Value};
+use tokio::time::Instant;
 
 use crate::context;
-use crate::notes::{Event, Note, Tell};
+use crate::notes::{Note, Value};
+use crate::tell::Tell;
 use crate::trace::{Record, Trace};
+
+/// Most that is written on a span, as of OpenTelemetry's own.
+const MAX_NOTES: usize = 128;
 
 /// A span that ends when it is dropped. It may be stored, in a response body for instance, and sent to
 /// another thread.
 ///
-/// Where tracing is off it is empty, and every call returns at once.
+/// Where tracing is off it is empty, and every call returns at once. Otherwise it holds facts, which are told if the span is exported.
 #[must_use = "a span that is dropped has ended"]
-pub struct SpanHandle {
-    state: State,
+pub struct SpanHandle<T: Tell + 'static = ()> {
+    /// `None` where tracing is off.
+    open: Option<(Arc<Trace>, Box<Record<T>>)>,
 }
 
-enum State {
-    /// Tracing is off.
-    Off,
-    /// Not sampled, and no room to hold it: there is an identity to hand on, and nothing to record.
-    Unrecorded(Box<SpanContext>),
-    Recorded(Arc<Trace>, Record),
-}
-
-impl SpanHandle {
+impl<T: Tell> SpanHandle<T> {
     /// A handle that does nothing.
     pub const fn off() -> Self {
-        Self { state: State::Off }
-    }
-
-    /// A handle that only hands an identity on.
-    pub(crate) fn unrecorded(context: SpanContext) -> Self {
-        Self { state: State::Unrecorded(Box::new(context)) }
+        Self { open: None }
     }
 
     /// The first span of a trace in this process, below the parent if that is valid.
     pub(crate) fn root(
         trace: Arc<Trace>,
-        (parent, name, kind, start): (SpanId, Cow<'static, str>, SpanKind, SystemTime),
+        parent: SpanId,
+        (name, kind, start): (Cow<'static, str>, SpanKind, Instant),
+        facts: T,
     ) -> Self {
-        let record = Record { id: new_id(), parent, is_root: true, kind, name, start, end: start };
-        Self { state: State::Recorded(trace, record) }
+        Self::open(trace, (parent, true), (name, kind, start), facts)
+    }
+
+    fn open(
+        trace: Arc<Trace>,
+        (parent, is_root): (SpanId, bool),
+        (name, kind, start): (Cow<'static, str>, SpanKind, Instant),
+        facts: T,
+    ) -> Self {
+        let id = SpanId::from(fastrand::u64(1..));
+        let record = Record { id, parent, is_root, kind, name, start, end: None, notes: Vec::new(), facts };
+        Self { open: Some((trace, Box::new(record))) }
     }
 
     /// Starts a span below this one.
-    pub fn child(&self, name: &'static str, kind: SpanKind) -> Self {
-        match self.state {
-            State::Off => Self::off(),
-            _ => self.child_at(name, kind, SystemTime::now()),
+    pub fn child(&self, name: &'static str, kind: SpanKind) -> SpanHandle {
+        match &self.open {
+            None => SpanHandle::off(),
+            Some(_) => self.child_at(name, kind, Instant::now(), || ()),
         }
     }
 
-    /// [`SpanHandle::child`] for something that began at `start`.
-    pub fn child_at(&self, name: &'static str, kind: SpanKind, start: SystemTime) -> Self {
-        match &self.state {
-            State::Off => Self::off(),
-            // A child of what is not recorded is not recorded either; the parent's identity serves for both.
-            State::Unrecorded(context) => Self { state: State::Unrecorded(context.clone()) },
-            State::Recorded(trace, parent) => {
-                let (parent, name) = (parent.id, Cow::Borrowed(name));
-                let record = Record { id: new_id(), parent, is_root: false, kind, name, start, end: start };
-                Self { state: State::Recorded(trace.clone(), record) }
+    /// Starts a span below this one of something that began at `start`.
+    pub fn child_at<U: Tell>(
+        &self,
+        name: &'static str,
+        kind: SpanKind,
+        start: Instant,
+        facts: impl FnOnce() -> U,
+    ) -> SpanHandle<U> {
+        match &self.open {
+            None => SpanHandle::off(),
+            Some((trace, record)) => {
+                let what = (Cow::Borrowed(name), kind, start);
+                SpanHandle::open(trace.clone(), (record.id, false), what, facts())
             }
         }
     }
 
-    /// [`SpanHandle::child`] for something that began with this one.
-    pub fn first_child(&self, name: &'static str, kind: SpanKind) -> Self {
-        match &self.state {
-            State::Recorded(_, record) => self.child_at(name, kind, record.start),
-            _ => self.child_at(name, kind, SystemTime::UNIX_EPOCH),
+    /// What is known of it, unless tracing is off.
+    pub fn facts(&self) -> Option<&T> {
+        self.open.as_ref().map(|(_, record)| &record.facts)
+    }
+
+    /// Adds to what is known of it, unless tracing is off.
+    pub fn know(&mut self, know: impl FnOnce(&mut T)) {
+        if let Some(facts) = self.facts_mut() {
+            know(facts);
         }
+    }
+
+    /// What is known of it, unless tracing is off.
+    pub fn facts_mut(&mut self) -> Option<&mut T> {
+        self.open.as_mut().map(|(_, record)| &mut record.facts)
     }
 
     /// Whether what is set here may be exported. Worth asking before computing an expensive value.
     #[must_use]
-    pub fn is_recording(&self) -> bool {
-        matches!(self.state, State::Recorded(..))
+    pub const fn is_recording(&self) -> bool {
+        self.open.is_some()
     }
 
     /// Identity of the trace, to be named in logs.
     #[must_use]
     pub fn trace_id(&self) -> Option<TraceId> {
-        match &self.state {
-            State::Off => None,
-            State::Unrecorded(context) => Some(context.trace_id()),
-            State::Recorded(trace, _) => Some(trace.id),
-        }
+        self.open.as_ref().map(|(trace, _)| trace.id)
     }
 
     /// [`SpanHandle::trace_id`], if the collector will get this trace for sure: what metrics may point to, and what is worth telling at once.
     #[must_use]
     pub fn exported_trace_id(&self) -> Option<TraceId> {
-        match &self.state {
-            State::Recorded(trace, _) if trace.is_exported() => Some(trace.id),
-            _ => None,
-        }
+        self.open.as_ref().filter(|(trace, _)| trace.is_exported()).map(|(trace, _)| trace.id)
     }
 
-    /// Identity of the span, for links to it. `None` if it is not recorded.
+    /// Identity of the span, for links to it.
     #[must_use]
     pub fn context(&self) -> Option<SpanContext> {
-        match &self.state {
-            State::Recorded(trace, record) => {
-                let flags = if trace.sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
-                Some(SpanContext::new(trace.id, record.id, flags, false, trace.state.clone()))
-            }
-            State::Off | State::Unrecorded(_) => None,
-        }
+        let (trace, record) = self.open.as_ref()?;
+        let flags = if trace.sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
+        Some(SpanContext::new(trace.id, record.id, flags, false, trace.state.clone()))
     }
 
     /// Has the whole trace exported, whatever the sampler said, and notes why. That is done for so many traces in a second only.
     pub fn keep(&mut self, why: &'static str) {
-        if let State::Recorded(trace, record) = &self.state {
-            trace.note(record.id, Note::Attribute(crate::names::KEPT, why.into()));
+        self.set(crate::names::KEPT, why);
+        if let Some((trace, _)) = &self.open {
             trace.keep();
         }
     }
 
-    fn note(&self, note: impl FnOnce() -> Note) {
-        if let State::Recorded(trace, record) = &self.state {
-            trace.note(record.id, note());
+    fn note(&mut self, note: impl FnOnce() -> Note) {
+        if let Some((_, record)) = &mut self.open
+            && record.notes.len() < MAX_NOTES
+        {
+            record.notes.push(note());
         }
     }
 
     /// Sets an attribute; [`crate::names`] has the standard ones. Set each once: the last does not replace.
-    pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
+    pub fn set(&mut self, key: &'static str, value: impl Into<Value<'static>>) {
         self.note(|| Note::Attribute(key, value.into()));
-    }
-
-    /// Has attributes and events written only if the span is exported.
-    pub fn set_later(&mut self, tell: Arc<dyn Tell>) {
-        self.note(|| Note::Later(tell));
     }
 
     /// Gives the span another name, when more is known than at its start.
     pub fn rename(&mut self, name: impl Into<Cow<'static, str>>) {
-        if let State::Recorded(_, record) = &mut self.state {
+        if let Some((_, record)) = &mut self.open {
             record.name = name.into();
         }
     }
 
     /// Notes that something happened now.
-    pub fn event(&mut self, name: &'static str, attributes: Vec<KeyValue>) {
-        self.note(|| Note::Event(Box::new(Event { name, time: SystemTime::now(), attributes })));
+    pub fn event(&mut self, name: &'static str) {
+        self.note(|| Note::Event(name, Instant::now()));
     }
 
     /// Says that this span is there because of another one.
@@ -163,19 +164,25 @@ impl SpanHandle {
         self.note(|| Note::Error(message.into()));
     }
 
+    /// Whether the sampler took its trace, which everybody who is called is told.
+    #[must_use]
+    pub fn is_sampled(&self) -> bool {
+        self.open.as_ref().is_some_and(|(trace, _)| trace.sampled)
+    }
+
     /// Makes this span the parent of whoever gets `headers`: replaces `traceparent` and `tracestate`.
     ///
     /// Where tracing is off, the headers stay, so that those of the client pass through.
     pub fn inject(&self, headers: &mut HeaderMap) {
-        match &self.state {
-            State::Off => {}
-            State::Unrecorded(context) => {
-                let ids = (context.trace_id(), context.span_id());
-                context::inject(headers, ids, context.is_sampled(), context.trace_state());
-            }
-            State::Recorded(trace, record) => {
-                context::inject(headers, (trace.id, record.id), trace.sampled, &trace.state);
-            }
+        if let Some((trace, record)) = &self.open {
+            context::inject(headers, (trace.id, record.id), trace.sampled, &trace.state);
+        }
+    }
+
+    /// Says when the span ends, which is otherwise when it is dropped.
+    pub fn ends_at(&mut self, end: Instant) {
+        if let Some((_, record)) = &mut self.open {
+            record.end = Some(end.max(record.start));
         }
     }
 
@@ -183,21 +190,16 @@ impl SpanHandle {
     pub fn end(self) {}
 }
 
-impl Drop for SpanHandle {
+impl<T: Tell> Drop for SpanHandle<T> {
     fn drop(&mut self) {
-        if let State::Recorded(trace, mut record) = std::mem::replace(&mut self.state, State::Off) {
-            // The clock may have been set back meanwhile.
-            record.end = SystemTime::now().max(record.start);
+        if let Some((trace, mut record)) = self.open.take() {
+            record.end.get_or_insert_with(Instant::now);
             trace.ended(record);
         }
     }
 }
 
-fn new_id() -> SpanId {
-    SpanId::from(fastrand::u64(1..))
-}
-
-impl fmt::Debug for SpanHandle {
+impl<T: Tell> fmt::Debug for SpanHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SpanHandle")
             .field("trace_id", &self.trace_id())

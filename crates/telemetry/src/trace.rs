@@ -1,24 +1,45 @@
 //! One trace of this process: its spans, held until it is known whether anybody will see them.
 
-mod spans;
-mod spare;
-
+use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use opentelemetry::trace::{SpanId, TraceId, TraceState};
+use opentelemetry::trace::{SpanId, SpanKind, TraceId, TraceState};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::time::Instant;
 
-pub(crate) use spans::{Record, Spans};
-pub(crate) use spare::give_back;
-
-use crate::export::{Place, Queue};
+use crate::export::Queue;
 use crate::notes::Note;
+use crate::tell::Tell;
 
 /// Most spans of a trace that are held. A trace that is exported with more is so in parts; of another, the later ones are lost.
 const MAX_HELD: usize = 64;
-/// Most that is written on the spans of a trace which may be forgotten.
-const MAX_NOTES: usize = 16 * MAX_HELD;
+
+/// A span.
+pub(crate) struct Record<T: ?Sized = dyn Tell> {
+    pub(crate) id: SpanId,
+    pub(crate) parent: SpanId,
+    /// Whether it has no parent in this process.
+    pub(crate) is_root: bool,
+    pub(crate) kind: SpanKind,
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) start: Instant,
+    /// Of one that has ended.
+    pub(crate) end: Option<Instant>,
+    pub(crate) notes: Vec<Note>,
+    pub(crate) facts: T,
+}
+
+impl<T: ?Sized> fmt::Debug for Record<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Spans that have ended: of most traces so few that they need no memory of their own.
+pub(crate) type Spans = SmallVec<[Box<Record>; 4]>;
 
 /// What the spans of a trace share.
 #[derive(Debug)]
@@ -36,36 +57,41 @@ pub(crate) struct Trace {
 #[derive(Debug)]
 struct Held {
     fate: Fate,
+    /// In the order in which they ended.
     spans: Spans,
     root_has_ended: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 enum Fate {
     Exported,
-    /// Not sampled. It takes one of the places for such traces.
-    Undecided(#[expect(dead_code, reason = "taken as long as it is there")] Place),
+    /// Not sampled, and it may still end badly.
+    Undecided,
     Forgotten,
 }
 
 impl Trace {
-    /// A trace. One that is not sampled needs a place among those that are held until their end.
-    pub(crate) fn new(id: TraceId, state: TraceState, place: Option<Place>, queue: Arc<Queue>) -> Arc<Self> {
-        let sampled = place.is_none();
-        let fate = place.map_or(Fate::Exported, Fate::Undecided);
-        let held = Held { fate, spans: spare::take(), root_has_ended: false };
-        let exported = AtomicBool::new(sampled);
-        Arc::new(Self { id, state, sampled, exported, queue, held: Mutex::new(held) })
+    /// A trace, which is exported if it is sampled.
+    pub(crate) fn new(id: TraceId, state: TraceState, sampled: bool, queue: Arc<Queue>) -> Arc<Self> {
+        let fate = if sampled { Fate::Exported } else { Fate::Undecided };
+        let held = Held { fate, spans: Spans::new(), root_has_ended: false };
+        Arc::new(Self {
+            id,
+            state,
+            sampled,
+            exported: AtomicBool::new(sampled),
+            queue,
+            held: Mutex::new(held),
+        })
     }
 
-    /// Exports the trace whatever the sampler said. Returns whether it will be: only so many are in a second.
-    pub(crate) fn keep(&self) -> bool {
+    /// Exports the trace whatever the sampler said, if that was not done too often within this second.
+    pub(crate) fn keep(&self) {
         let mut held = self.held.lock();
-        if matches!(held.fate, Fate::Undecided(_)) && self.queue.may_keep() {
+        if matches!(held.fate, Fate::Undecided) && self.queue.may_keep() {
             held.fate = Fate::Exported;
             self.exported.store(true, Ordering::Relaxed);
         }
-        matches!(held.fate, Fate::Exported)
     }
 
     /// Whether the trace is exported for sure.
@@ -73,40 +99,28 @@ impl Trace {
         self.exported.load(Ordering::Relaxed)
     }
 
-    /// Writes something on a span that is open.
-    pub(crate) fn note(&self, span: SpanId, note: Note) {
-        let mut held = self.held.lock();
-        let has_room = match held.fate {
-            Fate::Exported => true,
-            Fate::Undecided(_) => held.spans.notes.len() < MAX_NOTES,
-            Fate::Forgotten => false,
-        };
-        if has_room {
-            held.spans.notes.push((span, note));
-        }
-    }
-
     /// A span has ended. After the root, only spans of exported traces matter.
-    pub(crate) fn ended(self: &Arc<Self>, span: Record) {
+    pub(crate) fn ended(self: Arc<Self>, span: Box<Record>) {
         let mut held = self.held.lock();
         held.root_has_ended |= span.is_root;
         match held.fate {
             Fate::Exported => {
-                held.spans.records.push(span);
-                if held.root_has_ended || held.spans.records.len() >= MAX_HELD {
-                    let spans = held.spans.take();
+                held.spans.push(span);
+                if held.root_has_ended || held.spans.len() >= MAX_HELD {
+                    let spans = std::mem::take(&mut held.spans);
                     drop(held);
                     self.queue.push(self.clone(), spans);
                 }
             }
-            Fate::Undecided(_) if held.root_has_ended => {
+            Fate::Undecided if held.root_has_ended => {
                 held.fate = Fate::Forgotten;
                 let forgotten = std::mem::take(&mut held.spans);
+                // What is dropped with them may be anything, and must not find the trace in use.
                 drop(held);
-                give_back(forgotten);
+                drop(forgotten);
             }
-            Fate::Undecided(_) if held.spans.records.len() < MAX_HELD => held.spans.records.push(span),
-            Fate::Undecided(_) | Fate::Forgotten => {}
+            Fate::Undecided if held.spans.len() < MAX_HELD => held.spans.push(span),
+            Fate::Undecided | Fate::Forgotten => {}
         }
     }
 }

@@ -4,18 +4,20 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use http::HeaderMap;
-use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId, TraceState};
+use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceId, TraceState};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::context;
-use crate::export::{Exporter, Place, Queue};
+use crate::export::{Exporter, Queue};
 use crate::options::{Target, TelemetryError, TelemetryOptions};
 use crate::span::SpanHandle;
+use crate::tell::Tell;
 use crate::trace::Trace;
 
 /// Time for which spans are gathered for one export.
@@ -87,7 +89,7 @@ impl Traces {
         let running = Running {
             queue,
             sample_ratio,
-            slow: options.trace_slow,
+            slow: if options.trace_slow.is_zero() { Duration::MAX } else { options.trace_slow },
             ended: AtomicBool::new(false),
             exporting: Mutex::new(Some(exporting)),
         };
@@ -100,35 +102,40 @@ impl Traces {
         self.running.is_some()
     }
 
-    /// Whether something that took so long is exported in any case.
+    /// Traces of what takes longer are worth keeping in any case.
     #[must_use]
-    pub fn is_slow(&self, took: Duration) -> bool {
-        self.running.as_ref().is_some_and(|running| !running.slow.is_zero() && took > running.slow)
+    pub fn slow(&self) -> Duration {
+        self.running.as_ref().map_or(Duration::MAX, |running| running.slow)
     }
 
-    /// Starts the span of an incoming request, as a child of the caller's span if `headers` name one
+    /// Starts the span of a request that came at `start`, as a child of the caller's span if `headers` name one
     /// (W3C `traceparent` and `tracestate`; a malformed one is ignored).
-    pub fn server_span(&self, name: impl Into<Cow<'static, str>>, headers: &HeaderMap) -> SpanHandle {
-        self.root(name.into(), SpanKind::Server, context::caller(headers), SystemTime::now())
+    pub fn server_span<T: Tell>(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        headers: &HeaderMap,
+        start: Instant,
+        facts: impl FnOnce() -> T,
+    ) -> SpanHandle<T> {
+        self.root((name.into(), SpanKind::Server, start), || context::caller(headers), facts)
     }
 
     /// Starts a trace of something that this process does by itself since `start`.
-    pub fn work_span(&self, name: impl Into<Cow<'static, str>>, start: SystemTime) -> SpanHandle {
-        self.root(name.into(), SpanKind::Internal, None, start)
+    pub fn work_span(&self, name: impl Into<Cow<'static, str>>, start: Instant) -> SpanHandle {
+        self.root((name.into(), SpanKind::Internal, start), || None, || ())
     }
 
-    fn root(
+    fn root<T: Tell>(
         &self,
-        name: Cow<'static, str>,
-        kind: SpanKind,
-        caller: Option<SpanContext>,
-        start: SystemTime,
-    ) -> SpanHandle {
+        what: (Cow<'static, str>, SpanKind, Instant),
+        caller: impl FnOnce() -> Option<SpanContext>,
+        facts: impl FnOnce() -> T,
+    ) -> SpanHandle<T> {
         let running = match &self.running {
             Some(running) if !running.ended.load(Ordering::Relaxed) => running,
             _ => return SpanHandle::off(),
         };
-        let (id, parent, state, sampled) = match caller {
+        let (id, parent, state, sampled) = match caller() {
             Some(caller) => {
                 let state = caller.trace_state().clone();
                 (caller.trace_id(), caller.span_id(), state, caller.is_sampled())
@@ -138,19 +145,8 @@ impl Traces {
                 (id, SpanId::INVALID, TraceState::NONE, is_sampled(id, running.sample_ratio))
             }
         };
-        let place = match sampled {
-            true => None,
-            false => match Place::take(&running.queue) {
-                Some(place) => Some(place),
-                None => {
-                    let span = SpanId::from(fastrand::u64(1..));
-                    let context = SpanContext::new(id, span, TraceFlags::default(), false, state);
-                    return SpanHandle::unrecorded(context);
-                }
-            },
-        };
-        let trace = Trace::new(id, state, place, running.queue.clone());
-        SpanHandle::root(trace, (parent, name, kind, start))
+        let trace = Trace::new(id, state, sampled, running.queue.clone());
+        SpanHandle::root(trace, parent, what, facts())
     }
 
     /// Exports what is left and stops. Spans that have not ended are lost, and later ones are empty.

@@ -8,11 +8,10 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST};
 use http::{HeaderMap, HeaderValue, Method, Uri};
 use moongate_runtime::Supervisor;
-use moongate_telemetry::SpanHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::pair::{Running, Side};
-use crate::feedback::Metrics;
+use crate::feedback::{LegSpan, Metrics};
 use crate::fleet::Endpoint;
 use crate::prompt::Spliced;
 use crate::upstream::{Leg, LegLimits, PreparedRequest};
@@ -46,8 +45,8 @@ impl Aborter {
         let Some(ticket) = ticket else { return };
         let request = abort_request(endpoint.pool.authority(), &ticket.rid);
         let limits = LegLimits { first_byte: PATIENCE, idle: PATIENCE };
-        let leg = Leg::start(endpoint.pool.clone(), request, limits);
-        self.drain(Running::new(leg, endpoint.clone(), SpanHandle::off()));
+        let leg = Leg::start(endpoint.pool.clone(), request, limits, Instant::now());
+        self.drain(Running::new(leg, endpoint.clone(), LegSpan::off()));
     }
 
     /// Reads a leg to its end in the background, within the leg's own time limits.

@@ -9,6 +9,7 @@ use moongate_discovery::KvTransfer;
 use moongate_scheduler::Decision;
 use moongate_telemetry::SpanContext;
 use serde::de::IgnoredAny;
+use tokio::time::Instant;
 
 use super::abort::{Aborter, Ticket};
 use super::ask::{Ask, attempt_id};
@@ -120,10 +121,11 @@ fn leg(
     limits: LegLimits,
     number: &Try<'_>,
 ) -> Running {
-    let span = number.leg(side, member);
+    let now = Instant::now();
+    let span = number.leg(side, member, now);
     span.inject(&mut request.headers);
     let endpoint = &member.endpoint;
-    Running::new(Leg::start(endpoint.pool.clone(), request, limits), endpoint.clone(), span)
+    Running::new(Leg::start(endpoint.pool.clone(), request, limits, now), endpoint.clone(), span)
 }
 
 async fn start_pair(

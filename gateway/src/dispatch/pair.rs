@@ -3,15 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::SystemTime;
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
 use http::header::CONTENT_TYPE;
-use moongate_telemetry::{SpanContext, SpanHandle, SpanKind, names};
+use moongate_telemetry::SpanContext;
 use serde::de::IgnoredAny;
+use tokio::time::Instant;
 
 use super::abort::{Aborter, Ticket};
+use crate::feedback::LegSpan;
 use crate::fleet::Endpoint;
 use crate::relay::SseGate;
 use crate::upstream::{Leg, LegError, LegEvent};
@@ -46,27 +47,15 @@ pub(crate) struct Running {
     ticket: Option<Ticket>,
     /// Whether it must be let run to its end even if nobody needs it any more.
     runs_on: bool,
-    /// Until the first byte of an answer that is for the client. Before the leg's: fields are dropped in order.
-    first_byte: Option<SpanHandle>,
-    /// Ends with the leg.
-    span: SpanHandle,
+    span: LegSpan,
     head: Option<Response<()>>,
     /// The answer's start, of prefills and of error answers.
     kept: BytesMut,
 }
 
 impl Running {
-    pub(crate) fn new(leg: Leg, endpoint: Arc<Endpoint>, span: SpanHandle) -> Self {
-        Self {
-            leg,
-            endpoint,
-            ticket: None,
-            runs_on: false,
-            first_byte: None,
-            span,
-            head: None,
-            kept: BytesMut::new(),
-        }
+    pub(crate) fn new(leg: Leg, endpoint: Arc<Endpoint>, span: LegSpan) -> Self {
+        Self { leg, endpoint, ticket: None, runs_on: false, span, head: None, kept: BytesMut::new() }
     }
 
     /// Gives the means to stop it by request id.
@@ -85,24 +74,12 @@ impl Running {
     fn poll_leg(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
         let event = self.leg.poll_event(cx);
         match &event {
-            Poll::Ready(LegEvent::Head(head)) => {
-                self.span.set(names::HTTP_RESPONSE_STATUS_CODE, i64::from(head.status().as_u16()));
-            }
-            Poll::Ready(LegEvent::Data(_)) => self.first_byte = None,
+            Poll::Ready(LegEvent::Head(head)) => self.span.answered(head.status()),
+            Poll::Ready(LegEvent::Data(_)) => self.leg.heard().into_iter().for_each(|at| self.span.heard(at)),
+            Poll::Ready(LegEvent::End) => self.leg.heard().into_iter().for_each(|at| self.span.ended(at)),
             _ => {}
         }
         event
-    }
-
-    /// Notes on the leg's span how it failed. The engine's words to a request that it finds at fault may quote the prompt: they are left out.
-    fn blame(&mut self, error: &LegError) -> Option<SpanContext> {
-        self.span.set(names::ERROR_TYPE, error.reason());
-        if error.blames_engine() {
-            self.span.keep("error");
-            self.span.error(error.to_string());
-        }
-        self.first_byte = None;
-        self.span.context()
     }
 
     fn is_error_answer(&self) -> bool {
@@ -169,7 +146,7 @@ pub(crate) struct Pair {
     /// What the prefill answered, once it has ended well.
     prefill_answer: Option<Bytes>,
     /// When the prefill ended, until the decode shows that it has the KV cache.
-    handed_over: Option<SystemTime>,
+    handed_over: Option<Instant>,
 }
 
 /// What a pair reports next.
@@ -191,38 +168,38 @@ impl Pair {
         aborter: Arc<Aborter>,
     ) -> Self {
         if main_side != Side::Prefill {
-            main.first_byte = Some(main.span.first_child("first byte", SpanKind::Internal));
+            main.span.await_first_byte();
         }
         Self { prefill, main, main_side, aborter, prefill_answer: None, handed_over: None }
     }
 
     /// Remembers the answer of a prefill that ran before this pair.
     pub(super) fn with_prefill_answer(mut self, answer: Bytes) -> Self {
-        self.prefill_has_ended(answer);
+        self.prefill_has_ended(answer, None);
         self
     }
 
-    fn prefill_has_ended(&mut self, answer: Bytes) {
+    fn prefill_has_ended(&mut self, answer: Bytes, at: Option<Instant>) {
         self.prefill_answer = Some(answer);
-        if self.main.first_byte.is_some() {
-            self.handed_over = Some(SystemTime::now());
+        if self.main.span.awaits_first_byte() {
+            self.handed_over = Some(at.unwrap_or_else(Instant::now));
         }
     }
 
     /// The decode answers, or has failed: it waits for the KV cache no longer.
-    fn transfer_has_ended(&mut self) {
+    fn transfer_has_ended(&mut self, at: Option<Instant>) {
         if let Some(since) = self.handed_over.take() {
-            self.main.span.child_at("kv transfer", SpanKind::Internal, since).end();
+            self.main.span.waited_for_kv_cache(since, at.unwrap_or_else(Instant::now));
         }
     }
 
     /// Notes on the span of a leg how it failed, and tells which span that is.
     pub(crate) fn blame(&mut self, side: Side, error: &LegError) -> Option<SpanContext> {
         if side == self.main_side {
-            self.transfer_has_ended();
-            return self.main.blame(error);
+            self.transfer_has_ended(None);
+            return self.main.span.failed(error);
         }
-        self.prefill.as_mut()?.blame(error)
+        self.prefill.as_mut()?.span.failed(error)
     }
 
     /// Status and headers of the answer, once the first event has come.
@@ -256,7 +233,7 @@ impl Pair {
                 Poll::Ready(LegEvent::Head(head)) => self.main.head = Some(head),
                 Poll::Ready(LegEvent::Data(data)) if self.main.is_error_answer() => self.main.keep(&data),
                 Poll::Ready(LegEvent::Data(data)) => {
-                    self.transfer_has_ended();
+                    self.transfer_has_ended(self.main.leg.heard());
                     return Poll::Ready(PairEvent::Data(data));
                 }
                 Poll::Ready(LegEvent::Failed(error)) => {
@@ -282,8 +259,9 @@ impl Pair {
         match outcome {
             Ok(answer) => {
                 prefill.endpoint.breaker.success();
+                let at = prefill.leg.heard();
                 self.prefill = None;
-                self.prefill_has_ended(answer);
+                self.prefill_has_ended(answer, at);
                 Poll::Ready(Ok(()))
             }
             Err(error) => Poll::Ready(Err(error)),
@@ -296,7 +274,7 @@ impl Pair {
             && let Some(mut prefill) = self.prefill.take()
         {
             prefill.endpoint.failed(&error);
-            prefill.blame(&error);
+            prefill.span.failed(&error);
             let trace_id = prefill.span.trace_id().map(tracing::field::display);
             tracing::debug!(instance = %prefill.endpoint.id, %error, trace_id, "prefill failed after hand-over");
         }
@@ -335,11 +313,11 @@ impl Drop for Pair {
             self.aborter.run_on(prefill);
         }
         if let Some(mut prefill) = self.prefill.take().filter(|prefill| prefill.leg.is_running()) {
-            prefill.span.event("aborted", Vec::new());
+            prefill.span.aborted();
             self.aborter.abort(Side::Prefill, &prefill.endpoint, prefill.ticket.as_ref());
         }
         if self.main.leg.is_running() {
-            self.main.span.event("aborted", Vec::new());
+            self.main.span.aborted();
             self.aborter.abort(self.main_side, &self.main.endpoint, self.main.ticket.as_ref());
         }
     }

@@ -63,16 +63,17 @@ impl Dispatcher {
         let mut failed_leg = None;
         for number in 1..=self.limits.attempts.max(1) {
             let attempt_span = Try { span, number, after: failed_leg.take() };
-            let decide = attempt_span.decide();
+            let deciding = attempt_span.decide();
             let chosen = self.desk.choose(ask, &tried).await;
-            decide.decided(&chosen);
+            let now = Instant::now();
+            deciding.decided(&chosen, now);
             let chosen = match (chosen, last.take()) {
                 (Ok(chosen), _) => chosen,
                 (Err(_), Some(failure)) => return Err(explain(failure, number - 1)),
                 (Err(refusal), None) => return Err(Refused::Error(refused(&refusal, ask))),
             };
             let expected = ask.predicted.as_ref().map(|predicted| predicted.expected_of(&chosen.entry));
-            let foreseen = self.foreseen(&chosen);
+            let foreseen = self.foreseen(&chosen, now);
             match attempt(ask, chosen, self.limits.attempt, &self.aborter, &attempt_span).await {
                 Ok(started) => return Ok(Started { expected, foreseen, ..started }),
                 Err(mut failure) => {
@@ -114,9 +115,9 @@ impl Dispatcher {
         true
     }
 
-    fn foreseen(&self, chosen: &Chosen) -> Option<Foreseen> {
+    fn foreseen(&self, chosen: &Chosen, since: Instant) -> Option<Foreseen> {
         let ttft = chosen.reasons.as_ref()?.decision.predicted_ttft?;
-        Some(Foreseen { since: Instant::now(), ttft: self.desk.real(ttft) })
+        Some(Foreseen { since, ttft: self.desk.real(ttft) })
     }
 
     fn note(&self, failure: &Failure, ask: &Ask, span: &RequestSpan) {

@@ -8,7 +8,6 @@ mod engines;
 mod metrics;
 mod request;
 mod spans;
-mod steps;
 mod tally;
 mod tokenize;
 
@@ -18,7 +17,6 @@ pub(crate) use decisions::Decisions;
 pub(crate) use metrics::Metrics;
 pub use metrics::all_metrics;
 pub(crate) use request::{Feedback, Foreseen};
-pub(crate) use spans::RequestSpan;
-pub(crate) use steps::{PredictSpan, Try};
+pub(crate) use spans::{LegSpan, RequestSpan, Try};
 pub(crate) use tally::Totals;
 pub(crate) use tokenize::{TokenizeMetrics, TokenizedBy};

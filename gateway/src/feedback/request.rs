@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::StatusCode;
 use tokio::time::Instant;
 
@@ -53,13 +54,14 @@ pub(crate) struct Feedback {
 }
 
 impl Feedback {
-    pub(crate) fn new(metrics: Arc<Metrics>, span: RequestSpan, api: Api) -> Self {
+    /// Of a request that came at `start`.
+    pub(crate) fn new(metrics: Arc<Metrics>, span: RequestSpan, api: Api, start: Instant) -> Self {
         metrics.request_started();
         Self {
             metrics,
             span,
             api,
-            start: Instant::now(),
+            start,
             last_piece: None,
             pieces: 0,
             entry: None,
@@ -104,7 +106,7 @@ impl Feedback {
             Some(last) => self.metrics.next_token(now - last),
             None => {
                 let after = now - self.start;
-                self.span.first_token(after);
+                self.span.first_token(now, after);
                 if self.foreseen.take().is_some_and(|foreseen| foreseen.is_far_from(now)) {
                     self.span.mispredicted();
                 }
@@ -113,8 +115,8 @@ impl Feedback {
         }
     }
 
-    /// The answer is complete.
-    pub(crate) fn completed(&mut self, usage: Option<Usage>, prefill: Option<Usage>) {
+    /// The answer is complete, and these are its last events, or it itself.
+    pub(crate) fn completed(&mut self, usage: Option<Usage>, prefill: Option<Usage>, last: &[&Bytes]) {
         if let Some(entry) = &self.entry {
             let told = prefill.or(usage);
             entry.prompts.answered(told.and_then(|usage| Some((usage.prompt_tokens, usage.cached_tokens?))));
@@ -136,6 +138,7 @@ impl Feedback {
                 }
             }
         }
+        self.span.answer_ended(last);
         self.end("ok");
     }
 
@@ -154,8 +157,9 @@ impl Feedback {
 
     fn end(&mut self, code: &'static str) {
         if !std::mem::replace(&mut self.ended, true) {
-            let trace = self.span.finished(self.pieces);
-            self.metrics.request_ended(self.api, code, self.start.elapsed(), trace);
+            let now = Instant::now();
+            let trace = self.span.finished(now, self.pieces);
+            self.metrics.request_ended(self.api, code, now - self.start, trace);
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::access::{Caller, Gate};
 use crate::config::OpenPath;
 use crate::dispatch::{Answer, Ask, Booked, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
-use crate::feedback::{Decisions, Feedback, Metrics, PredictSpan, RequestSpan};
+use crate::feedback::{Decisions, Feedback, Metrics, RequestSpan};
 use crate::fleet::Fleet;
 use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
 use crate::prompt::{Api, Head};
@@ -66,9 +66,10 @@ pub(crate) struct Gateway {
 
 /// Handles a generation request or a path that is passed through.
 pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) -> Response<Body> {
+    let start = Instant::now();
     let id = request_id(request.headers());
-    let span = RequestSpan::start(&gateway.traces, api, &id, &request);
-    let mut feedback = Feedback::new(gateway.metrics.clone(), span, api);
+    let span = RequestSpan::start(&gateway.traces, api, &id, (&request, start));
+    let mut feedback = Feedback::new(gateway.metrics.clone(), span, api, start);
     let served = tokio::select! {
         biased;
         served = serve(gateway, api, id.clone(), request, &mut feedback) => served,
@@ -86,8 +87,7 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
         Ok((_, Served::Merged(head, body))) => {
             feedback.span().answered(head.status());
             feedback.piece();
-            feedback.span().answer_ended([&body]);
-            feedback.completed(Usage::read(&body), None);
+            feedback.completed(Usage::read(&body), None, &[&body]);
             head.map(|()| Body::from(body))
         }
         Err(Refused::Error(error)) => {
@@ -120,12 +120,12 @@ async fn serve(
             return Err(Refused::Error(refusal.error));
         }
     };
-    let prompt = feedback.span().prompt();
+    feedback.span().reading();
     let mut ask = read(gateway, api, id, request).await.map_err(Refused::Error)?;
-    prompt.end();
-    feedback.span().asked(&ask);
+    let read = Instant::now();
+    feedback.span().asked(&mut ask, read);
     if ask.request.is_some() && ask.api != Api::Other {
-        predict(gateway, &mut ask, feedback.span().predict()).await;
+        predict(gateway, &mut ask, feedback.span(), read).await;
     }
     if let Some(permit) = permit {
         permit.spend(ask.request.as_ref().map_or(0, |request| request.input_tokens));
@@ -189,10 +189,11 @@ pub(super) async fn read(
 }
 
 /// Asks how much of the prompt each engine has in a cache, and counts its tokens on the way.
-async fn predict(gateway: &Gateway, ask: &mut Ask, span: PredictSpan) {
-    let start = Instant::now();
+async fn predict(gateway: &Gateway, ask: &mut Ask, span: &mut RequestSpan, start: Instant) {
+    span.predicting(start);
     let found = find(gateway, ask).await;
-    span.predicted(found.as_ref());
+    let end = Instant::now();
+    span.predicted(found.as_ref(), end);
     match found {
         Ok(predicted) => {
             if let Some(request) = &mut ask.request {
@@ -200,7 +201,7 @@ async fn predict(gateway: &Gateway, ask: &mut Ask, span: PredictSpan) {
             }
             gateway.metrics.tokenize.tokenized(predicted.tokenized_by);
             ask.predicted = Some(predicted);
-            gateway.metrics.predicted(start.elapsed());
+            gateway.metrics.predicted(end - start);
         }
         Err(unknown) => {
             tracing::debug!(%unknown, "cache hits are not predicted");
@@ -279,8 +280,7 @@ fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedbac
     let body = match answer {
         Answer::Whole(body) => {
             feedback.piece();
-            feedback.span().answer_ended([&body]);
-            feedback.completed(Usage::read(&body), prefill_usage);
+            feedback.completed(Usage::read(&body), prefill_usage, &[&body]);
             Body::from(body)
         }
         Answer::Begun { pair, first, gate } => {

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::routing::{any, get, post};
+use axum::routing::{MethodRouter, any, get, post};
 use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode, Version};
 
@@ -17,10 +17,10 @@ use crate::prompt::Api;
 
 /// Routes of the public listener.
 pub(crate) fn public_router(gateway: Arc<Gateway>) -> Router {
-    Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completions))
-        .route("/generate", post(generate))
+    let generating = [Api::Chat, Api::Completions, Api::Generate];
+    let paths = generating.into_iter().filter_map(|api| Some((api.path()?, api)));
+    let router = paths.fold(Router::new(), |router, (path, api)| router.route(path, generation(api)));
+    router
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/v1/{*path}", any(other))
@@ -33,16 +33,10 @@ pub(crate) fn public_router(gateway: Arc<Gateway>) -> Router {
         .with_state(gateway)
 }
 
-async fn chat(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    handle(&gateway, Api::Chat, request).await
-}
-
-async fn completions(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    handle(&gateway, Api::Completions, request).await
-}
-
-async fn generate(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    handle(&gateway, Api::Generate, request).await
+fn generation(api: Api) -> MethodRouter<Arc<Gateway>> {
+    post(move |State(gateway): State<Arc<Gateway>>, request: Request| async move {
+        handle(&gateway, api, request).await
+    })
 }
 
 async fn other(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {

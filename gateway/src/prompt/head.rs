@@ -14,14 +14,26 @@ const MAX_SEQUENCES: u32 = 16_384;
 /// Request families with their own body layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Api {
-    /// `/v1/chat/completions`
+    /// Answers in a chat.
     Chat,
-    /// `/v1/completions`
+    /// A text goes on.
     Completions,
-    /// SGLang's `/generate`
+    /// SGLang's own.
     Generate,
     /// Any other path: only `model` and `stream` are read.
     Other,
+}
+
+impl Api {
+    /// Its path, if it has one only.
+    pub(crate) const fn path(self) -> Option<&'static str> {
+        match self {
+            Self::Chat => Some("/v1/chat/completions"),
+            Self::Completions => Some("/v1/completions"),
+            Self::Generate => Some("/generate"),
+            Self::Other => None,
+        }
+    }
 }
 
 /// Top-level members that the gateway reads or writes.

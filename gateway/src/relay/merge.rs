@@ -201,10 +201,10 @@ impl MergedStream {
         if let (Some(mut event), Some(usage)) = (self.usage_event.take(), self.usage.take()) {
             event["usage"] = usage;
             let text = event.to_string();
-            self.feedback.completed(Usage::read(text.as_bytes()), None);
+            self.feedback.completed(Usage::read(text.as_bytes()), None, &[]);
             write_event(&mut out, &event);
         } else {
-            self.feedback.completed(None, None);
+            self.feedback.completed(None, None, &[]);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
         Bytes::from(out)

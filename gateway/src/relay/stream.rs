@@ -83,9 +83,6 @@ impl Relay {
         };
         let rest = rest.map_err(|fault| self.leg_error(&LegError::from(fault)))?;
         let usage = self.parts.gate.as_ref().and_then(|gate| Usage::read(gate.last_payload()));
-        if let (Some(gate), Some(feedback)) = (&self.parts.gate, &mut self.parts.feedback) {
-            feedback.span().answer_ended([gate.payload_before_last(), gate.last_payload()]);
-        }
         let mut prefill_usage = None;
         if let Some(mut pair) = self.pair.take() {
             pair.main_endpoint().breaker.success();
@@ -93,7 +90,8 @@ impl Relay {
             pair.leave_prefill_to_finish();
         }
         if let Some(feedback) = &mut self.parts.feedback {
-            feedback.completed(usage, prefill_usage);
+            let last = self.parts.gate.as_ref().map(|gate| [gate.payload_before_last(), gate.last_payload()]);
+            feedback.completed(usage, prefill_usage, last.as_ref().map_or(&[], |last| last));
         }
         Ok(rest)
     }

@@ -153,20 +153,21 @@ pub(crate) struct Leg {
     /// When the running time limit ends. The timer is only moved when it fires, because moving it costs more
     /// than reading the clock.
     deadline: Instant,
-    got_byte: bool,
+    /// When the last piece of the body came.
+    heard: Option<Instant>,
     running: bool,
 }
 
 impl Leg {
-    /// Starts an exchange: nothing is sent before the first poll.
-    pub(crate) fn start(pool: Arc<Pool>, request: PreparedRequest, limits: LegLimits) -> Self {
-        let deadline = Instant::now() + limits.first_byte;
+    /// Starts an exchange now: nothing is sent before the first poll.
+    pub(crate) fn start(pool: Arc<Pool>, request: PreparedRequest, limits: LegLimits, now: Instant) -> Self {
+        let deadline = now + limits.first_byte;
         let opening = {
             let pool = pool.clone();
             Box::pin(async move { pool.exchange(request).await })
         };
         let timer = Box::pin(sleep_until(deadline));
-        Self { state: State::Opening(opening), pool, limits, timer, deadline, got_byte: false, running: true }
+        Self { state: State::Opening(opening), pool, limits, timer, deadline, heard: None, running: true }
     }
 
     /// Whether more events can come.
@@ -177,6 +178,11 @@ impl Leg {
     /// Whether the engine may still be working on it.
     pub(crate) fn is_running(&self) -> bool {
         self.running
+    }
+
+    /// When the last piece of the body came.
+    pub(crate) fn heard(&self) -> Option<Instant> {
+        self.heard
     }
 
     /// The next event. After [`LegEvent::End`] or [`LegEvent::Failed`] it stays pending.
@@ -194,8 +200,9 @@ impl Leg {
             State::Body(answer) => match answer.poll_data(cx) {
                 Poll::Pending => return self.poll_deadline(cx),
                 Poll::Ready(Some(Ok(data))) => {
-                    self.got_byte = true;
-                    self.deadline = Instant::now() + self.limits.idle;
+                    let now = Instant::now();
+                    self.heard = Some(now);
+                    self.deadline = now + self.limits.idle;
                     return Poll::Ready(LegEvent::Data(data));
                 }
                 Poll::Ready(Some(Err(Some(error)))) => LegEvent::Failed(LegError::Transport(error)),
@@ -218,7 +225,7 @@ impl Leg {
             if Instant::now() >= self.deadline {
                 // Still running: a silent engine has not been told to stop yet.
                 self.state = State::Ended;
-                let error = if self.got_byte {
+                let error = if self.heard.is_some() {
                     LegError::Timeout("sent no more data", self.limits.idle)
                 } else {
                     LegError::Timeout("sent no data", self.limits.first_byte)

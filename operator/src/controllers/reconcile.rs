@@ -1,7 +1,7 @@
 //! One look at one object: read, plan, write.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
@@ -46,7 +46,7 @@ pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
 
 async fn reconcile(shared: &Arc<Shared>, live: &Arc<Live>, stop: &CancellationToken) -> Ended {
     let key = &live.key;
-    let (since, begun) = (SystemTime::now(), Instant::now());
+    let begun = Instant::now();
     let plan = plan::observed(&shared.observed, key, shared.gang, Timestamp::now());
     shared.metrics.planned(key.kind, begun.elapsed());
     let plan = match plan {
@@ -54,7 +54,7 @@ async fn reconcile(shared: &Arc<Shared>, live: &Arc<Live>, stop: &CancellationTo
         Err(error) => {
             tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");
             shared.teller.tell(live, [News::warning("InvalidSpec", error.to_string())]);
-            LookSpan::planned(&shared.traces, live, since, 0).unplanned(&error);
+            LookSpan::planned(&shared.traces, live, begun, 0).unplanned(&error);
             return Ended::Unplanned;
         }
     };
@@ -66,7 +66,7 @@ async fn reconcile(shared: &Arc<Shared>, live: &Arc<Live>, stop: &CancellationTo
     if plan.steps.is_empty() {
         return Ended::Done;
     }
-    let span = LookSpan::planned(&shared.traces, live, since, plan.steps.len());
+    let span = LookSpan::planned(&shared.traces, live, begun, plan.steps.len());
     for step in &plan.steps {
         if stop.is_cancelled() {
             return Ended::Done;

@@ -6,13 +6,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, TE, USER_AGENT};
 use http::{HeaderMap, Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use percent_encoding::percent_decode_str;
 
+use super::body::Pieces;
 use super::tls::{TlsError, connector};
 use crate::options::{OtlpProtocol, Target};
 
@@ -25,8 +26,6 @@ const PAUSES: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
 /// What the call of a gRPC collector is named.
 const GRPC_PATH: &str = "opentelemetry.proto.collector.trace.v1.TraceService/Export";
-/// Bytes of a gRPC message before its own: whether it is compressed, and its length.
-const GRPC_PREFIX: usize = 5;
 
 /// An export has failed.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +63,7 @@ impl SendError {
 
 /// Sends exports.
 pub(super) struct Sender {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<HttpsConnector<HttpConnector>, Pieces>,
     protocol: OtlpProtocol,
     uri: Uri,
     headers: HeaderMap,
@@ -87,24 +86,14 @@ impl Sender {
         Ok(Self { client, protocol, uri, headers })
     }
 
-    /// Room for what stands before the message in a request.
-    pub(super) fn before(&self) -> &'static [u8] {
-        match self.protocol {
-            OtlpProtocol::Http => &[],
-            OtlpProtocol::Grpc => &[0; GRPC_PREFIX],
-        }
-    }
-
-    /// Sends a request that begins with what [`Sender::before`] says, until the collector has taken it or its time is over.
-    pub(super) async fn send(&self, mut request: Vec<u8>) -> Result<(), SendError> {
+    /// Sends a message, until the collector has taken it or its time is over.
+    pub(super) async fn send(&self, mut message: Pieces) -> Result<(), SendError> {
         if self.protocol == OtlpProtocol::Grpc {
-            let length = u32::try_from(request.len() - GRPC_PREFIX).unwrap_or(u32::MAX);
-            request[1..GRPC_PREFIX].copy_from_slice(&length.to_be_bytes());
+            message.push_front(grpc_prefix(message.len()));
         }
-        let request = Bytes::from(request);
         let sending = async {
             for pause in PAUSES {
-                match self.try_once(request.clone()).await {
+                match self.try_once(message.clone()).await {
                     Err(error) if error.may_pass() => {
                         tracing::debug!(%error, "the trace collector is tried again");
                         // Not by all gateways at once.
@@ -114,18 +103,17 @@ impl Sender {
                     outcome => return outcome,
                 }
             }
-            self.try_once(request).await
+            self.try_once(message).await
         };
         tokio::time::timeout(EXPORT_TIMEOUT, sending).await.unwrap_or(Err(SendError::Timeout))
     }
 
-    async fn try_once(&self, body: Bytes) -> Result<(), SendError> {
+    async fn try_once(&self, body: Pieces) -> Result<(), SendError> {
         let mut request = Request::post(self.uri.clone());
         if let Some(headers) = request.headers_mut() {
             headers.clone_from(&self.headers);
         }
-        let request =
-            request.body(Full::new(body)).map_err(|error| SendError::Unreachable(error.to_string()))?;
+        let request = request.body(body).map_err(|error| SendError::Unreachable(error.to_string()))?;
         let answer =
             self.client.request(request).await.map_err(|error| SendError::Unreachable(causes(&error)))?;
         let (head, body) = answer.into_parts();
@@ -147,6 +135,12 @@ impl Sender {
 /// The address that a gRPC collector at `base` is called at.
 pub(crate) fn grpc_path(base: &str) -> String {
     format!("{}/{GRPC_PATH}", base.trim_end_matches('/'))
+}
+
+/// What stands before a message of gRPC: that it is not compressed, and its length.
+fn grpc_prefix(length: usize) -> Bytes {
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    [&[0], length.to_be_bytes().as_slice()].concat().into()
 }
 
 fn grpc_status(trailers: &HeaderMap) -> Result<(), SendError> {

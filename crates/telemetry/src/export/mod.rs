@@ -4,14 +4,16 @@
 //! OpenTelemetry's own processor and exporter are not used: the one exports on a thread without a reactor, where async clients panic, and the
 //! other takes five times as long to write a span.
 
+mod body;
 mod client;
-mod otlp;
+pub(crate) mod otlp;
+mod protobuf;
 mod tls;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
@@ -23,11 +25,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 pub(crate) use client::grpc_path;
 pub use tls::TlsError;
 
+use body::Pieces;
 use client::Sender;
-use otlp::Exported;
+use otlp::{Exported, Page};
 
+use crate::notes::Value;
 use crate::options::{Target, TelemetryError};
-use crate::trace::{Spans, Trace, give_back};
+use crate::trace::{Spans, Trace};
 
 /// Spans that wait for export; when there are more, they are lost and requests go on.
 pub(crate) const MAX_WAITING_SPANS: usize = 16_384;
@@ -37,16 +41,16 @@ const MAX_EXPORT_SPANS: usize = 1024;
 const TRACES_AT_ONCE: usize = 16;
 /// Size of an export from which nothing is added. Collectors take 4 MiB by gRPC unless told otherwise.
 const MAX_EXPORT_BYTES: usize = 1 << 20;
-/// Traces that were not sampled and are held until their end, in case it is a bad one. Some kilobytes each.
-pub(crate) const MAX_UNDECIDED: usize = 8192;
+/// Room for what is written together. What is larger grows, which costs more.
+const ROOM: usize = 60 << 10;
 /// Traces in a second that are exported although they were not sampled. When all goes wrong at once, some examples are enough.
 const MAX_KEPT_PER_SECOND: u32 = 50;
 
 /// Spans that are sent together.
 #[derive(Default)]
 struct Batch {
-    /// As [`otlp::spans`] writes them.
-    bytes: Vec<u8>,
+    /// As [`Page`]s.
+    pages: Pieces,
     spans: usize,
 }
 
@@ -73,27 +77,7 @@ pub(crate) struct Queue {
     full: Notify,
     stop: Notify,
     lost: AtomicU64,
-    undecided: AtomicUsize,
     kept: Mutex<Kept>,
-}
-
-/// One of the places for traces that may still be exported.
-#[derive(Debug)]
-pub(crate) struct Place(Arc<Queue>);
-
-impl Place {
-    /// A place, if one is free.
-    pub(crate) fn take(queue: &Arc<Queue>) -> Option<Self> {
-        let place = Self(queue.clone());
-        // If none is, this one is given back at once.
-        (queue.undecided.fetch_add(1, Ordering::Relaxed) < MAX_UNDECIDED).then_some(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.undecided.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// How many traces were kept within a second.
@@ -106,7 +90,7 @@ struct Kept {
 impl Queue {
     /// Leaves spans to be exported; they are lost if too many wait already.
     pub(crate) fn push(&self, trace: Arc<Trace>, spans: Spans) {
-        let count = spans.records.len();
+        let count = spans.len();
         let mut waiting = self.waiting.lock();
         if waiting.spans + count > MAX_WAITING_SPANS {
             self.lost.fetch_add(count as u64, Ordering::Relaxed);
@@ -118,31 +102,48 @@ impl Queue {
             return;
         }
         drop(waiting);
-        if self.write(false) {
+        self.write();
+        if self.close(MAX_EXPORT_SPANS) {
             self.full.notify_one();
         }
     }
 
-    /// Writes what is to be sent. Returns whether a batch is full; a last one may be that with less in it.
-    fn write(&self, is_last: bool) -> bool {
+    /// Writes what is to be sent.
+    fn write(&self) {
         let ended = std::mem::take(&mut self.waiting.lock().unwritten);
+        if ended.is_empty() {
+            return;
+        }
         // What the spans tell may be anything, and must not find the queue in use.
-        let mut written = Batch::default();
+        let mut page = Page::new(ROOM);
+        let mut counted = 0;
         for Ended { trace, spans } in ended {
-            written.spans += spans.records.len();
-            otlp::spans(&mut written.bytes, &trace, &spans);
-            give_back(spans);
+            counted += spans.len();
+            spans.iter().for_each(|span| page.record(&trace, span));
         }
         let mut waiting = self.waiting.lock();
-        waiting.filling.spans += written.spans;
-        waiting.filling.bytes.append(&mut written.bytes);
-        let enough = if is_last { 1 } else { MAX_EXPORT_SPANS };
-        let is_full = waiting.filling.spans >= enough || waiting.filling.bytes.len() >= MAX_EXPORT_BYTES;
+        // Steps are only known once they are written.
+        waiting.spans += page.spans() - counted;
+        waiting.filling.spans += page.spans();
+        waiting.filling.pages.push(page.into_bytes());
+    }
+
+    /// Has what is written sent if there are so many spans, or too many bytes. Returns whether it will be.
+    fn close(&self, enough: usize) -> bool {
+        let mut waiting = self.waiting.lock();
+        let filling = &mut waiting.filling;
+        let is_full = filling.spans >= enough || filling.pages.len() >= MAX_EXPORT_BYTES;
         if is_full {
-            let full = std::mem::take(&mut waiting.filling);
+            let full = std::mem::take(filling);
             waiting.full.push_back(full);
         }
         is_full
+    }
+
+    /// Has all sent that there is.
+    fn close_all(&self) {
+        self.write();
+        self.close(1);
     }
 
     fn pop(&self) -> Option<Batch> {
@@ -197,7 +198,7 @@ impl Exporter {
             .with_service_name(service.to_owned())
             .with_attribute(KeyValue::new("service.version", version))
             .build();
-        let attributes = resource.iter().map(|(key, value)| (key.as_str(), value));
+        let attributes = resource.iter().map(|(key, value)| (key.as_str(), Value::from(value.to_string())));
         let exported = Exported::by(attributes, ("moongate", version));
         let queue = Arc::<Queue>::default();
         Ok((queue.clone(), Self { queue, sender, exported, delay, failure: None }))
@@ -215,12 +216,12 @@ impl Exporter {
             tokio::select! {
                 biased;
                 () = queue.stop.notified() => break,
-                _ = due.tick() => drop(queue.write(true)),
+                _ = due.tick() => queue.close_all(),
                 () = queue.full.notified() => {}
             }
             self.export().await;
         }
-        queue.write(true);
+        queue.close_all();
         self.export().await;
         self.failure.map_or(Ok(()), Err)
     }
@@ -228,8 +229,9 @@ impl Exporter {
     /// Sends all batches that are full. Logs the first failure and the recovery, not every attempt in between.
     async fn export(&mut self) {
         while let Some(batch) = self.queue.pop() {
-            let outcome = self.sender.send(self.exported.request(self.sender.before(), &batch.bytes)).await;
-            let outcome = outcome.map_err(|error| error.to_string());
+            let Batch { mut pages, .. } = batch;
+            pages.push_front(self.exported.head(pages.len()).into());
+            let outcome = self.sender.send(pages).await.map_err(|error| error.to_string());
             match (&outcome, &self.failure) {
                 (Err(problem), None) => {
                     tracing::warn!(

@@ -5,11 +5,14 @@
 
 use std::time::SystemTime;
 
-use opentelemetry::trace::{SpanKind, TraceState};
-use opentelemetry::{Array, Value};
+use bytes::Bytes;
+use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceState};
+use tokio::time::Instant;
 
-use crate::notes::{Event, Note, Notes};
-use crate::trace::{Record, Spans, Trace};
+use super::protobuf::{Writer, size_of_bytes, size_of_varint};
+use crate::notes::{Note, Value};
+use crate::tell::{Notes, Steps};
+use crate::trace::{Record, Trace};
 
 /// Longest text, in bytes: clients choose some of them.
 const MAX_TEXT: usize = 1024;
@@ -20,6 +23,12 @@ const KNOWS_PARENT: u32 = 0x100;
 const PARENT_IS_REMOTE: u32 = 0x200;
 /// `Status.code`
 const STATUS_ERROR: u64 = 2;
+/// `ScopeSpans.spans`
+const SPANS: u32 = 2;
+/// `Span.attributes`
+pub(crate) const SPAN_ATTRIBUTES: u32 = 9;
+/// `Span.Event.attributes`
+pub(crate) const EVENT_ATTRIBUTES: u32 = 3;
 
 /// What is the same in all exports of a process: who exports.
 pub(super) struct Exported {
@@ -32,89 +41,167 @@ pub(super) struct Exported {
 impl Exported {
     /// By a process with these attributes, and by code of this name and version.
     pub(super) fn by<'a>(
-        resource: impl Iterator<Item = (&'a str, &'a Value)>,
+        attributes: impl Iterator<Item = (&'a str, Value<'a>)>,
         (name, version): (&str, &str),
     ) -> Self {
-        let mut exported = Self { resource: Vec::new(), scope: Vec::new() };
-        message(&mut exported.resource, 1, |out| {
-            resource.for_each(|(key, value)| attribute(out, 1, key, value));
+        let mut resource = Writer::default();
+        let begun = resource.begin(1);
+        attributes.for_each(|(key, value)| attribute(&mut resource, 1, key, &value));
+        resource.finish(begun);
+        let mut scope = Writer::default();
+        let begun = scope.begin(1);
+        scope.bytes(1, name.as_bytes());
+        scope.bytes(2, version.as_bytes());
+        scope.finish(begun);
+        Self { resource: resource.into_bytes(), scope: scope.into_bytes() }
+    }
+
+    /// What of an `ExportTraceServiceRequest` stands before its spans, if those take so many bytes on [`Page`]s.
+    pub(super) fn head(&self, spans: usize) -> Vec<u8> {
+        let scope_spans = self.scope.len() + spans;
+        let resource_spans = self.resource.len() + size_of_bytes(scope_spans);
+        let mut out = Writer::default();
+        out.length(1, resource_spans);
+        out.written(&self.resource);
+        out.length(2, scope_spans);
+        out.written(&self.scope);
+        out.into_bytes()
+    }
+}
+
+/// What time it was when.
+#[derive(Debug, Clone, Copy)]
+struct Clock {
+    now: Instant,
+    /// Nanoseconds since 1970, as OTLP has times.
+    unix: u64,
+}
+
+impl Clock {
+    fn read() -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { now: Instant::now(), unix: since.as_nanos() as u64 }
+    }
+
+    fn unix(self, at: Instant) -> [u8; 8] {
+        let unix = match self.now.checked_duration_since(at) {
+            Some(ago) => self.unix.saturating_sub(ago.as_nanos() as u64),
+            None => self.unix + (at - self.now).as_nanos() as u64,
+        };
+        unix.to_le_bytes()
+    }
+}
+
+/// Spans as they stand in `ScopeSpans`.
+#[derive(Debug)]
+pub(crate) struct Page {
+    out: Writer,
+    clock: Clock,
+    spans: usize,
+}
+
+/// Which span it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Named<'a> {
+    pub(crate) id: SpanId,
+    pub(crate) parent: SpanId,
+    /// Whether the parent, if there is one, is of another process.
+    pub(crate) is_root: bool,
+    pub(crate) name: &'a str,
+    pub(crate) kind: &'a SpanKind,
+    pub(crate) start: Instant,
+    pub(crate) end: Instant,
+}
+
+impl Page {
+    /// An empty page with room for so many bytes.
+    pub(super) fn new(room: usize) -> Self {
+        Self { out: Writer::with_room(room), clock: Clock::read(), spans: 0 }
+    }
+
+    /// Spans on it.
+    pub(super) fn spans(&self) -> usize {
+        self.spans
+    }
+
+    /// All that is on it, for which no more memory is held than twice what it needs.
+    pub(super) fn into_bytes(self) -> Bytes {
+        let mut bytes = self.out.into_bytes();
+        bytes.shrink_to(2 * bytes.len());
+        bytes.into()
+    }
+
+    /// Writes a span with its steps.
+    pub(super) fn record(&mut self, trace: &Trace, record: &Record) {
+        let Record { id, parent, is_root, ref name, ref kind, start, end, ref facts, .. } = *record;
+        let end = end.unwrap_or(start);
+        self.span(trace, &Named { id, parent, is_root, name, kind, start, end }, |page| {
+            record.notes.iter().for_each(|note| page.note(note));
+            facts.tell(&mut Notes::of_span(page));
         });
-        message(&mut exported.scope, 1, |out| {
-            text(out, 1, name);
-            text(out, 2, version);
-        });
-        exported
+        facts.steps(&mut Steps { page: self, trace, parent: id, start, end });
     }
 
-    /// An `ExportTraceServiceRequest` with these spans, each as [`spans`] writes them, after `before`.
-    pub(super) fn request(&self, before: &[u8], spans: &[u8]) -> Vec<u8> {
-        let mut scope_spans = Vec::with_capacity(self.scope.len() + 16);
-        varint(&mut scope_spans, (self.scope.len() + spans.len()) as u64);
-        let mut resource_spans = Vec::with_capacity(self.resource.len() + 32);
-        let length = self.resource.len() + 1 + scope_spans.len() + self.scope.len() + spans.len();
-        key(&mut resource_spans, 1, Wire::Length);
-        varint(&mut resource_spans, length as u64);
-        resource_spans.extend_from_slice(&self.resource);
-        key(&mut resource_spans, 2, Wire::Length);
-        [before, &resource_spans, &scope_spans, &self.scope, spans].concat()
+    /// Writes a span with what `notes` writes on it.
+    pub(crate) fn span(&mut self, trace: &Trace, span: &Named<'_>, notes: impl FnOnce(&mut Self)) {
+        self.spans += 1;
+        let begun = self.out.begin(SPANS);
+        self.out.bytes(1, &trace.id.to_bytes());
+        self.out.bytes(2, &span.id.to_bytes());
+        if trace.state != TraceState::NONE {
+            self.text(3, &trace.state.header());
+        }
+        let has_parent = span.parent != SpanId::INVALID;
+        if has_parent {
+            self.out.bytes(4, &span.parent.to_bytes());
+        }
+        self.text(5, span.name);
+        self.out.varint(6, kind(span.kind));
+        self.out.fixed64(7, self.clock.unix(span.start));
+        self.out.fixed64(8, self.clock.unix(span.end));
+        notes(self);
+        let of_parent = if has_parent && span.is_root { PARENT_IS_REMOTE } else { 0 };
+        self.out.fixed32(16, (SAMPLED | KNOWS_PARENT | of_parent).to_le_bytes());
+        self.out.finish(begun);
     }
-}
 
-/// Appends spans as they stand in `ScopeSpans`.
-pub(super) fn spans(out: &mut Vec<u8>, trace: &Trace, spans: &Spans) {
-    for record in &spans.records {
-        let notes = spans.notes.iter().filter(|(id, _)| *id == record.id).map(|(_, note)| note);
-        message(out, 2, |out| span(out, trace, record, notes));
-    }
-}
-
-fn span<'a>(out: &mut Vec<u8>, trace: &Trace, record: &Record, notes: impl Iterator<Item = &'a Note>) {
-    bytes(out, 1, &trace.id.to_bytes());
-    bytes(out, 2, &record.id.to_bytes());
-    if trace.state != TraceState::NONE {
-        text(out, 3, &trace.state.header());
-    }
-    let has_parent = record.parent != opentelemetry::SpanId::INVALID;
-    if has_parent {
-        bytes(out, 4, &record.parent.to_bytes());
-    }
-    text(out, 5, &record.name);
-    key(out, 6, Wire::Varint);
-    varint(out, kind(&record.kind));
-    time(out, 7, record.start);
-    time(out, 8, record.end);
-    notes.for_each(|note| self::note(out, note));
-    let of_parent = if has_parent && record.is_root { PARENT_IS_REMOTE } else { 0 };
-    key(out, 16, Wire::Fixed32);
-    out.extend_from_slice(&(SAMPLED | KNOWS_PARENT | of_parent).to_le_bytes());
-}
-
-fn note(out: &mut Vec<u8>, note: &Note) {
-    match note {
-        Note::Attribute(key, value) => attribute(out, 9, key, value),
-        Note::Event(event) => message(out, 11, |out| self::event(out, event)),
-        Note::Link(to) => message(out, 13, |out| {
-            bytes(out, 1, &to.trace_id().to_bytes());
-            bytes(out, 2, &to.span_id().to_bytes());
-        }),
-        Note::Error(problem) => message(out, 15, |out| {
-            text(out, 2, problem);
-            key(out, 3, Wire::Varint);
-            varint(out, STATUS_ERROR);
-        }),
-        Note::Later(later) => {
-            let mut told = Notes::default();
-            later.tell(&mut told);
-            told.list.iter().for_each(|note| self::note(out, note));
+    fn note(&mut self, note: &Note) {
+        match note {
+            Note::Attribute(key, value) => self.attribute(SPAN_ATTRIBUTES, key, value),
+            Note::Event(name, time) => self.event(name, *time, |_| ()),
+            Note::Link(to) => self.link(to),
+            Note::Error(problem) => self.error(problem),
         }
     }
-}
 
-fn event(out: &mut Vec<u8>, event: &Event) {
-    time(out, 1, event.time);
-    text(out, 2, event.name);
-    for pair in &event.attributes {
-        attribute(out, 3, pair.key.as_str(), &pair.value);
+    pub(crate) fn event(&mut self, name: &str, time: Instant, attributes: impl FnOnce(&mut Self)) {
+        let begun = self.out.begin(11);
+        self.out.fixed64(1, self.clock.unix(time));
+        self.text(2, name);
+        attributes(self);
+        self.out.finish(begun);
+    }
+
+    pub(crate) fn link(&mut self, to: &SpanContext) {
+        let begun = self.out.begin(13);
+        self.out.bytes(1, &to.trace_id().to_bytes());
+        self.out.bytes(2, &to.span_id().to_bytes());
+        self.out.finish(begun);
+    }
+
+    pub(crate) fn error(&mut self, problem: &str) {
+        let begun = self.out.begin(15);
+        self.text(2, problem);
+        self.out.varint(3, STATUS_ERROR);
+        self.out.finish(begun);
+    }
+
+    pub(crate) fn attribute(&mut self, field: u32, key: &str, value: &Value<'_>) {
+        attribute(&mut self.out, field, key, value);
+    }
+
+    fn text(&mut self, field: u32, text: &str) {
+        self.out.bytes(field, cut(text).as_bytes());
     }
 }
 
@@ -128,96 +215,41 @@ const fn kind(kind: &SpanKind) -> u64 {
     }
 }
 
-fn attribute(out: &mut Vec<u8>, field: u32, name: &str, value: &Value) {
-    message(out, field, |out| {
-        text(out, 1, name);
-        message(out, 2, |out| any_value(out, value));
-    });
-}
-
-/// An `AnyValue`.
-fn any_value(out: &mut Vec<u8>, value: &Value) {
+/// A `KeyValue`.
+fn attribute(out: &mut Writer, field: u32, key: &str, value: &Value<'_>) {
+    // The length of an `AnyValue` is known before it is written.
+    let size = match value {
+        Value::Text(text) => size_of_bytes(cut(text).len()),
+        Value::Texts(texts) => size_of_bytes(texts.iter().map(|text| size_of_element(text)).sum()),
+        Value::Bool(_) => 2,
+        Value::Integer(value) => 1 + size_of_varint(value.cast_unsigned()),
+        Value::Float(_) => 9,
+    };
+    out.length(field, size_of_bytes(key.len()) + size_of_bytes(size));
+    out.bytes(1, key.as_bytes());
+    out.length(2, size);
     match value {
-        Value::String(value) => text(out, 1, value.as_str()),
-        Value::Bool(value) => {
-            key(out, 2, Wire::Varint);
-            varint(out, u64::from(*value));
+        Value::Text(text) => out.bytes(1, cut(text).as_bytes()),
+        Value::Bool(value) => out.varint(2, u64::from(*value)),
+        Value::Integer(value) => out.varint(3, value.cast_unsigned()),
+        Value::Float(value) => out.fixed64(4, value.to_le_bytes()),
+        Value::Texts(texts) => {
+            out.length(5, texts.iter().map(|text| size_of_element(text)).sum());
+            for text in texts {
+                out.length(1, size_of_bytes(cut(text).len()));
+                out.bytes(1, cut(text).as_bytes());
+            }
         }
-        Value::I64(value) => {
-            key(out, 3, Wire::Varint);
-            varint(out, value.cast_unsigned());
-        }
-        Value::F64(value) => {
-            key(out, 4, Wire::Fixed64);
-            out.extend_from_slice(&value.to_le_bytes());
-        }
-        Value::Array(array) => message(out, 5, |out| match array {
-            Array::Bool(values) => each(out, values, |value| Value::Bool(*value)),
-            Array::I64(values) => each(out, values, |value| Value::I64(*value)),
-            Array::F64(values) => each(out, values, |value| Value::F64(*value)),
-            Array::String(values) => each(out, values, |value| Value::String(value.clone())),
-            other => each(out, &[other], |other| Value::String(other.to_string().into())),
-        }),
-        // There is no other today.
-        other => text(out, 1, &other.to_string()),
     }
 }
 
-fn each<T>(out: &mut Vec<u8>, values: &[T], value: impl Fn(&T) -> Value) {
-    values.iter().for_each(|one| message(out, 1, |out| any_value(out, &value(one))));
+/// Bytes that a text takes in an `ArrayValue`.
+fn size_of_element(text: &str) -> usize {
+    size_of_bytes(size_of_bytes(cut(text).len()))
 }
 
-/// Wire types of protobuf.
-#[derive(Clone, Copy)]
-enum Wire {
-    Varint = 0,
-    Fixed64 = 1,
-    Length = 2,
-    Fixed32 = 5,
-}
-
-fn key(out: &mut Vec<u8>, field: u32, wire: Wire) {
-    varint(out, u64::from(field << 3 | wire as u32));
-}
-
-fn varint(out: &mut Vec<u8>, mut value: u64) {
-    while value > 0x7f {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn time(out: &mut Vec<u8>, field: u32, time: SystemTime) {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    key(out, field, Wire::Fixed64);
-    out.extend_from_slice(&(since.as_nanos() as u64).to_le_bytes());
-}
-
-fn text(out: &mut Vec<u8>, field: u32, text: &str) {
-    bytes(out, field, &text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)]);
-}
-
-fn bytes(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
-    key(out, field, Wire::Length);
-    varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
-/// A message whose length is known once it is written: most have room for it in one byte, and the others are moved.
-fn message(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
-    key(out, field, Wire::Length);
-    let at = out.len();
-    out.push(0);
-    write(out);
-    let length = out.len() - at - 1;
-    if let Ok(length @ ..0x80) = u8::try_from(length) {
-        out[at] = length;
-        return;
-    }
-    let mut digits = Vec::with_capacity(10);
-    varint(&mut digits, length as u64);
-    out.splice(at..=at, digits);
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_TEXT)]
 }
 
 #[cfg(test)]

@@ -1,17 +1,18 @@
 mod receiver;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::trace::SpanKind;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 
 use super::*;
-use crate::Notes;
-use crate::export::{MAX_UNDECIDED, MAX_WAITING_SPANS};
+use crate::export::MAX_WAITING_SPANS;
 use crate::options::OtlpProtocol;
+use crate::{Notes, Steps, Tell};
 use receiver::{Receiver, spans_of};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -37,6 +38,10 @@ async fn sampling(ratio: f64) -> (Receiver, Traces) {
     (receiver, traces)
 }
 
+fn server(traces: &Traces, name: &'static str) -> SpanHandle {
+    traces.server_span(name, &HeaderMap::new(), Instant::now(), || ())
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -60,21 +65,24 @@ fn caller(flags: &str) -> HeaderMap {
 #[tokio::test]
 async fn spans_keep_the_callers_trace_and_link_up() {
     let (mut receiver, traces) = sampling(1.0).await;
-    let before = SystemTime::now();
-    let mut server = traces.server_span("POST", &caller("01"));
+    let before = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let start = Instant::now();
+    let mut server = traces.server_span("POST", &caller("01"), start, || ());
     server.rename("chat llama");
     server.set("gen_ai.request.model", "llama");
-    server.set("gen_ai.usage.input_tokens", 42);
-    let mut prefill = server.child_at("prefill", SpanKind::Client, before);
+    server.set("gen_ai.usage.input_tokens", 42_u32);
+    let mut prefill = server.child_at("prefill", SpanKind::Client, start, || ());
     prefill.error("refused");
-    prefill.event("gave up", vec![]);
+    prefill.event("gave up");
     let failed = prefill.context().unwrap();
     let mut upstream = caller("00");
     prefill.inject(&mut upstream);
     prefill.end();
-    let mut again = server.child("prefill again", SpanKind::Client);
+    let mut again =
+        server.child_at("prefill again", SpanKind::Client, start, || Again { start: Instant::now() });
     again.link(failed);
-    again.set_later(Arc::new(|notes: &mut Notes| notes.set("why", "told only when exported")));
+    again.know(|again| again.start = start);
+    again.ends_at(start + Duration::from_secs(1));
     again.end();
     server.end();
     traces.shutdown(LONG).await.unwrap();
@@ -84,7 +92,7 @@ async fn spans_keep_the_callers_trace_and_link_up() {
     let service = resource.attributes.iter().find(|pair| pair.key == "service.name").unwrap();
     assert_eq!(service.value.clone().unwrap().value.unwrap(), AnyValue::StringValue("moongate".to_owned()));
     let spans = spans_of(request);
-    assert_eq!(spans.len(), 3);
+    assert_eq!(spans.len(), 4);
 
     let server = named(&spans, "chat llama");
     assert_eq!((hex(&server.trace_id).as_str(), hex(&server.parent_span_id).as_str()), (TRACE, CALLER));
@@ -98,8 +106,8 @@ async fn spans_keep_the_callers_trace_and_link_up() {
     assert_eq!(hex(&prefill.trace_id), TRACE);
     assert_eq!(prefill.parent_span_id, server.span_id);
     assert_eq!((prefill.kind, prefill.flags), (3, 0x101), "client, below one of ours");
-    let start = before.duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    assert_eq!(u128::from(prefill.start_time_unix_nano), start.as_nanos());
+    let late = u128::from(prefill.start_time_unix_nano).checked_sub(before.as_nanos()).unwrap();
+    assert!(late < LONG.as_nanos() && prefill.start_time_unix_nano == server.start_time_unix_nano, "{late}");
     let status = prefill.status.clone().unwrap();
     assert_eq!((status.code, status.message.as_str()), (2, "refused"));
     assert_eq!(prefill.events[0].name, "gave up");
@@ -109,6 +117,28 @@ async fn spans_keep_the_callers_trace_and_link_up() {
     let again = named(&spans, "prefill again");
     assert_eq!((&again.links[0].trace_id, &again.links[0].span_id), (&prefill.trace_id, &prefill.span_id));
     assert!(attribute(again, "why").is_some());
+    assert_eq!(again.events[0].attributes[0].key, "of the event");
+    let step = named(&spans, "step");
+    assert_eq!((&step.parent_span_id, step.flags, step.kind), (&again.span_id, 0x101, 1));
+    assert_eq!(step.end_time_unix_nano - step.start_time_unix_nano, 1_000_000_000);
+    assert_eq!(step.end_time_unix_nano, again.end_time_unix_nano);
+    assert_eq!(attribute(step, "of"), Some(AnyValue::StringValue("the step".to_owned())));
+}
+
+struct Again {
+    start: Instant,
+}
+
+impl Tell for Again {
+    fn tell(&self, notes: &mut Notes<'_>) {
+        notes.set("why", "told only when exported");
+        notes.event("tried", self.start, |notes| notes.set("of the event", true));
+    }
+
+    fn steps(&self, steps: &mut Steps<'_>) {
+        let end = steps.end();
+        steps.step("step", (self.start, end), |notes| notes.set("of", "the step"));
+    }
 }
 
 #[tokio::test]
@@ -127,7 +157,7 @@ async fn exports_go_on_while_the_program_runs() {
         for name in ["first", "second", "third"] {
             // A collector that is busy is asked again.
             *receiver.mood.busy.lock() = 1;
-            traces.server_span(name, &HeaderMap::new()).end();
+            server(&traces, name).end();
             let (headers, request) =
                 tokio::time::timeout(LONG, receiver.received.recv()).await.unwrap().unwrap();
             assert_eq!(headers["api-key"], "k");
@@ -170,7 +200,7 @@ async fn a_collector_behind_tls_is_known_by_its_certificate() {
                 assert!(!known);
                 continue;
             };
-            traces.server_span("secret", &HeaderMap::new()).end();
+            server(&traces, "secret").end();
             assert_eq!(traces.shutdown(LONG).await.is_ok(), known);
             assert_eq!(receiver.spans().len(), usize::from(known));
         }
@@ -180,12 +210,12 @@ async fn a_collector_behind_tls_is_known_by_its_certificate() {
 #[tokio::test]
 async fn after_the_shutdown_there_are_no_spans() {
     let (mut receiver, traces) = sampling(1.0).await;
-    traces.server_span("only", &HeaderMap::new()).end();
+    server(&traces, "only").end();
     traces.shutdown(LONG).await.unwrap();
     assert_eq!(receiver.spans().len(), 1);
     traces.shutdown(LONG).await.expect("a second time is nothing");
     let mut headers = caller("01");
-    traces.server_span("late", &headers).inject(&mut headers);
+    traces.server_span("late", &headers, Instant::now(), || ()).inject(&mut headers);
     assert_eq!(headers, caller("01"));
 }
 
@@ -193,19 +223,22 @@ async fn after_the_shutdown_there_are_no_spans() {
 async fn the_sampler_decides_unless_the_caller_has() {
     let (mut receiver, traces) = sampling(0.0).await;
     for _ in 0..100 {
-        let mut root = traces.server_span("root", &HeaderMap::new());
+        let mut root = server(&traces, "root");
         root.set("key", "value");
         root.child("child", SpanKind::Client).end();
         assert_eq!(root.exported_trace_id(), None);
     }
     // Not sampled, and still the same trace for whoever comes next.
     let mut headers = caller("00");
-    traces.server_span("unsampled", &headers).child("child", SpanKind::Client).inject(&mut headers);
+    traces
+        .server_span("unsampled", &headers, Instant::now(), || ())
+        .child("child", SpanKind::Client)
+        .inject(&mut headers);
     let parent = headers["traceparent"].to_str().unwrap();
     assert!(parent.starts_with(&format!("00-{TRACE}-")) && parent.ends_with("-00"), "{parent}");
     assert!(!parent.contains(CALLER), "{parent}");
 
-    traces.server_span("chosen by the caller", &caller("01")).end();
+    traces.server_span("chosen by the caller", &caller("01"), Instant::now(), || ()).end();
     traces.shutdown(LONG).await.unwrap();
     let spans = receiver.spans();
     assert_eq!(spans.len(), 1);
@@ -223,7 +256,7 @@ fn a_share_of_traces_is_sampled() {
 #[tokio::test]
 async fn what_ends_badly_is_exported_with_all_that_came_before() {
     let (mut receiver, traces) = sampling(0.0).await;
-    let mut bad = traces.server_span("bad", &HeaderMap::new());
+    let mut bad = server(&traces, "bad");
     bad.child("before", SpanKind::Client).end();
     let open = bad.child("after the root", SpanKind::Client);
     bad.keep("error");
@@ -231,7 +264,7 @@ async fn what_ends_badly_is_exported_with_all_that_came_before() {
     bad.child("after", SpanKind::Client).end();
     bad.end();
     open.end();
-    let good = traces.server_span("good", &HeaderMap::new());
+    let good = server(&traces, "good");
     let late = good.child("late", SpanKind::Client);
     good.end();
     late.end();
@@ -247,7 +280,7 @@ async fn when_all_is_bad_only_some_of_it_is_exported() {
     let (mut receiver, traces) = sampling(0.0).await;
     let began = Instant::now();
     for _ in 0..1000 {
-        traces.server_span("bad", &HeaderMap::new()).keep("error");
+        server(&traces, "bad").keep("error");
     }
     let most = 50 * (usize::try_from(began.elapsed().as_secs()).unwrap() + 2);
     traces.shutdown(LONG).await.unwrap();
@@ -256,25 +289,9 @@ async fn when_all_is_bad_only_some_of_it_is_exported() {
 }
 
 #[tokio::test]
-async fn so_many_unsampled_traces_are_held_and_the_others_only_handed_on() {
-    let (_receiver, traces) = sampling(0.0).await;
-    let held: Vec<SpanHandle> =
-        (0..MAX_UNDECIDED + 1).map(|_| traces.server_span("open", &HeaderMap::new())).collect();
-    let recorded = held.iter().filter(|span| span.is_recording()).count();
-    assert_eq!(recorded, MAX_UNDECIDED);
-    let last = held.last().unwrap();
-    let mut headers = HeaderMap::new();
-    last.child("child", SpanKind::Client).inject(&mut headers);
-    let id = last.trace_id().unwrap();
-    assert!(headers["traceparent"].to_str().unwrap().starts_with(&format!("00-{id}-")));
-    drop(held);
-    assert!(traces.server_span("again", &HeaderMap::new()).is_recording());
-}
-
-#[tokio::test]
 async fn a_long_trace_is_exported_in_parts() {
     let (mut receiver, traces) = sampling(1.0).await;
-    let root = traces.work_span("root", SystemTime::now());
+    let root = traces.work_span("root", Instant::now());
     for _ in 0..200 {
         root.child("child", SpanKind::Internal).end();
     }
@@ -294,7 +311,7 @@ async fn a_dead_collector_holds_up_nothing() {
         let traces = start(&options(&format!("http://{address}"), 1.0), Duration::from_millis(1));
         // More than there is room for: a request that had to wait for room would wait for the collector.
         for _ in 0..MAX_WAITING_SPANS * 2 {
-            traces.server_span("lost", &HeaderMap::new()).end();
+            server(&traces, "lost").end();
         }
         let began = Instant::now();
         assert!(traces.shutdown(Duration::from_millis(200)).await.is_err());
@@ -305,10 +322,10 @@ async fn a_dead_collector_holds_up_nothing() {
 #[test]
 fn off_does_nothing_and_lets_headers_through() {
     let traces = Traces::off();
-    assert!(!traces.is_on() && !traces.is_slow(LONG));
+    assert_eq!(traces.slow(), Duration::MAX);
     let mut headers = caller("01");
-    let mut span = traces.server_span("root", &headers);
-    span.set("key", 1);
+    let mut span = traces.server_span("root", &headers, Instant::now(), || ());
+    span.set("key", 1_u32);
     span.error("nothing");
     span.keep("error");
     span.child("child", SpanKind::Client).inject(&mut headers);

@@ -216,7 +216,7 @@ async fn exchange(
     longest: usize,
 ) -> Result<(StatusCode, Bytes), LegError> {
     let limits = LegLimits { first_byte: limit, idle: limit };
-    let mut leg = Leg::start(endpoint.pool.clone(), request, limits);
+    let mut leg = Leg::start(endpoint.pool.clone(), request, limits, Instant::now());
     let (mut status, mut body) = (StatusCode::OK, BytesMut::new());
     loop {
         match poll_fn(|cx| leg.poll_event(cx)).await {

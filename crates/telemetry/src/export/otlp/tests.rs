@@ -3,7 +3,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId};
-use opentelemetry::{KeyValue, StringValue};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Read;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue as ReadPair};
@@ -12,81 +11,90 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
+use crate::tell::Tell;
 
 const KEYS: [&str; 3] = ["a", "gen_ai.request.model", "moongate.predicted.l1_tokens"];
 
 fn trace(state: TraceState) -> Arc<Trace> {
-    Trace::new(TraceId::from(7), state, None, Arc::default())
+    Trace::new(TraceId::from(7), state, true, Arc::default())
 }
 
-fn record(id: u64, name: String) -> Record {
-    Record {
+/// Ends as many nanoseconds after `start` as its number is.
+fn record<T>(id: u64, name: String, start: Instant, facts: T) -> Box<Record<T>> {
+    Box::new(Record {
         id: SpanId::from(id),
         parent: SpanId::from(id - 1),
         is_root: id == 1,
         kind: SpanKind::Client,
         name: Cow::Owned(name),
-        start: SystemTime::UNIX_EPOCH + Duration::from_nanos(id),
-        end: SystemTime::UNIX_EPOCH + Duration::from_nanos(1 << 60),
-    }
+        start,
+        end: Some(start + Duration::from_nanos(id)),
+        notes: Vec::new(),
+        facts,
+    })
 }
 
-fn read(trace: &Trace, written: &Spans) -> Vec<Span> {
-    let mut bytes = Vec::new();
-    spans(&mut bytes, trace, written);
-    let name = Value::from("moongate");
-    let exported = Exported::by([("service.name", &name)].into_iter(), ("code", "1.2"));
-    let request = exported.request(&[0; 5], &bytes);
-    assert_eq!(request[..5], [0; 5]);
-    let mut request = ExportTraceServiceRequest::decode(&request[5..]).unwrap();
+fn read(trace: &Trace, records: &[Box<Record>]) -> Vec<Span> {
+    let mut page = Page::new(0);
+    records.iter().for_each(|record| page.record(trace, record));
+    assert_eq!(page.spans(), records.len());
+    let spans = page.into_bytes();
+    let exported = Exported::by([("service.name", Value::from("moongate"))].into_iter(), ("code", "1.2"));
+    let request = [exported.head(spans.len()), spans.to_vec()].concat();
+    let mut request = ExportTraceServiceRequest::decode(&*request).unwrap();
     let mut resource_spans = request.resource_spans.remove(0);
     assert!(request.resource_spans.is_empty());
     let resource = resource_spans.resource.unwrap().attributes;
-    assert_eq!(resource, [pair("service.name", &name)]);
+    assert_eq!(resource, [pair("service.name", &Value::from("moongate"))]);
     let scope_spans = resource_spans.scope_spans.remove(0);
     let scope = scope_spans.scope.unwrap();
     assert_eq!((scope.name.as_str(), scope.version.as_str()), ("code", "1.2"));
     scope_spans.spans
 }
 
-fn pair(key: &str, value: &Value) -> ReadPair {
-    ReadPair { key: key.to_owned(), value: Some(as_read(value)), key_strindex: 0 }
-}
-
-fn as_read(value: &Value) -> AnyValue {
-    let array =
-        |values: Vec<Value>| Read::ArrayValue(ArrayValue { values: values.iter().map(as_read).collect() });
+fn pair(key: &str, value: &Value<'_>) -> ReadPair {
+    let text = |text: &str| AnyValue { value: Some(Read::StringValue(text.to_owned())) };
     let value = match value {
         Value::Bool(value) => Read::BoolValue(*value),
-        Value::I64(value) => Read::IntValue(*value),
-        Value::F64(value) => Read::DoubleValue(*value),
-        Value::String(value) => Read::StringValue(value.to_string()),
-        Value::Array(Array::Bool(values)) => array(values.iter().map(|one| Value::from(*one)).collect()),
-        Value::Array(Array::I64(values)) => array(values.iter().map(|one| Value::from(*one)).collect()),
-        Value::Array(Array::F64(values)) => array(values.iter().map(|one| Value::from(*one)).collect()),
-        Value::Array(Array::String(values)) => array(values.iter().cloned().map(Value::from).collect()),
-        other => panic!("{other:?}"),
+        Value::Integer(value) => Read::IntValue(*value),
+        Value::Float(value) => Read::DoubleValue(*value),
+        Value::Text(value) => Read::StringValue(value.to_string()),
+        Value::Texts(texts) => {
+            Read::ArrayValue(ArrayValue { values: texts.iter().map(|one| text(one)).collect() })
+        }
     };
-    AnyValue { value: Some(value) }
+    ReadPair { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), key_strindex: 0 }
 }
 
-fn value() -> impl Strategy<Value = Value> {
-    let text = "\\PC{0,200}".prop_map(StringValue::from);
+fn value() -> impl Strategy<Value = Value<'static>> {
     prop_oneof![
         any::<bool>().prop_map(Value::Bool),
-        any::<i64>().prop_map(Value::I64),
-        (-1e9..1e9).prop_map(Value::F64),
-        text.clone().prop_map(Value::String),
-        prop::collection::vec(any::<bool>(), 0..9).prop_map(|values| Value::Array(Array::Bool(values))),
-        prop::collection::vec(any::<i64>(), 0..9).prop_map(|values| Value::Array(Array::I64(values))),
-        prop::collection::vec(-1e9..1e9, 0..9).prop_map(|values| Value::Array(Array::F64(values))),
-        prop::collection::vec(text, 0..9).prop_map(|values| Value::Array(Array::String(values))),
+        any::<i64>().prop_map(Value::Integer),
+        (-1e9..1e9).prop_map(Value::Float),
+        "\\PC{0,200}".prop_map(Value::from),
+        prop::collection::vec("\\PC{0,200}", 0..9).prop_map(Value::Texts),
     ]
 }
 
 /// Up to so many that their message has a length of three bytes.
-fn pairs() -> impl Strategy<Value = Vec<(&'static str, Value)>> {
+fn pairs() -> impl Strategy<Value = Vec<(&'static str, Value<'static>)>> {
     prop::collection::vec((prop::sample::select(&KEYS), value()), 0..120)
+}
+
+/// Attributes, and an event with others.
+struct Facts {
+    pairs: Vec<(&'static str, Value<'static>)>,
+    of_event: Vec<(&'static str, Value<'static>)>,
+    event: Instant,
+}
+
+impl Tell for Facts {
+    fn tell(&self, notes: &mut Notes<'_>) {
+        self.pairs.iter().for_each(|(key, value)| notes.set(key, value.clone()));
+        notes.event("aborted", self.event, |notes| {
+            self.of_event.iter().for_each(|(key, value)| notes.set(key, value.clone()));
+        });
+    }
 }
 
 proptest! {
@@ -94,22 +102,17 @@ proptest! {
 
     #[test]
     fn what_is_written_is_read(at_once in pairs(), later in pairs(), of_event in pairs(), name in "\\PC{0,40}") {
-        let records = vec![record(1, name.clone()), record(2, String::new())];
-        let mut written = Spans { records, notes: Vec::new() };
-        let (first, second) = (SpanId::from(1), SpanId::from(2));
+        let now = Instant::now();
+        let facts = Facts { pairs: later.clone(), of_event: of_event.clone(), event: now + Duration::from_secs(5) };
+        let mut first = record(1, name.clone(), now, facts);
+        let mut second = record(2, String::new(), now, ());
         for (key, value) in &at_once {
-            written.notes.push((first, Note::Attribute(key, value.clone())));
-            written.notes.push((second, Note::Attribute("of another", value.clone())));
+            first.notes.push(Note::Attribute(key, value.clone()));
+            second.notes.push(Note::Attribute("of another", value.clone()));
         }
-        let told = later.clone();
-        let tell = move |notes: &mut Notes| told.iter().for_each(|(key, value)| notes.set(key, value.clone()));
-        written.notes.push((first, Note::Later(Arc::new(tell))));
-        let attributes = of_event.iter().map(|(key, value)| KeyValue::new(*key, value.clone())).collect();
-        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(5);
-        written.notes.push((first, Note::Event(Box::new(Event { name: "aborted", time, attributes }))));
 
         let trace = trace(TraceState::NONE);
-        let all = read(&trace, &written);
+        let all = read(&trace, &[first, second]);
         prop_assert_eq!(all.len(), 2);
         prop_assert_eq!(&all[0].name, &name);
         let expected: Vec<_> = at_once.iter().chain(&later).map(|(key, value)| pair(key, value)).collect();
@@ -117,7 +120,8 @@ proptest! {
         let event = &all[0].events[0];
         let expected: Vec<_> = of_event.iter().map(|(key, value)| pair(key, value)).collect();
         prop_assert_eq!(&event.attributes, &expected);
-        prop_assert_eq!((event.name.as_str(), event.time_unix_nano), ("aborted", 5_000_000_000));
+        let after = event.time_unix_nano - all[0].start_time_unix_nano;
+        prop_assert_eq!((event.name.as_str(), after), ("aborted", 5_000_000_000));
         prop_assert_eq!(all[1].attributes.len(), at_once.len());
         prop_assert!(all[1].events.is_empty());
     }
@@ -129,22 +133,18 @@ fn a_span_says_who_it_is_and_how_it_ended() {
     let trace = trace(state);
     let other =
         SpanContext::new(TraceId::from(8), SpanId::from(9), TraceFlags::SAMPLED, false, TraceState::NONE);
-    let records = vec![record(1, "root".to_owned()), record(2, "child".to_owned())];
-    let notes = vec![
-        (SpanId::from(2), Note::Link(Box::new(other))),
-        (SpanId::from(2), Note::Error(Cow::Borrowed("refused"))),
-    ];
-    let written = Spans { records, notes };
-    let all = read(&trace, &written);
+    let now = Instant::now();
+    let mut child = record(2, "child".to_owned(), now, ());
+    child.notes = vec![Note::Link(Box::new(other)), Note::Error(Cow::Borrowed("refused"))];
+    let all = read(&trace, &[record(1, "root".to_owned(), now, ()), child]);
     let (root, child) = (&all[0], &all[1]);
     assert_eq!(root.trace_id, TraceId::from(7).to_bytes());
     assert_eq!(root.trace_state, "vendor=opaque");
     assert_eq!((root.parent_span_id.as_slice(), root.status.as_ref()), ([].as_slice(), None));
     assert_eq!(child.parent_span_id, root.span_id);
-    assert_eq!(
-        (child.kind, child.flags, child.start_time_unix_nano, child.end_time_unix_nano),
-        (3, 0x101, 2, 1 << 60)
-    );
+    assert_eq!((child.kind, child.flags), (3, 0x101));
+    assert_eq!(child.start_time_unix_nano, root.start_time_unix_nano);
+    assert_eq!(child.end_time_unix_nano - child.start_time_unix_nano, 2);
     assert_eq!(child.links[0].trace_id, TraceId::from(8).to_bytes());
     assert_eq!(child.links[0].span_id, SpanId::from(9).to_bytes());
     let status = child.status.clone().unwrap();
@@ -154,9 +154,9 @@ fn a_span_says_who_it_is_and_how_it_ended() {
 #[test]
 fn long_text_is_cut_between_characters() {
     let long = "é".repeat(MAX_TEXT);
-    let notes = vec![(SpanId::from(1), Note::Attribute("path", format!("a{long}").into()))];
-    let written = Spans { records: vec![record(1, long)], notes };
-    let span = read(&trace(TraceState::NONE), &written).remove(0);
+    let mut record = record(1, long.clone(), Instant::now(), ());
+    record.notes.push(Note::Attribute("path", format!("a{long}").into()));
+    let span = read(&trace(TraceState::NONE), &[record]).remove(0);
     assert_eq!(span.name, "é".repeat(MAX_TEXT / 2));
     let Some(Read::StringValue(path)) = span.attributes[0].value.clone().unwrap().value else { panic!() };
     assert_eq!(path.len(), MAX_TEXT - 1);

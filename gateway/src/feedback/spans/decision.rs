@@ -1,0 +1,168 @@
+//! Decisions, and how a trace explains them.
+
+use std::sync::Arc;
+
+use moongate_scheduler::{Refusal, Route, Term, Terms};
+use moongate_telemetry::{Notes, Steps};
+use tokio::time::Instant;
+
+use super::tries::{Again, Try};
+use crate::dispatch::{Chosen, Reasons};
+use crate::fleet::Endpoint;
+
+/// Most candidates of a decision that are told: the cheapest.
+const MAX_CANDIDATES: usize = 8;
+
+impl Try<'_> {
+    /// A decision begins.
+    pub(crate) fn decide(&self) -> Deciding<'_> {
+        let again = (self.number > 1).then(Instant::now);
+        Deciding { of: self, again, end: None, outcome: Outcome::None }
+    }
+}
+
+/// A decision that is being made, until it is dropped.
+pub(crate) struct Deciding<'a> {
+    of: &'a Try<'a>,
+    /// When it began, of those that are not the first.
+    again: Option<Instant>,
+    end: Option<Instant>,
+    outcome: Outcome,
+}
+
+impl Deciding<'_> {
+    /// This was decided at `at`.
+    pub(crate) fn decided(mut self, chosen: &Result<Chosen, Refusal>, at: Instant) {
+        if self.of.span.root.is_recording() {
+            self.end = Some(at);
+            self.outcome = match chosen {
+                Err(refusal) => Outcome::Refused(refusal.to_string()),
+                Ok(Chosen { reasons: Some(reasons), .. }) => Outcome::Reasons(reasons.clone()),
+                Ok(chosen) => Outcome::Entry(chosen.entry.endpoint.clone()),
+            };
+        }
+    }
+}
+
+impl Drop for Deciding<'_> {
+    fn drop(&mut self) {
+        if let Some(facts) = self.of.span.root.facts() {
+            let end = self.end.unwrap_or_else(Instant::now);
+            let outcome = std::mem::replace(&mut self.outcome, Outcome::None);
+            let again = self.again.zip(self.of.again());
+            facts.decisions.lock().push(Decided { end, again, outcome });
+        }
+    }
+}
+
+/// The decisions for a request: hardly ever more than one.
+#[derive(Debug, Default)]
+pub(super) struct Decisions {
+    first: Option<Decided>,
+    others: Vec<Decided>,
+}
+
+impl Decisions {
+    fn push(&mut self, decided: Decided) {
+        match self.first {
+            None => self.first = Some(decided),
+            Some(_) => self.others.push(decided),
+        }
+    }
+
+    /// The first has begun at `start`.
+    pub(super) fn tell(&self, start: Instant, steps: &mut Steps<'_>) {
+        self.first.iter().chain(&self.others).for_each(|decided| decided.tell(start, steps));
+    }
+}
+
+/// A decision.
+#[derive(Debug)]
+struct Decided {
+    end: Instant,
+    /// When it began and why, if it is not the first.
+    again: Option<(Instant, Box<Again>)>,
+    outcome: Outcome,
+}
+
+#[derive(Debug)]
+enum Outcome {
+    /// The client left before.
+    None,
+    Refused(String),
+    /// Without a decision of the scheduler's.
+    Entry(Arc<Endpoint>),
+    Reasons(Reasons),
+}
+
+impl Decided {
+    fn tell(&self, start: Instant, steps: &mut Steps<'_>) {
+        let start = self.again.as_ref().map_or(start, |(start, _)| *start);
+        steps.step("decide", (start, self.end), |notes| {
+            if let Some((_, again)) = &self.again {
+                again.tell(notes);
+            }
+            match &self.outcome {
+                Outcome::None => {}
+                Outcome::Refused(refusal) => notes.error(refusal),
+                Outcome::Entry(endpoint) => notes.set("moongate.entry", &*endpoint.id.0),
+                Outcome::Reasons(reasons) => explain(reasons, notes, self.end),
+            }
+        });
+    }
+}
+
+fn explain(Reasons { decision, fleet }: &Reasons, notes: &mut Notes<'_>, at: Instant) {
+    let name = |ix| fleet.member(ix).map_or("", |member| &*member.endpoint.id.0);
+    let why = &decision.explanation;
+    notes.set("moongate.entry", name(decision.route.entry()));
+    if let Route::Pair { decode, .. } = decision.route {
+        notes.set("moongate.decode", name(decode));
+    }
+    notes.set("moongate.policy", why.policy.as_str());
+    notes.set("moongate.reason", why.reason);
+    notes.set("moongate.candidates", why.candidates.len());
+    if let Some(ttft) = decision.predicted_ttft {
+        notes.set("moongate.predicted.ttft", ttft);
+    }
+    let mut by_cost: Vec<usize> = (0..why.candidates.len()).collect();
+    by_cost.sort_by(|a, b| why.candidates[*a].cost.total_cmp(&why.candidates[*b].cost));
+    for position in by_cost.into_iter().take(MAX_CANDIDATES) {
+        let candidate = &why.candidates[position];
+        notes.event("candidate", at, |notes| {
+            notes.set("moongate.engine", name(candidate.instance));
+            notes.set("moongate.cost", candidate.cost);
+            notes.set("moongate.leading_term", term(candidate.leading_term));
+            if let Some(terms) = why.terms.get(position) {
+                explain_terms(terms, notes);
+            }
+        });
+    }
+}
+
+/// Terms of nothing go without saying.
+fn explain_terms(terms: &Terms, notes: &mut Notes<'_>) {
+    let all = [
+        ("moongate.term.wait", terms.wait),
+        ("moongate.term.fetch", terms.fetch),
+        ("moongate.term.service", terms.service),
+        ("moongate.term.handover", terms.handover),
+        ("moongate.term.duplicate", terms.duplicate),
+        ("moongate.term.congestion", terms.congestion),
+        ("moongate.term.length", terms.length),
+        ("moongate.term.decode", terms.decode),
+    ];
+    for (key, seconds) in all.into_iter().filter(|(_, seconds)| *seconds != 0.0) {
+        notes.set(key, seconds);
+    }
+    notes.set("moongate.cached_tokens", terms.cached_tokens);
+}
+
+fn term(term: Term) -> &'static str {
+    match term {
+        Term::None => "none",
+        Term::Backlog => "backlog",
+        Term::Service => "service",
+        Term::Fetch => "fetch",
+    }
+}
