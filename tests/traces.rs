@@ -111,6 +111,7 @@ async fn one_request_is_one_trace_with_a_span_for_each_step() {
             assert!(!told(&root.attributes, key).is_empty(), "{key} is missing: {:?}", root.attributes);
         }
         assert_eq!(told(&root.attributes, "gen_ai.response.finish_reasons"), "length");
+        assert_eq!(told(&root.attributes, "url.path"), "/v1/chat/completions");
         let candidate = &one(&spans, "decide").events[0];
         assert_eq!(candidate.name, "candidate");
         assert!(!told(&candidate.attributes, "moongate.term.service").is_empty(), "{candidate:?}");

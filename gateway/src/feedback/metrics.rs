@@ -1,11 +1,11 @@
 //! Prometheus metrics. All names start with `moongate_`; `docs/metrics.md` lists them.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
@@ -58,7 +58,17 @@ struct SideOnly {
 /// What an exemplar points to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TraceLabel {
-    trace_id: String,
+    trace_id: TraceName,
+}
+
+/// Only read when somebody looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct TraceName(TraceId);
+
+impl EncodeLabelValue for TraceName {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        write!(encoder, "{}", self.0)
+    }
 }
 
 /// A histogram that points to a trace for the latest value in each bucket.
@@ -68,10 +78,7 @@ type Traced = HistogramWithExemplars<TraceLabel>;
 struct SideLabel(Side);
 
 impl EncodeLabelValue for SideLabel {
-    fn encode(
-        &self,
-        encoder: &mut prometheus_client::encoding::LabelValueEncoder<'_>,
-    ) -> Result<(), std::fmt::Error> {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
         encoder.write_str(self.0.as_str())
     }
 }
@@ -345,7 +352,7 @@ fn per_api(registry: &mut Registry, metric: &str, help: &str, buckets: &'static 
 }
 
 fn observe(histogram: &Traced, took: Duration, trace: Option<TraceId>) {
-    let label = trace.map(|trace| TraceLabel { trace_id: trace.to_string() });
+    let label = trace.map(|trace| TraceLabel { trace_id: TraceName(trace) });
     histogram.observe(took.as_secs_f64(), label, None);
 }
 

@@ -17,10 +17,10 @@ use crate::prompt::Api;
 
 /// Routes of the public listener.
 pub(crate) fn public_router(gateway: Arc<Gateway>) -> Router {
-    let generating = [Api::Chat, Api::Completions, Api::Generate];
-    let paths = generating.into_iter().filter_map(|api| Some((api.path()?, api)));
-    let router = paths.fold(Router::new(), |router, (path, api)| router.route(path, generation(api)));
-    router
+    Router::new()
+        .route("/v1/chat/completions", generation(Api::Chat))
+        .route("/v1/completions", generation(Api::Completions))
+        .route("/generate", generation(Api::Generate))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/v1/{*path}", any(other))

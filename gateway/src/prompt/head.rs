@@ -25,7 +25,7 @@ pub(crate) enum Api {
 }
 
 impl Api {
-    /// Its path, if it has one only.
+    /// The path that the router has for it, if that is one only.
     pub(crate) const fn path(self) -> Option<&'static str> {
         match self {
             Self::Chat => Some("/v1/chat/completions"),

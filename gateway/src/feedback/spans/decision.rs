@@ -55,30 +55,9 @@ impl Drop for Deciding<'_> {
     }
 }
 
-/// The decisions for a request: hardly ever more than one.
-#[derive(Debug, Default)]
-pub(super) struct Decisions {
-    first: Option<Decided>,
-    others: Vec<Decided>,
-}
-
-impl Decisions {
-    fn push(&mut self, decided: Decided) {
-        match self.first {
-            None => self.first = Some(decided),
-            Some(_) => self.others.push(decided),
-        }
-    }
-
-    /// The first has begun at `start`.
-    pub(super) fn tell(&self, start: Instant, steps: &mut Steps<'_>) {
-        self.first.iter().chain(&self.others).for_each(|decided| decided.tell(start, steps));
-    }
-}
-
 /// A decision.
 #[derive(Debug)]
-struct Decided {
+pub(super) struct Decided {
     end: Instant,
     /// When it began and why, if it is not the first.
     again: Option<(Instant, Box<Again>)>,
@@ -96,7 +75,8 @@ enum Outcome {
 }
 
 impl Decided {
-    fn tell(&self, start: Instant, steps: &mut Steps<'_>) {
+    /// The first has begun at `start`.
+    pub(super) fn tell(&self, start: Instant, steps: &mut Steps<'_>) {
         let start = self.again.as_ref().map_or(start, |(start, _)| *start);
         steps.step("decide", (start, self.end), |notes| {
             if let Some((_, again)) = &self.again {

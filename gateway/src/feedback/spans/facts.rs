@@ -9,9 +9,10 @@ use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use moongate_scheduler::TierHits;
 use moongate_telemetry::{Notes, Steps, Tell, names};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::decision::Decisions;
+use super::decision::Decided;
 use crate::feedback::TokenizedBy;
 use crate::prompt::Api;
 use crate::relay::{Ending, Usage};
@@ -24,8 +25,8 @@ pub(super) struct Facts {
     pub(super) passed: Option<Box<(Method, Uri)>>,
     pub(super) reading: Reading,
     pub(super) prediction: Option<Prediction>,
-    /// Samples of a request are decided at the same time.
-    pub(super) decisions: Mutex<Decisions>,
+    /// Hardly ever more than one, but samples of a request are decided at the same time.
+    pub(super) decisions: Mutex<SmallVec<[Decided; 1]>>,
     pub(super) body_bytes: Option<usize>,
     pub(super) estimated_input_tokens: Option<u32>,
     pub(super) model: Option<Arc<str>>,
@@ -72,8 +73,8 @@ impl Facts {
         }
     }
 
-    /// When the request was ready to be decided on.
-    fn is_ready(&self, start: Instant) -> Instant {
+    /// When a request that came at `start` could be decided on.
+    fn ready_at(&self, start: Instant) -> Instant {
         let read = match self.reading {
             Reading::Ended(read) => read,
             Reading::NotBegun | Reading::Begun => start,
@@ -126,7 +127,8 @@ impl Tell for Facts {
                 None => {}
             });
         }
-        decisions.lock().tell(self.is_ready(start), steps);
+        let ready = self.ready_at(start);
+        decisions.lock().iter().for_each(|decided| decided.tell(ready, steps));
         if let Some((first_piece, _)) = first_piece {
             let pieces = self.end.as_ref().map_or(0, |end| end.pieces);
             steps.step("relay", (*first_piece, end), |notes| notes.set("moongate.pieces", pieces));

@@ -46,7 +46,10 @@ impl RequestSpan {
 
     /// The request has been read. What engines do for it belongs to its trace.
     pub(crate) fn asked(&mut self, ask: &mut Ask, at: Instant) {
-        self.root.inject(&mut ask.headers);
+        // Of one that is sampled, each leg names itself.
+        if !self.root.is_sampled() {
+            self.root.inject(&mut ask.headers);
+        }
         self.root.know(|facts| {
             facts.reading = Reading::Ended(at);
             facts.body_bytes = Some(ask.body.len());
