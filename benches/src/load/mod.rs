@@ -43,7 +43,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_tokens: u32,
 
-    /// Asks mock engines for this time between two tokens.
+    /// Asks mock engines for this time between two tokens, and pauses for up to as long before each request.
     #[arg(long, value_name = "MS")]
     itl_ms: Option<u32>,
 

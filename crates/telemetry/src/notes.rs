@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 
-use opentelemetry::trace::SpanContext;
 use tokio::time::Instant;
 
 /// What an attribute says.
@@ -44,12 +43,6 @@ impl From<bool> for Value<'_> {
     }
 }
 
-impl From<i64> for Value<'_> {
-    fn from(count: i64) -> Self {
-        Self::Integer(count)
-    }
-}
-
 impl From<u16> for Value<'_> {
     fn from(count: u16) -> Self {
         Self::Integer(count.into())
@@ -88,8 +81,6 @@ pub(crate) enum Note {
     Attribute(&'static str, Value<'static>),
     /// Something happened within it.
     Event(&'static str, Instant),
-    /// Boxed: it is large, and rare.
-    Link(Box<SpanContext>),
     /// The span has failed.
     Error(Cow<'static, str>),
 }

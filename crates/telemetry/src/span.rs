@@ -32,17 +32,8 @@ impl<T: Tell> SpanHandle<T> {
         Self { open: None }
     }
 
-    /// The first span of a trace in this process, below the parent if that is valid.
-    pub(crate) fn root(
-        trace: Arc<Trace>,
-        parent: SpanId,
-        (name, kind, start): (Cow<'static, str>, SpanKind, Instant),
-        facts: T,
-    ) -> Self {
-        Self::open(trace, (parent, true), (name, kind, start), facts)
-    }
-
-    fn open(
+    /// Starts a span: the first of its trace in this process, below the parent if that is valid, or one below another.
+    pub(crate) fn open(
         trace: Arc<Trace>,
         (parent, is_root): (SpanId, bool),
         (name, kind, start): (Cow<'static, str>, SpanKind, Instant),
@@ -152,11 +143,6 @@ impl<T: Tell> SpanHandle<T> {
     /// Notes that something happened now.
     pub fn event(&mut self, name: &'static str) {
         self.note(|| Note::Event(name, Instant::now()));
-    }
-
-    /// Says that this span is there because of another one.
-    pub fn link(&mut self, to: SpanContext) {
-        self.note(|| Note::Link(Box::new(to)));
     }
 
     /// Marks the span as failed.

@@ -96,12 +96,6 @@ impl Traces {
         Ok(Self { running: Some(Arc::new(running)) })
     }
 
-    /// Whether spans are made at all.
-    #[must_use]
-    pub const fn is_on(&self) -> bool {
-        self.running.is_some()
-    }
-
     /// Traces of what takes longer are worth keeping in any case.
     #[must_use]
     pub fn slow(&self) -> Duration {
@@ -146,7 +140,7 @@ impl Traces {
             }
         };
         let trace = Trace::new(id, state, sampled, running.queue.clone());
-        SpanHandle::root(trace, parent, what, facts())
+        SpanHandle::open(trace, (parent, true), what, facts())
     }
 
     /// Exports what is left and stops. Spans that have not ended are lost, and later ones are empty.
@@ -181,7 +175,7 @@ fn is_sampled(id: TraceId, ratio: f64) -> bool {
 
 impl fmt::Debug for Traces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Traces").field("on", &self.is_on()).finish()
+        f.debug_struct("Traces").field("on", &self.running.is_some()).finish()
     }
 }
 

@@ -169,7 +169,6 @@ impl Page {
         match note {
             Note::Attribute(key, value) => self.attribute(SPAN_ATTRIBUTES, key, value),
             Note::Event(name, time) => self.event(name, *time, |_| ()),
-            Note::Link(to) => self.link(to),
             Note::Error(problem) => self.error(problem),
         }
     }

@@ -78,10 +78,7 @@ async fn spans_keep_the_callers_trace_and_link_up() {
     let mut upstream = caller("00");
     prefill.inject(&mut upstream);
     prefill.end();
-    let mut again =
-        server.child_at("prefill again", SpanKind::Client, start, || Again { start: Instant::now() });
-    again.link(failed);
-    again.know(|again| again.start = start);
+    let mut again = server.child_at("prefill again", SpanKind::Client, start, || Again { start, failed });
     again.ends_at(start + Duration::from_secs(1));
     again.end();
     server.end();
@@ -127,11 +124,13 @@ async fn spans_keep_the_callers_trace_and_link_up() {
 
 struct Again {
     start: Instant,
+    failed: SpanContext,
 }
 
 impl Tell for Again {
     fn tell(&self, notes: &mut Notes<'_>) {
         notes.set("why", "told only when exported");
+        notes.link(&self.failed);
         notes.event("tried", self.start, |notes| notes.set("of the event", true));
     }
 
@@ -286,6 +285,18 @@ async fn when_all_is_bad_only_some_of_it_is_exported() {
     traces.shutdown(LONG).await.unwrap();
     let exported = receiver.spans().len();
     assert!((50..=most).contains(&exported), "{exported}");
+}
+
+#[tokio::test]
+async fn on_a_span_is_only_written_so_much() {
+    let (mut receiver, traces) = sampling(1.0).await;
+    let mut span = server(&traces, "chatty");
+    for _ in 0..1000 {
+        span.set("key", true);
+    }
+    span.end();
+    traces.shutdown(LONG).await.unwrap();
+    assert_eq!(receiver.spans()[0].attributes.len(), 128);
 }
 
 #[tokio::test]

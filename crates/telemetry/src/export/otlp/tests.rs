@@ -127,6 +127,14 @@ proptest! {
     }
 }
 
+struct Because(SpanContext);
+
+impl Tell for Because {
+    fn tell(&self, notes: &mut Notes<'_>) {
+        notes.link(&self.0);
+    }
+}
+
 #[test]
 fn a_span_says_who_it_is_and_how_it_ended() {
     let state = TraceState::from_key_value([("vendor", "opaque")]).unwrap();
@@ -134,8 +142,8 @@ fn a_span_says_who_it_is_and_how_it_ended() {
     let other =
         SpanContext::new(TraceId::from(8), SpanId::from(9), TraceFlags::SAMPLED, false, TraceState::NONE);
     let now = Instant::now();
-    let mut child = record(2, "child".to_owned(), now, ());
-    child.notes = vec![Note::Link(Box::new(other)), Note::Error(Cow::Borrowed("refused"))];
+    let mut child = record(2, "child".to_owned(), now, Because(other));
+    child.notes = vec![Note::Error(Cow::Borrowed("refused"))];
     let all = read(&trace, &[record(1, "root".to_owned(), now, ()), child]);
     let (root, child) = (&all[0], &all[1]);
     assert_eq!(root.trace_id, TraceId::from(7).to_bytes());
