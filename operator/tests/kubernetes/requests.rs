@@ -35,17 +35,18 @@ async fn a_group_costs_half_of_what_upstream_asks_for() {
     let stage = Stage::begin("requests").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     eventually("all is listed", async || {
-        let leads = stage.metrics.text().contains("moongate_operator_leading 1");
+        // A line of its own: the metric's help reads the same.
+        let leads = stage.metrics.text().lines().any(|line| line == "moongate_operator_leading 1");
         (leads && stage.metrics.is_ready()).then_some(())
     })
     .await;
     let plain = cost(&stage, &groups, "g", json!({})).await;
     // Upstream's: 101 to 107, and 152 to 155.
-    assert!(plain[0] <= 53 && plain[1] <= 70, "{plain:?}");
+    assert!(plain[0] <= 50 && plain[1] <= 70, "{plain:?}");
     let ladder = json!({ rbg_api::keys::TOPOLOGY_LADDER: "node,zone" });
     let placed = cost(&stage, &groups, "h", ladder).await;
     // Its file is written twice: before its pods are made, and when they have their places.
-    assert!(placed[0] <= 55 && placed[1] <= 70, "{placed:?}");
+    assert!(placed[0] <= 52 && placed[1] <= 70, "{placed:?}");
     stage.end().await;
 }
 
