@@ -10,7 +10,7 @@ pub enum Value<'a> {
     /// A text, of which the first kilobyte is exported.
     Text(Cow<'a, str>),
     /// Several.
-    Texts(Vec<String>),
+    Texts(Cow<'a, [String]>),
     /// Whether something is so.
     Bool(bool),
     /// A count.
@@ -31,9 +31,9 @@ impl From<String> for Value<'_> {
     }
 }
 
-impl From<Vec<String>> for Value<'_> {
-    fn from(texts: Vec<String>) -> Self {
-        Self::Texts(texts)
+impl<'a> From<&'a [String]> for Value<'a> {
+    fn from(texts: &'a [String]) -> Self {
+        Self::Texts(Cow::Borrowed(texts))
     }
 }
 

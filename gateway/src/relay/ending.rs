@@ -42,14 +42,9 @@ struct Finish {
 }
 
 impl Ending {
-    /// Whether it is short enough.
-    pub(crate) fn looks_at(json: &Bytes) -> bool {
-        json.len() <= LONGEST_ANSWER
-    }
-
     /// Adds what a JSON answer, or event of one, says. What is of another shape says nothing.
     pub(crate) fn read(&mut self, json: &Bytes) {
-        if !Self::looks_at(json) {
+        if json.len() > LONGEST_ANSWER {
             return;
         }
         let Ok(answer) = serde_json::from_slice::<Answer>(json) else { return };

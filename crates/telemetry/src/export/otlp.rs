@@ -234,7 +234,7 @@ fn attribute(out: &mut Writer, field: u32, key: &str, value: &Value<'_>) {
         Value::Float(value) => out.fixed64(4, value.to_le_bytes()),
         Value::Texts(texts) => {
             out.length(5, texts.iter().map(|text| size_of_element(text)).sum());
-            for text in texts {
+            for text in texts.iter() {
                 out.length(1, size_of_bytes(cut(text).len()));
                 out.bytes(1, cut(text).as_bytes());
             }

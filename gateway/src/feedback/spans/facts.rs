@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use moongate_scheduler::TierHits;
 use moongate_telemetry::{Notes, Steps, Tell, names};
@@ -45,8 +44,7 @@ pub(super) struct Facts {
 pub(super) struct End {
     pub(super) request_id: Option<HeaderValue>,
     pub(super) pieces: u64,
-    /// The answer's last events, or the answer.
-    pub(super) last: [Bytes; 2],
+    pub(super) ending: Ending,
 }
 
 impl Facts {
@@ -184,13 +182,13 @@ impl Facts {
         if let Some(error) = self.error {
             notes.set(names::ERROR_TYPE, error);
         }
-        let mut ending = Ending::default();
-        self.end.iter().flat_map(|end| &end.last).for_each(|json| ending.read(json));
-        if let Some(id) = ending.id {
-            notes.set(names::GEN_AI_RESPONSE_ID, id);
-        }
-        if !ending.finish_reasons.is_empty() {
-            notes.set(names::GEN_AI_RESPONSE_FINISH_REASONS, ending.finish_reasons);
+        if let Some(End { ending: Ending { id, finish_reasons }, .. }) = self.end.as_deref() {
+            if let Some(id) = id {
+                notes.set(names::GEN_AI_RESPONSE_ID, &**id);
+            }
+            if !finish_reasons.is_empty() {
+                notes.set(names::GEN_AI_RESPONSE_FINISH_REASONS, &**finish_reasons);
+            }
         }
     }
 }

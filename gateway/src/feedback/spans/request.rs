@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::feedback::Expected;
 use crate::predict::{Predicted, Unknown};
 use crate::prompt::Api;
-use crate::relay::{Ending, Usage};
+use crate::relay::Usage;
 
 /// Span of a request.
 #[derive(Debug)]
@@ -107,12 +107,11 @@ impl RequestSpan {
 
     /// The answer has ended with these events, or is this. Nothing more can happen for which the trace would be kept.
     pub(crate) fn answer_ended(&mut self, last: &[&Bytes]) {
+        // Read now, while the answer is at hand: when the trace is written it would have to be fetched from memory.
         if self.exported_trace_id().is_some() {
             self.root.know(|facts| {
-                let end = facts.end.get_or_insert_default();
-                for (kept, json) in end.last.iter_mut().zip(last).filter(|(_, json)| Ending::looks_at(json)) {
-                    kept.clone_from(json);
-                }
+                let ending = &mut facts.end.get_or_insert_default().ending;
+                last.iter().for_each(|json| ending.read(json));
             });
         }
     }
@@ -150,8 +149,8 @@ impl RequestSpan {
 
     /// All is known, and so many pieces went to the client until now. Tells the trace if it is exported.
     pub(crate) fn finished(&mut self, now: Instant, pieces: u64) -> Option<TraceId> {
-        let trace = self.exported_trace_id()?;
         self.root.ends_at(now);
+        let trace = self.exported_trace_id()?;
         let facts = self.root.facts_mut()?;
         let end = facts.end.get_or_insert_default();
         end.pieces = pieces;

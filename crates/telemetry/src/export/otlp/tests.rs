@@ -72,7 +72,7 @@ fn value() -> impl Strategy<Value = Value<'static>> {
         any::<i64>().prop_map(Value::Integer),
         (-1e9..1e9).prop_map(Value::Float),
         "\\PC{0,200}".prop_map(Value::from),
-        prop::collection::vec("\\PC{0,200}", 0..9).prop_map(Value::Texts),
+        prop::collection::vec("\\PC{0,200}", 0..9).prop_map(|texts| Value::Texts(texts.into())),
     ]
 }
 
