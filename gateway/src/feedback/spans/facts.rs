@@ -184,10 +184,10 @@ impl Facts {
         }
         if let Some(End { ending: Ending { id, finish_reasons }, .. }) = self.end.as_deref() {
             if let Some(id) = id {
-                notes.set(names::GEN_AI_RESPONSE_ID, &**id);
+                notes.set(names::GEN_AI_RESPONSE_ID, id.as_str());
             }
             if !finish_reasons.is_empty() {
-                notes.set(names::GEN_AI_RESPONSE_FINISH_REASONS, &**finish_reasons);
+                notes.set(names::GEN_AI_RESPONSE_FINISH_REASONS, finish_reasons.as_slice());
             }
         }
     }

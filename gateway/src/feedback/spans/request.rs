@@ -107,7 +107,7 @@ impl RequestSpan {
 
     /// The answer has ended with these events, or is this. Nothing more can happen for which the trace would be kept.
     pub(crate) fn answer_ended(&mut self, last: &[&Bytes]) {
-        // Read now, while the answer is at hand: when the trace is written it would have to be fetched from memory.
+        // Read now: when the trace is written, with others and later, it takes longer.
         if self.exported_trace_id().is_some() {
             self.root.know(|facts| {
                 let ending = &mut facts.end.get_or_insert_default().ending;
