@@ -112,9 +112,10 @@ async fn one_request_is_one_trace_with_a_span_for_each_step() {
         }
         assert_eq!(told(&root.attributes, "gen_ai.response.finish_reasons"), "length");
         assert_eq!(told(&root.attributes, "url.path"), "/v1/chat/completions");
-        let candidate = &one(&spans, "decide").events[0];
-        assert_eq!(candidate.name, "candidate");
-        assert!(!told(&candidate.attributes, "moongate.term.service").is_empty(), "{candidate:?}");
+        let decide = one(&spans, "decide");
+        for key in ["moongate.candidate.engine", "moongate.candidate.cost", "moongate.term.service"] {
+            assert!(!told(&decide.attributes, key).is_empty(), "{key} is missing: {decide:?}");
+        }
         let exemplar = format!("# {{trace_id=\"{TRACE}\"}}");
         assert!(metrics.lines().any(|line| line.starts_with("moongate_ttft_") && line.contains(&exemplar)));
     }

@@ -9,8 +9,6 @@ use tokio::time::Instant;
 pub enum Value<'a> {
     /// A text, of which the first kilobyte is exported.
     Text(Cow<'a, str>),
-    /// Several.
-    Texts(Cow<'a, [String]>),
     /// Whether something is so.
     Bool(bool),
     /// A count.
@@ -31,9 +29,9 @@ impl From<String> for Value<'_> {
     }
 }
 
-impl<'a> From<&'a [String]> for Value<'a> {
-    fn from(texts: &'a [String]) -> Self {
-        Self::Texts(Cow::Borrowed(texts))
+impl<'a> From<&'a String> for Value<'a> {
+    fn from(text: &'a String) -> Self {
+        Self::from(text.as_str())
     }
 }
 

@@ -3,7 +3,7 @@
 use opentelemetry::trace::{SpanId, SpanKind};
 use tokio::time::Instant;
 
-use crate::export::otlp::{self, Page};
+use crate::export::otlp::{Named, Page};
 use crate::notes::Value;
 use crate::trace::Trace;
 
@@ -22,27 +22,25 @@ impl Tell for () {
     fn tell(&self, _notes: &mut Notes<'_>) {}
 }
 
-/// What stands on a span, or an event, that is being exported.
+/// What stands on a span that is being exported.
 #[derive(Debug)]
 pub struct Notes<'a> {
-    page: &'a mut Page,
-    /// The field that attributes are.
-    attributes: u32,
+    pub(crate) page: &'a mut Page,
 }
 
-impl<'a> Notes<'a> {
-    pub(crate) fn of_span(page: &'a mut Page) -> Self {
-        Self { page, attributes: otlp::SPAN_ATTRIBUTES }
-    }
-
+impl Notes<'_> {
     /// Sets an attribute; [`crate::names`] has the standard ones. Set each once: the last does not replace.
     pub fn set<'v>(&mut self, key: &'static str, value: impl Into<Value<'v>>) {
-        self.page.attribute(self.attributes, key, &value.into());
+        self.page.attribute(key, &value.into());
     }
 
-    /// Says that something happened at `time`, and of it what `tell` says.
-    pub fn event(&mut self, name: &'static str, time: Instant, tell: impl FnOnce(&mut Notes<'_>)) {
-        self.page.event(name, time, |page| tell(&mut Notes { page, attributes: otlp::EVENT_ATTRIBUTES }));
+    /// Sets an attribute that has several values.
+    pub fn list<'v, V: Into<Value<'v>>>(
+        &mut self,
+        key: &'static str,
+        values: impl IntoIterator<Item = V, IntoIter: Clone>,
+    ) {
+        self.page.list(key, values.into_iter().map(Into::into));
     }
 
     /// Says that the span is there because of another one.
@@ -88,7 +86,7 @@ impl Steps<'_> {
     ) {
         let id = SpanId::from(fastrand::u64(1..));
         let (parent, kind) = (self.parent, &SpanKind::Internal);
-        let span = otlp::Named { id, parent, is_root: false, name, kind, start, end };
-        self.page.span(self.trace, &span, |page| tell(&mut Notes::of_span(page)));
+        let span = Named { id, parent, is_root: false, name, kind, start, end };
+        self.page.span(self.trace, &span, |page| tell(&mut Notes { page }));
     }
 }

@@ -26,9 +26,7 @@ const STATUS_ERROR: u64 = 2;
 /// `ScopeSpans.spans`
 const SPANS: u32 = 2;
 /// `Span.attributes`
-pub(crate) const SPAN_ATTRIBUTES: u32 = 9;
-/// `Span.Event.attributes`
-pub(crate) const EVENT_ATTRIBUTES: u32 = 3;
+const SPAN_ATTRIBUTES: u32 = 9;
 
 /// What is the same in all exports of a process: who exports.
 pub(super) struct Exported {
@@ -137,7 +135,7 @@ impl Page {
         let end = end.unwrap_or(start);
         self.span(trace, &Named { id, parent, is_root, name, kind, start, end }, |page| {
             record.notes.iter().for_each(|note| page.note(note));
-            facts.tell(&mut Notes::of_span(page));
+            facts.tell(&mut Notes { page });
         });
         facts.steps(&mut Steps { page: self, trace, parent: id, start, end });
     }
@@ -167,17 +165,16 @@ impl Page {
 
     fn note(&mut self, note: &Note) {
         match note {
-            Note::Attribute(key, value) => self.attribute(SPAN_ATTRIBUTES, key, value),
-            Note::Event(name, time) => self.event(name, *time, |_| ()),
+            Note::Attribute(key, value) => self.attribute(key, value),
+            Note::Event(name, time) => self.event(name, *time),
             Note::Error(problem) => self.error(problem),
         }
     }
 
-    pub(crate) fn event(&mut self, name: &str, time: Instant, attributes: impl FnOnce(&mut Self)) {
+    fn event(&mut self, name: &str, time: Instant) {
         let begun = self.out.begin(11);
         self.out.fixed64(1, self.clock.unix(time));
         self.text(2, name);
-        attributes(self);
         self.out.finish(begun);
     }
 
@@ -195,8 +192,20 @@ impl Page {
         self.out.finish(begun);
     }
 
-    pub(crate) fn attribute(&mut self, field: u32, key: &str, value: &Value<'_>) {
-        attribute(&mut self.out, field, key, value);
+    pub(crate) fn attribute(&mut self, key: &str, value: &Value<'_>) {
+        attribute(&mut self.out, SPAN_ATTRIBUTES, key, value);
+    }
+
+    /// An attribute that is an `ArrayValue`.
+    pub(crate) fn list<'v>(&mut self, key: &str, values: impl Iterator<Item = Value<'v>> + Clone) {
+        let out = &mut self.out;
+        let size = values.clone().map(|value| size_of_bytes(size_of_value(&value))).sum();
+        begin_attribute(out, SPAN_ATTRIBUTES, key, size_of_bytes(size));
+        out.length(5, size);
+        for value in values {
+            out.length(1, size_of_value(&value));
+            any_value(out, &value);
+        }
     }
 
     fn text(&mut self, field: u32, text: &str) {
@@ -216,35 +225,38 @@ const fn kind(kind: &SpanKind) -> u64 {
 
 /// A `KeyValue`.
 fn attribute(out: &mut Writer, field: u32, key: &str, value: &Value<'_>) {
-    // The length of an `AnyValue` is known before it is written.
-    let size = match value {
-        Value::Text(text) => size_of_bytes(cut(text).len()),
-        Value::Texts(texts) => size_of_bytes(texts.iter().map(|text| size_of_element(text)).sum()),
-        Value::Bool(_) => 2,
-        Value::Integer(value) => 1 + size_of_varint(value.cast_unsigned()),
-        Value::Float(_) => 9,
-    };
+    begin_attribute(out, field, key, size_of_value(value));
+    any_value(out, value);
+}
+
+/// The start of a `KeyValue` whose `AnyValue` takes so many bytes.
+#[inline]
+fn begin_attribute(out: &mut Writer, field: u32, key: &str, size: usize) {
     out.length(field, size_of_bytes(key.len()) + size_of_bytes(size));
     out.bytes(1, key.as_bytes());
     out.length(2, size);
+}
+
+/// What is in an `AnyValue`.
+#[inline]
+fn any_value(out: &mut Writer, value: &Value<'_>) {
     match value {
         Value::Text(text) => out.bytes(1, cut(text).as_bytes()),
         Value::Bool(value) => out.varint(2, u64::from(*value)),
         Value::Integer(value) => out.varint(3, value.cast_unsigned()),
         Value::Float(value) => out.fixed64(4, value.to_le_bytes()),
-        Value::Texts(texts) => {
-            out.length(5, texts.iter().map(|text| size_of_element(text)).sum());
-            for text in texts.iter() {
-                out.length(1, size_of_bytes(cut(text).len()));
-                out.bytes(1, cut(text).as_bytes());
-            }
-        }
     }
 }
 
-/// Bytes that a text takes in an `ArrayValue`.
-fn size_of_element(text: &str) -> usize {
-    size_of_bytes(size_of_bytes(cut(text).len()))
+/// Bytes that this takes, which stand before it.
+#[inline]
+fn size_of_value(value: &Value<'_>) -> usize {
+    match value {
+        Value::Text(text) => size_of_bytes(cut(text).len()),
+        Value::Bool(_) => 2,
+        Value::Integer(value) => 1 + size_of_varint(value.cast_unsigned()),
+        Value::Float(_) => 9,
+    }
 }
 
 fn cut(text: &str) -> &str {

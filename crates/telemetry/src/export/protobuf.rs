@@ -58,11 +58,12 @@ impl Writer {
         self.raw_varint(value);
     }
 
-    /// A field of type `fixed64` or `double`.
+    /// A field of type `fixed64` or `double`, with a number below 16.
     #[inline]
     pub(super) fn fixed64(&mut self, field: u32, value: [u8; 8]) {
-        self.key(field, Wire::Fixed64);
-        self.out.extend_from_slice(&value);
+        let mut all = [(field << 3 | Wire::Fixed64 as u32) as u8; 9];
+        all[1..].copy_from_slice(&value);
+        self.out.extend_from_slice(&all);
     }
 
     /// A field of type `fixed32`.
@@ -87,6 +88,17 @@ impl Writer {
     /// The start of such a field, or of a message, of which so many bytes follow.
     #[inline]
     pub(super) fn length(&mut self, field: u32, bytes: usize) {
+        if field < 16 && bytes <= ONE_BYTE {
+            self.out.extend_from_slice(&[(field << 3 | Wire::Length as u32) as u8, bytes as u8]);
+        } else {
+            self.long_length(field, bytes);
+        }
+    }
+
+    /// Apart, so that there is less code where most fields are written.
+    #[cold]
+    #[inline(never)]
+    fn long_length(&mut self, field: u32, bytes: usize) {
         self.key(field, Wire::Length);
         self.raw_varint(bytes as u64);
     }

@@ -86,13 +86,13 @@ impl Decided {
                 Outcome::None => {}
                 Outcome::Refused(refusal) => notes.error(refusal),
                 Outcome::Entry(endpoint) => notes.set("moongate.entry", &*endpoint.id.0),
-                Outcome::Reasons(reasons) => explain(reasons, notes, self.end),
+                Outcome::Reasons(reasons) => explain(reasons, notes),
             }
         });
     }
 }
 
-fn explain(Reasons { decision, fleet }: &Reasons, notes: &mut Notes<'_>, at: Instant) {
+fn explain(Reasons { decision, fleet }: &Reasons, notes: &mut Notes<'_>) {
     let name = |ix| fleet.member(ix).map_or("", |member| &*member.endpoint.id.0);
     let why = &decision.explanation;
     notes.set("moongate.entry", name(decision.route.entry()));
@@ -105,37 +105,37 @@ fn explain(Reasons { decision, fleet }: &Reasons, notes: &mut Notes<'_>, at: Ins
     if let Some(ttft) = decision.predicted_ttft {
         notes.set("moongate.predicted.ttft", ttft);
     }
-    let mut by_cost: Vec<usize> = (0..why.candidates.len()).collect();
-    by_cost.sort_by(|a, b| why.candidates[*a].cost.total_cmp(&why.candidates[*b].cost));
-    for position in by_cost.into_iter().take(MAX_CANDIDATES) {
-        let candidate = &why.candidates[position];
-        notes.event("candidate", at, |notes| {
-            notes.set("moongate.engine", name(candidate.instance));
-            notes.set("moongate.cost", candidate.cost);
-            notes.set("moongate.leading_term", term(candidate.leading_term));
-            if let Some(terms) = why.terms.get(position) {
-                explain_terms(terms, notes);
-            }
-        });
-    }
+    let mut cheapest: Vec<usize> = (0..why.candidates.len()).collect();
+    cheapest.sort_by(|a, b| why.candidates[*a].cost.total_cmp(&why.candidates[*b].cost));
+    cheapest.truncate(MAX_CANDIDATES);
+    let candidates = cheapest.iter().map(|position| &why.candidates[*position]);
+    notes.list("moongate.candidate.engine", candidates.clone().map(|candidate| name(candidate.instance)));
+    notes.list("moongate.candidate.cost", candidates.clone().map(|candidate| candidate.cost));
+    let leading = candidates.map(|candidate| term(candidate.leading_term));
+    notes.list("moongate.candidate.leading_term", leading);
+    explain_terms(cheapest.iter().filter_map(|position| why.terms.get(*position)), notes);
 }
 
-/// Terms of nothing go without saying.
-fn explain_terms(terms: &Terms, notes: &mut Notes<'_>) {
-    let all = [
-        ("moongate.term.wait", terms.wait),
-        ("moongate.term.fetch", terms.fetch),
-        ("moongate.term.service", terms.service),
-        ("moongate.term.handover", terms.handover),
-        ("moongate.term.duplicate", terms.duplicate),
-        ("moongate.term.congestion", terms.congestion),
-        ("moongate.term.length", terms.length),
-        ("moongate.term.decode", terms.decode),
-    ];
-    for (key, seconds) in all.into_iter().filter(|(_, seconds)| *seconds != 0.0) {
-        notes.set(key, seconds);
+/// One value for each candidate. Terms that are nothing for all go without saying.
+fn explain_terms<'a>(terms: impl Iterator<Item = &'a Terms> + Clone, notes: &mut Notes<'_>) {
+    let mut tell = |key: &'static str, seconds: fn(&Terms) -> f64| {
+        let seconds = terms.clone().map(seconds);
+        if seconds.clone().any(|seconds| seconds != 0.0) {
+            notes.list(key, seconds);
+        }
+    };
+    tell("moongate.term.wait", |terms| terms.wait);
+    tell("moongate.term.fetch", |terms| terms.fetch);
+    tell("moongate.term.service", |terms| terms.service);
+    tell("moongate.term.handover", |terms| terms.handover);
+    tell("moongate.term.duplicate", |terms| terms.duplicate);
+    tell("moongate.term.congestion", |terms| terms.congestion);
+    tell("moongate.term.length", |terms| terms.length);
+    tell("moongate.term.decode", |terms| terms.decode);
+    let cached = terms.map(|terms| terms.cached_tokens);
+    if cached.clone().next().is_some() {
+        notes.list("moongate.candidate.cached_tokens", cached);
     }
-    notes.set("moongate.cached_tokens", terms.cached_tokens);
 }
 
 fn term(term: Term) -> &'static str {

@@ -187,7 +187,7 @@ impl Facts {
                 notes.set(names::GEN_AI_RESPONSE_ID, id.as_str());
             }
             if !finish_reasons.is_empty() {
-                notes.set(names::GEN_AI_RESPONSE_FINISH_REASONS, finish_reasons.as_slice());
+                notes.list(names::GEN_AI_RESPONSE_FINISH_REASONS, finish_reasons);
             }
         }
     }

@@ -52,18 +52,18 @@ fn read(trace: &Trace, records: &[Box<Record>]) -> Vec<Span> {
     scope_spans.spans
 }
 
-fn pair(key: &str, value: &Value<'_>) -> ReadPair {
-    let text = |text: &str| AnyValue { value: Some(Read::StringValue(text.to_owned())) };
+fn any_value(value: &Value<'_>) -> AnyValue {
     let value = match value {
         Value::Bool(value) => Read::BoolValue(*value),
         Value::Integer(value) => Read::IntValue(*value),
         Value::Float(value) => Read::DoubleValue(*value),
         Value::Text(value) => Read::StringValue(value.to_string()),
-        Value::Texts(texts) => {
-            Read::ArrayValue(ArrayValue { values: texts.iter().map(|one| text(one)).collect() })
-        }
     };
-    ReadPair { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), key_strindex: 0 }
+    AnyValue { value: Some(value) }
+}
+
+fn pair(key: &str, value: &Value<'_>) -> ReadPair {
+    ReadPair { key: key.to_owned(), value: Some(any_value(value)), key_strindex: 0 }
 }
 
 fn value() -> impl Strategy<Value = Value<'static>> {
@@ -72,7 +72,6 @@ fn value() -> impl Strategy<Value = Value<'static>> {
         any::<i64>().prop_map(Value::Integer),
         (-1e9..1e9).prop_map(Value::Float),
         "\\PC{0,200}".prop_map(Value::from),
-        prop::collection::vec("\\PC{0,200}", 0..9).prop_map(|texts| Value::Texts(texts.into())),
     ]
 }
 
@@ -81,19 +80,16 @@ fn pairs() -> impl Strategy<Value = Vec<(&'static str, Value<'static>)>> {
     prop::collection::vec((prop::sample::select(&KEYS), value()), 0..120)
 }
 
-/// Attributes, and an event with others.
+/// Attributes, and one that is a list.
 struct Facts {
     pairs: Vec<(&'static str, Value<'static>)>,
-    of_event: Vec<(&'static str, Value<'static>)>,
-    event: Instant,
+    list: Vec<Value<'static>>,
 }
 
 impl Tell for Facts {
     fn tell(&self, notes: &mut Notes<'_>) {
         self.pairs.iter().for_each(|(key, value)| notes.set(key, value.clone()));
-        notes.event("aborted", self.event, |notes| {
-            self.of_event.iter().for_each(|(key, value)| notes.set(key, value.clone()));
-        });
+        notes.list("list", self.list.iter().cloned());
     }
 }
 
@@ -101,29 +97,31 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_is_written_is_read(at_once in pairs(), later in pairs(), of_event in pairs(), name in "\\PC{0,40}") {
+    fn what_is_written_is_read(at_once in pairs(), later in pairs(), list in prop::collection::vec(value(), 0..120), name in "\\PC{0,40}") {
         let now = Instant::now();
-        let facts = Facts { pairs: later.clone(), of_event: of_event.clone(), event: now + Duration::from_secs(5) };
+        let facts = Facts { pairs: later.clone(), list: list.clone() };
         let mut first = record(1, name.clone(), now, facts);
         let mut second = record(2, String::new(), now, ());
         for (key, value) in &at_once {
             first.notes.push(Note::Attribute(key, value.clone()));
             second.notes.push(Note::Attribute("of another", value.clone()));
         }
+        second.notes.push(Note::Event("aborted", now + Duration::from_secs(5)));
 
         let trace = trace(TraceState::NONE);
         let all = read(&trace, &[first, second]);
         prop_assert_eq!(all.len(), 2);
         prop_assert_eq!(&all[0].name, &name);
-        let expected: Vec<_> = at_once.iter().chain(&later).map(|(key, value)| pair(key, value)).collect();
+        let mut expected: Vec<_> = at_once.iter().chain(&later).map(|(key, value)| pair(key, value)).collect();
+        let list = Read::ArrayValue(ArrayValue { values: list.iter().map(any_value).collect() });
+        let list = Some(AnyValue { value: Some(list) });
+        expected.push(ReadPair { key: "list".to_owned(), value: list, key_strindex: 0 });
         prop_assert_eq!(&all[0].attributes, &expected);
-        let event = &all[0].events[0];
-        let expected: Vec<_> = of_event.iter().map(|(key, value)| pair(key, value)).collect();
-        prop_assert_eq!(&event.attributes, &expected);
-        let after = event.time_unix_nano - all[0].start_time_unix_nano;
-        prop_assert_eq!((event.name.as_str(), after), ("aborted", 5_000_000_000));
+        prop_assert!(all[0].events.is_empty());
         prop_assert_eq!(all[1].attributes.len(), at_once.len());
-        prop_assert!(all[1].events.is_empty());
+        let event = &all[1].events[0];
+        let after = event.time_unix_nano - all[1].start_time_unix_nano;
+        prop_assert_eq!((event.name.as_str(), after), ("aborted", 5_000_000_000));
     }
 }
 
