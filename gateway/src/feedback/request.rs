@@ -14,7 +14,7 @@ use crate::access::Permit;
 use crate::error::ApiError;
 use crate::fleet::Endpoint;
 use crate::prompt::Api;
-use crate::relay::Usage;
+use crate::relay::{Summary, Usage};
 
 /// What a first token may differ by from its prediction: half, or twice, of what it takes, and this.
 const TTFT_TOLERANCE: Duration = Duration::from_secs(1);
@@ -115,8 +115,14 @@ impl Feedback {
         }
     }
 
-    /// The answer is complete, and these are its last events, or it itself.
-    pub(crate) fn completed(&mut self, usage: Option<Usage>, prefill: Option<Usage>, last: &[&Bytes]) {
+    /// The answer is complete, and says this of itself at its end: all of it, or the last event and the one before.
+    pub(crate) fn completed(
+        &mut self,
+        said: &Summary<'_>,
+        before_last: Option<&Bytes>,
+        prefill: Option<Usage>,
+    ) {
+        let usage = said.usage;
         if let Some(entry) = &self.entry {
             let told = prefill.or(usage);
             entry.prompts.answered(told.and_then(|usage| Some((usage.prompt_tokens, usage.cached_tokens?))));
@@ -138,7 +144,7 @@ impl Feedback {
                 }
             }
         }
-        self.span.answer_ended(last);
+        self.span.answer_ended(before_last, said);
         self.end("ok");
     }
 

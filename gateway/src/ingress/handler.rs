@@ -27,7 +27,7 @@ use crate::feedback::{Decisions, Feedback, Metrics, RequestSpan};
 use crate::fleet::Fleet;
 use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
 use crate::prompt::{Api, Head};
-use crate::relay::{Relay, RelayParts, Sample, SseGate, Usage, merge_stream, merge_whole};
+use crate::relay::{Relay, RelayParts, Sample, SseGate, Summary, merge_stream, merge_whole};
 
 /// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
 /// vocabularies. Only ratios between engines matter for load, not the exact count.
@@ -87,7 +87,7 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
         Ok((_, Served::Merged(head, body))) => {
             feedback.span().answered(head.status());
             feedback.piece();
-            feedback.completed(Usage::read(&body), None, &[&body]);
+            feedback.completed(&Summary::read(&body), None, None);
             head.map(|()| Body::from(body))
         }
         Err(Refused::Error(error)) => {
@@ -280,7 +280,7 @@ fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedbac
     let body = match answer {
         Answer::Whole(body) => {
             feedback.piece();
-            feedback.completed(Usage::read(&body), prefill_usage, &[&body]);
+            feedback.completed(&Summary::read(&body), None, prefill_usage);
             Body::from(body)
         }
         Answer::Begun { pair, first, gate } => {

@@ -10,8 +10,8 @@ use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::Value;
 
+use super::answer::Summary;
 use super::stream::{Broken, Relay};
-use super::usage::Usage;
 use crate::error::{ApiError, Code};
 use crate::feedback::Feedback;
 use crate::prompt::Api;
@@ -201,10 +201,10 @@ impl MergedStream {
         if let (Some(mut event), Some(usage)) = (self.usage_event.take(), self.usage.take()) {
             event["usage"] = usage;
             let text = event.to_string();
-            self.feedback.completed(Usage::read(text.as_bytes()), None, &[]);
+            self.feedback.completed(&Summary::read(text.as_bytes()), None, None);
             write_event(&mut out, &event);
         } else {
-            self.feedback.completed(None, None, &[]);
+            self.feedback.completed(&Summary::default(), None, None);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
         Bytes::from(out)

@@ -1,14 +1,12 @@
 //! From the decode engine to the client: complete events only, with back-pressure, and never an end that looks
 //! complete when it is not.
 
-mod ending;
+mod answer;
 mod merge;
 mod sse;
 mod stream;
-mod usage;
 
-pub(crate) use ending::Ending;
+pub(crate) use answer::{Ending, Summary, Usage};
 pub(crate) use merge::{Sample, merge_stream, merge_whole};
 pub(crate) use sse::{SseFault, SseGate};
 pub(crate) use stream::{Relay, RelayParts};
-pub(crate) use usage::Usage;

@@ -11,8 +11,8 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use super::answer::{Summary, Usage};
 use super::sse::SseGate;
-use super::usage::Usage;
 use crate::dispatch::{Booked, Pair, PairEvent, failure_code};
 use crate::error::{ApiError, Code};
 use crate::feedback::Feedback;
@@ -82,7 +82,6 @@ impl Relay {
             Some(gate) => gate.finish(self.parts.expects_done),
         };
         let rest = rest.map_err(|fault| self.leg_error(&LegError::from(fault)))?;
-        let usage = self.parts.gate.as_ref().and_then(|gate| Usage::read(gate.last_payload()));
         let mut prefill_usage = None;
         if let Some(mut pair) = self.pair.take() {
             pair.main_endpoint().breaker.success();
@@ -90,8 +89,9 @@ impl Relay {
             pair.leave_prefill_to_finish();
         }
         if let Some(feedback) = &mut self.parts.feedback {
-            let last = self.parts.gate.as_ref().map(|gate| [gate.payload_before_last(), gate.last_payload()]);
-            feedback.completed(usage, prefill_usage, last.as_ref().map_or(&[], |last| last));
+            let gate = self.parts.gate.as_ref();
+            let said = gate.map(|gate| Summary::read(gate.last_payload())).unwrap_or_default();
+            feedback.completed(&said, gate.map(SseGate::payload_before_last), prefill_usage);
         }
         Ok(rest)
     }

@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::feedback::Expected;
 use crate::predict::{Predicted, Unknown};
 use crate::prompt::Api;
-use crate::relay::Usage;
+use crate::relay::{Summary, Usage};
 
 /// Span of a request.
 #[derive(Debug)]
@@ -105,13 +105,13 @@ impl RequestSpan {
         self.root.keep("mispredicted");
     }
 
-    /// The answer has ended with these events, or is this. Nothing more can happen for which the trace would be kept.
-    pub(crate) fn answer_ended(&mut self, last: &[&Bytes]) {
-        // Read now: when the trace is written, with others and later, it takes longer.
+    /// The answer has ended, and said this. Nothing more can happen for which the trace would be kept.
+    pub(crate) fn answer_ended(&mut self, before_last: Option<&Bytes>, said: &Summary<'_>) {
         if self.exported_trace_id().is_some() {
             self.root.know(|facts| {
                 let ending = &mut facts.end.get_or_insert_default().ending;
-                last.iter().for_each(|json| ending.read(json));
+                before_last.into_iter().for_each(|event| ending.add(&Summary::read(event)));
+                ending.add(said);
             });
         }
     }

@@ -1,0 +1,210 @@
+//! What an answer says of itself: its tokens, its id, and why each choice ended.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+/// Longest id that is told.
+const LONGEST_ID: usize = 128;
+
+/// Token counts of one answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: u64,
+    pub(crate) completion_tokens: u64,
+    /// Prompt tokens that were not computed; `None` if the engine does not tell.
+    pub(crate) cached_tokens: Option<u64>,
+}
+
+/// What a JSON answer, or an event of one, says of itself.
+#[derive(Debug, Default)]
+pub(crate) struct Summary<'a> {
+    pub(crate) usage: Option<Usage>,
+    id: Option<Cow<'a, str>>,
+    /// One for each choice that has ended.
+    finish_reasons: SmallVec<[Cow<'a, str>; 1]>,
+}
+
+/// Who an answer is and why it ended, as far as it says so.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ending {
+    pub(crate) id: Option<String>,
+    /// One for each choice that has ended.
+    pub(crate) finish_reasons: Vec<String>,
+}
+
+/// An answer as OpenAI has it, or SGLang's `/generate`. What is flattened, or owned where it could be borrowed, takes twice as long to read.
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow)]
+    id: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    choices: SmallVec<[Choice<'a>; 1]>,
+    usage: Option<Counts>,
+    #[serde(borrow)]
+    meta_info: Option<MetaInfo<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    finish_reason: Option<Text<'a>>,
+}
+
+#[derive(Deserialize)]
+struct MetaInfo<'a> {
+    #[serde(borrow)]
+    id: Option<Text<'a>>,
+    #[serde(borrow)]
+    finish_reason: Option<Finish<'a>>,
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Finish<'a> {
+    #[serde(borrow)]
+    r#type: Text<'a>,
+}
+
+/// Borrowed, unless something in it is escaped. (Of an `Option<Cow>` serde borrows nothing.)
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The same without what may have another shape somewhere: tokens are to be counted in any case.
+#[derive(Deserialize)]
+struct Counted {
+    usage: Option<Counts>,
+    meta_info: Option<Counts>,
+}
+
+#[derive(Deserialize)]
+struct Counts {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u64>,
+}
+
+impl From<Counts> for Usage {
+    fn from(counts: Counts) -> Self {
+        let details = counts.prompt_tokens_details;
+        Self {
+            prompt_tokens: counts.prompt_tokens.unwrap_or(0),
+            completion_tokens: counts.completion_tokens.unwrap_or(0),
+            cached_tokens: details.and_then(|details| details.cached_tokens).or(counts.cached_tokens),
+        }
+    }
+}
+
+impl<'a> Summary<'a> {
+    /// Reads what is there of `usage` (OpenAI) or `meta_info` (SGLang's `/generate`), id and reasons. What is of another shape says nothing.
+    pub(crate) fn read(json: &'a [u8]) -> Self {
+        let Ok(answer) = serde_json::from_slice::<Answer<'_>>(json) else {
+            let counted = serde_json::from_slice::<Counted>(json).ok();
+            let counts = counted.and_then(|counted| counted.usage.or(counted.meta_info));
+            return Self { usage: counts.map(Usage::from), ..Self::default() };
+        };
+        let mut usage = answer.usage.map(Usage::from);
+        let mut id = answer.id;
+        let mut finish_reasons: SmallVec<_> =
+            answer.choices.into_iter().filter_map(|choice| Some(choice.finish_reason?.0)).collect();
+        if let Some(meta) = answer.meta_info {
+            usage = usage.or(Some(Usage {
+                prompt_tokens: meta.prompt_tokens.unwrap_or(0),
+                completion_tokens: meta.completion_tokens.unwrap_or(0),
+                cached_tokens: meta.cached_tokens,
+            }));
+            id = id.or(meta.id);
+            finish_reasons.extend(meta.finish_reason.map(|finish| finish.r#type.0));
+        }
+        Self { usage, id: id.map(|id| id.0), finish_reasons }
+    }
+}
+
+impl Usage {
+    /// [`Summary::read`], where nothing else matters.
+    pub(crate) fn read(json: &[u8]) -> Option<Self> {
+        Summary::read(json).usage
+    }
+}
+
+impl Ending {
+    /// Adds what the answer, or the next event of it, says.
+    pub(crate) fn add(&mut self, said: &Summary<'_>) {
+        if let Some(id) = said.id.as_ref().filter(|id| id.len() <= LONGEST_ID) {
+            self.id = Some(id.clone().into_owned());
+        }
+        self.finish_reasons.extend(said.finish_reasons.iter().map(|reason| reason.clone().into_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_all_shapes_are_read() {
+        let openai = br#"{"id":"x","usage":{"prompt_tokens":33,"completion_tokens":24,"prompt_tokens_details":{"cached_tokens":32}}}"#;
+        let expected = Usage { prompt_tokens: 33, completion_tokens: 24, cached_tokens: Some(32) };
+        assert_eq!(Usage::read(openai), Some(expected));
+        let generate =
+            br#"{"text":"","meta_info":{"prompt_tokens":33,"completion_tokens":24,"cached_tokens":32}}"#;
+        assert_eq!(Usage::read(generate), Some(expected));
+        let plain = br#"{"usage":{"prompt_tokens":1,"completion_tokens":2,"prompt_tokens_details":null}}"#;
+        assert_eq!(
+            Usage::read(plain),
+            Some(Usage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: None })
+        );
+        assert_eq!(Usage::read(br#"{"choices":[],"usage":null}"#), None);
+        assert_eq!(Usage::read(b"garbage"), None);
+    }
+
+    #[test]
+    fn tokens_are_counted_whatever_the_rest_is() {
+        let expected = Usage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: None };
+        for rest in [r#""id":7"#, r#""choices":null"#, r#""choices":[{"finish_reason":{"type":"stop"}}]"#] {
+            let openai = format!(r#"{{{rest},"usage":{{"prompt_tokens":1,"completion_tokens":2}}}}"#);
+            assert_eq!(Usage::read(openai.as_bytes()), Some(expected), "{openai}");
+            let generate = format!(r#"{{{rest},"meta_info":{{"prompt_tokens":1,"completion_tokens":2}}}}"#);
+            assert_eq!(Usage::read(generate.as_bytes()), Some(expected), "{generate}");
+        }
+        let text = br#"{"meta_info":{"finish_reason":"stop","prompt_tokens":1,"completion_tokens":2}}"#;
+        assert_eq!(Usage::read(text), Some(expected));
+    }
+
+    fn of(events: &[&str]) -> (Option<String>, Vec<String>) {
+        let mut ending = Ending::default();
+        events.iter().for_each(|event| ending.add(&Summary::read(event.as_bytes())));
+        (ending.id, ending.finish_reasons)
+    }
+
+    #[test]
+    fn the_last_events_of_every_shape_tell_id_and_reasons() {
+        let last = r#"{"id":"c-1","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}"#;
+        let usage = r#"{"id":"c-1","choices":[],"usage":{"prompt_tokens":1}}"#;
+        let expected = (Some("c-1".to_owned()), vec!["length".to_owned()]);
+        assert_eq!(of(&[last, usage]), expected);
+        let piece = r#"{"id":"c-1","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
+        assert_eq!(of(&[piece, last]), expected);
+        let two = r#"{"id":"c\u002d2","choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}"#;
+        assert_eq!(of(&[two]), (Some("c-2".to_owned()), vec!["stop".to_owned(), "length".to_owned()]));
+        let generate = r#"{"text":"","meta_info":{"id":"g","finish_reason":{"type":"stop","matched":2}}}"#;
+        assert_eq!(of(&["", generate]), (Some("g".to_owned()), vec!["stop".to_owned()]));
+    }
+
+    #[test]
+    fn another_shape_says_nothing() {
+        let long = format!(r#"{{"id":"{}"}}"#, "x".repeat(LONGEST_ID + 1));
+        for text in ["", "[]", "{}", r#"{"id":1}"#, r#"{"choices":[{"finish_reason":1}]}"#, &long] {
+            assert_eq!(of(&[text]), (None, Vec::new()), "{text:.40}");
+        }
+    }
+}
