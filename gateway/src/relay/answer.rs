@@ -7,6 +7,8 @@ use smallvec::SmallVec;
 
 /// Longest id that is told.
 const LONGEST_ID: usize = 128;
+/// Most choices whose end is told: as many as OpenAI lets a request have.
+const MOST_REASONS: usize = 128;
 
 /// Token counts of one answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,7 +36,8 @@ pub(crate) struct Ending {
     pub(crate) finish_reasons: Vec<String>,
 }
 
-/// An answer as OpenAI has it, or SGLang's `/generate`. What is flattened, or owned where it could be borrowed, takes twice as long to read.
+/// An answer as OpenAI has it, or SGLang's `/generate`. Nothing is flattened, and texts are
+/// borrowed: every request is read so, and few need the texts.
 #[derive(Deserialize)]
 struct Answer<'a> {
     #[serde(borrow)]
@@ -142,7 +145,9 @@ impl Ending {
         if let Some(id) = said.id.as_ref().filter(|id| id.len() <= LONGEST_ID) {
             self.id = Some(id.clone().into_owned());
         }
-        self.finish_reasons.extend(said.finish_reasons.iter().map(|reason| reason.clone().into_owned()));
+        let room = MOST_REASONS.saturating_sub(self.finish_reasons.len());
+        let reasons = said.finish_reasons.iter().take(room);
+        self.finish_reasons.extend(reasons.map(|reason| reason.clone().into_owned()));
     }
 }
 
@@ -198,6 +203,14 @@ mod tests {
         assert_eq!(of(&[two]), (Some("c-2".to_owned()), vec!["stop".to_owned(), "length".to_owned()]));
         let generate = r#"{"text":"","meta_info":{"id":"g","finish_reason":{"type":"stop","matched":2}}}"#;
         assert_eq!(of(&["", generate]), (Some("g".to_owned()), vec!["stop".to_owned()]));
+    }
+
+    #[test]
+    fn so_many_choices_are_told_and_no_more() {
+        let choices = vec![r#"{"finish_reason":"stop"}"#; MOST_REASONS - 1].join(",");
+        let event = format!(r#"{{"choices":[{choices}]}}"#);
+        assert_eq!(of(&[&event]).1.len(), MOST_REASONS - 1);
+        assert_eq!(of(&[&event, &event]).1.len(), MOST_REASONS);
     }
 
     #[test]
