@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HOST};
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Uri};
 use moongate_runtime::Supervisor;
 use tokio::time::{Instant, timeout};
@@ -43,7 +43,7 @@ impl Aborter {
     pub(super) fn abort(&self, side: Side, endpoint: &Arc<Endpoint>, ticket: Option<&Ticket>) {
         self.metrics.aborted(side);
         let Some(ticket) = ticket else { return };
-        let request = abort_request(endpoint.pool.authority(), &ticket.rid);
+        let request = abort_request(&ticket.rid);
         let limits = LegLimits { first_byte: PATIENCE, idle: PATIENCE };
         let leg = Leg::start(endpoint.pool.clone(), request, limits, Instant::now());
         self.drain(Running::new(leg, endpoint.clone(), LegSpan::off()));
@@ -65,16 +65,11 @@ impl Aborter {
     }
 }
 
-fn abort_request(authority: &str, rid: &str) -> PreparedRequest {
-    let mut headers = HeaderMap::with_capacity(2);
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Ok(host) = HeaderValue::from_str(authority) {
-        headers.insert(HOST, host);
-    }
+fn abort_request(rid: &str) -> PreparedRequest {
     PreparedRequest {
         method: Method::POST,
         uri: Uri::from_static("/abort_request"),
-        headers,
+        headers: HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]),
         body: Spliced::verbatim(Bytes::from(format!("{{\"rid\":\"{rid}\",\"abort_all\":false}}"))),
     }
 }

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use moongate_scheduler::Request;
 
-use crate::fleet::Endpoint;
 use crate::predict::Predicted;
 use crate::prompt::{Api, Head, Spliced};
 use crate::upstream::PreparedRequest;
@@ -34,17 +32,13 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    /// The client's request for one engine, with `body` and `extra` headers.
+    /// The client's request for an engine, with `body` and `extra` headers.
     pub(crate) fn prepare(
         &self,
-        endpoint: &Endpoint,
         body: Spliced,
         extra: impl IntoIterator<Item = (HeaderName, HeaderValue)>,
     ) -> PreparedRequest {
         let mut headers = self.headers.clone();
-        if let Ok(host) = HeaderValue::from_str(endpoint.pool.authority()) {
-            headers.insert(HOST, host);
-        }
         headers.extend(extra);
         PreparedRequest { method: self.method.clone(), uri: self.uri.clone(), headers, body }
     }

@@ -8,7 +8,6 @@ use http::Response;
 use moongate_discovery::KvTransfer;
 use moongate_scheduler::Decision;
 use moongate_telemetry::SpanContext;
-use serde::de::IgnoredAny;
 use tokio::time::Instant;
 
 use super::abort::{Aborter, Ticket};
@@ -21,7 +20,7 @@ use super::{sglang, vllm};
 use crate::feedback::{Expected, Foreseen, Try};
 use crate::fleet::{Endpoint, Member};
 use crate::prompt::{Api, Spliced};
-use crate::relay::{SseFault, SseGate, Usage};
+use crate::relay::{SseFault, SseGate, Summary, Usage};
 use crate::upstream::{Leg, LegError, LegLimits, PreparedRequest};
 
 /// Limits of an attempt.
@@ -55,8 +54,8 @@ pub(crate) struct Started {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
 pub(crate) enum Answer {
-    /// All of it.
-    Whole(Bytes),
+    /// All of it, with the tokens that it counts.
+    Whole(Bytes, Option<Usage>),
     /// Its first piece; the rest is to be relayed. The gate is there for event streams.
     Begun { pair: Pair, first: Bytes, gate: Option<SseGate> },
 }
@@ -101,7 +100,7 @@ pub(crate) async fn attempt(
         }
         None => {
             let body = sglang::worker_body(ask, sglang::priority(decision, entry.facts()));
-            let request = ask.prepare(&entry.endpoint, body, Vec::new());
+            let request = ask.prepare(body, Vec::new());
             let main = leg(Side::Worker, &entry, request, limits.main(ask), number);
             Pair::new(None, main, Side::Worker, aborter.clone())
         }
@@ -146,8 +145,6 @@ async fn start_pair(
     let facts = prefill.facts().ok_or_else(|| fail("has not been probed"))?;
     let decode_dp = exit.decode.facts().map_or(1, |facts| facts.dp_size);
     let id = attempt_id();
-    let p = &prefill.endpoint;
-    let d = &exit.decode.endpoint;
     let ranks =
         sglang::Ranks { prefill: (exit.prefill_rank, facts.dp_size), decode: (exit.decode_rank, decode_dp) };
     let (mut p_headers, mut d_headers) = (Vec::new(), Vec::new());
@@ -156,7 +153,7 @@ async fn start_pair(
         d_headers = vllm::headers(&id, exit.decode_rank, decode_dp);
     }
     let alone = |body: Spliced, headers| {
-        let main = leg(Side::Decode, &exit.decode, ask.prepare(d, body, headers), limits.main(ask), number);
+        let main = leg(Side::Decode, &exit.decode, ask.prepare(body, headers), limits.main(ask), number);
         Pair::new(None, main, Side::Decode, aborter.clone())
     };
     let protocol = Protocol::of(facts, exit.prefill_rank).map_err(fail)?;
@@ -170,10 +167,9 @@ async fn start_pair(
             let tie = sglang::Tie { bootstrap, ranks, rid: &rid, entropy: fastrand::u64(..) };
             let body = |facts| sglang::body(ask, tie, sglang::priority(decision, facts));
             let (p_body, d_body) = (body(Some(facts)), body(exit.decode.facts()));
-            let prefill =
-                leg(Side::Prefill, prefill, ask.prepare(p, p_body, p_headers), limits.prefill, number);
+            let prefill = leg(Side::Prefill, prefill, ask.prepare(p_body, p_headers), limits.prefill, number);
             let main =
-                leg(Side::Decode, &exit.decode, ask.prepare(d, d_body, d_headers), limits.main(ask), number);
+                leg(Side::Decode, &exit.decode, ask.prepare(d_body, d_headers), limits.main(ask), number);
             let ticket = Ticket { rid };
             let (prefill, main) = (prefill.with_ticket(ticket.clone()), main.with_ticket(ticket));
             Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
@@ -181,24 +177,24 @@ async fn start_pair(
         Protocol::Mooncake { bootstrap, engine_id } => {
             let transfer = format!("xfer-{id}");
             let body = vllm::mooncake_prefill(ask, &transfer);
-            let prefill =
-                leg(Side::Prefill, prefill, ask.prepare(p, body, p_headers), limits.prefill, number);
+            let prefill = leg(Side::Prefill, prefill, ask.prepare(body, p_headers), limits.prefill, number);
             let body = vllm::mooncake_decode(ask, &transfer, bootstrap, engine_id);
             let main =
-                leg(Side::Decode, &exit.decode, ask.prepare(d, body, d_headers), limits.main(ask), number);
+                leg(Side::Decode, &exit.decode, ask.prepare(body, d_headers), limits.main(ask), number);
             Ok(Pair::new(Some(prefill.running_on()), main, Side::Decode, aborter.clone()))
         }
         Protocol::Nixl => {
-            let request = ask.prepare(p, vllm::nixl_prefill(ask), p_headers);
+            let request = ask.prepare(vllm::nixl_prefill(ask), p_headers);
             let answer = prefill_first(prefill, request, limits, aborter, number).await?;
             let params = vllm::read_params(&answer)
                 .map_err(|_| fail("answered its prefill with something that is not JSON"))?;
-            Ok(alone(vllm::nixl_decode(ask, params.as_deref()), d_headers).with_prefill_answer(answer))
+            let decode = alone(vllm::nixl_decode(ask, params.as_deref()), d_headers);
+            Ok(decode.after_prefill(Usage::read(&answer)))
         }
         Protocol::Store => {
-            let request = ask.prepare(p, vllm::store_prefill(ask), p_headers);
+            let request = ask.prepare(vllm::store_prefill(ask), p_headers);
             let answer = prefill_first(prefill, request, limits, aborter, number).await?;
-            Ok(alone(vllm::nixl_decode(ask, None), d_headers).with_prefill_answer(answer))
+            Ok(alone(vllm::nixl_decode(ask, None), d_headers).after_prefill(Usage::read(&answer)))
         }
     }
 }
@@ -243,8 +239,8 @@ async fn first_bytes(
     loop {
         let event = poll_fn(|cx| {
             let event = pair.poll_event(cx);
-            if let Some(answer) = pair.prefill_answer() {
-                booked.computed(|| Usage::read(answer));
+            if pair.is_prefilled() {
+                booked.computed(pair.prefill_usage());
             }
             event
         });
@@ -269,39 +265,34 @@ async fn first_bytes(
                 };
                 if !first.is_empty() {
                     if gate.is_some() {
-                        booked.computed(|| None);
+                        booked.computed(None);
                     }
                     return Ok(begun(pair, first, gate, booked));
                 }
             }
             PairEvent::End => {
-                let mut whole = held.freeze();
+                let (mut whole, mut usage) = (held.freeze(), None);
                 if let Some(mut gate) = gate {
                     whole =
                         gate.finish(ask.api != Api::Other).map_err(|fault| sse_failure(&mut pair, fault))?;
-                } else if ask.api != Api::Other {
-                    check_answer(&whole).map_err(|what| main_failure(&mut pair, LegError::Garbage(what)))?;
+                } else if ask.api == Api::Other {
+                    usage = Usage::read(&whole);
+                } else {
+                    let garbage = |what| main_failure(&mut pair, LegError::Garbage(what));
+                    usage = check_answer(&whole).map_err(garbage)?;
                 }
                 pair.main_endpoint().breaker.success();
                 pair.leave_prefill_to_finish();
-                let prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
-                let head = take_head(&pair);
-                return Ok(Started {
-                    head,
-                    answer: Answer::Whole(whole),
-                    booked,
-                    expected: None,
-                    foreseen: None,
-                    prefill_usage,
-                });
+                let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
+                let answer = Answer::Whole(whole, usage);
+                return Ok(Started { head, answer, booked, expected: None, foreseen: None, prefill_usage });
             }
         }
     }
 }
 
 fn begun(pair: Pair, first: Bytes, gate: Option<SseGate>, booked: Booked) -> Started {
-    let head = take_head(&pair);
-    let prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
+    let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
     let answer = Answer::Begun { pair, first, gate };
     Started { head, answer, booked, expected: None, foreseen: None, prefill_usage }
 }
@@ -328,11 +319,12 @@ fn sse_failure(pair: &mut Pair, fault: SseFault) -> Failure {
     main_failure(pair, LegError::from(fault))
 }
 
-/// An answer to a generation request must be JSON: an object, or an array for SGLang's batches.
-fn check_answer(body: &[u8]) -> Result<(), &'static str> {
-    match body.trim_ascii_start().first() {
-        None => Err("answered with an empty body"),
-        Some(b'{' | b'[') if serde_json::from_slice::<IgnoredAny>(body).is_ok() => Ok(()),
-        Some(_) => Err("answered with something that is not JSON"),
-    }
+/// An answer to a generation request must be JSON: an object, or an array for SGLang's batches. Returns the tokens that it counts.
+fn check_answer(body: &[u8]) -> Result<Option<Usage>, &'static str> {
+    let said = match body.trim_ascii_start().first() {
+        None => return Err("answered with an empty body"),
+        Some(b'{' | b'[') => Summary::of(body).ok(),
+        Some(_) => None,
+    };
+    said.map(|said| said.usage).ok_or("answered with something that is not JSON")
 }

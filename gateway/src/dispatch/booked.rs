@@ -41,11 +41,11 @@ impl Booked {
     }
 
     /// The prompt is computed. `usage` is what its engine says of it, if it has said so yet.
-    pub(super) fn computed(&mut self, usage: impl FnOnce() -> Option<Usage>) {
+    pub(super) fn computed(&mut self, usage: Option<Usage>) {
         if !std::mem::replace(&mut self.computed, true)
             && let Some((desk, ticket)) = &self.sent
         {
-            let cached = usage().and_then(|usage| usage.cached_tokens);
+            let cached = usage.and_then(|usage| usage.cached_tokens);
             desk.computed(*ticket, cached.and_then(|tokens| u32::try_from(tokens).ok()));
         }
     }

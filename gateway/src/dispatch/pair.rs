@@ -8,13 +8,12 @@ use bytes::{Bytes, BytesMut};
 use http::Response;
 use http::header::CONTENT_TYPE;
 use moongate_telemetry::SpanContext;
-use serde::de::IgnoredAny;
 use tokio::time::Instant;
 
 use super::abort::{Aborter, Ticket};
 use crate::feedback::LegSpan;
 use crate::fleet::Endpoint;
-use crate::relay::SseGate;
+use crate::relay::{SseGate, Summary, Usage};
 use crate::upstream::{Leg, LegError, LegEvent};
 
 /// Most of an engine's error answer, or of a prefill's answer, that is kept.
@@ -91,8 +90,9 @@ impl Running {
         self.kept.extend_from_slice(&data[..data.len().min(room)]);
     }
 
-    /// Advances to the end of a leg whose body only matters if it is an error. `Ready(Ok)` at its good end.
-    pub(crate) fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, LegError>> {
+    /// Advances to the end of a leg whose body only matters if it is an error. `Ready(Ok)` at its good end, with the tokens that it has
+    /// counted.
+    pub(crate) fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Usage>, LegError>> {
         loop {
             match self.poll_leg(cx) {
                 Poll::Pending => return Poll::Pending,
@@ -113,21 +113,21 @@ impl Running {
     }
 }
 
-/// Checks a prefill's complete answer. One that answers 200 without having done its work would leave its decode waiting.
-fn check_prefill_answer(head: Option<&Response<()>>, kept: Bytes) -> Result<Bytes, LegError> {
+/// Checks a prefill's complete answer. One that answers 200 without having done its work would leave its decode waiting. Returns the
+/// tokens that it has counted.
+fn check_prefill_answer(head: Option<&Response<()>>, kept: Bytes) -> Result<Option<Usage>, LegError> {
     if kept.len() >= KEPT_BYTES {
         // Only its start was kept, which is enough to know that the prefill has worked.
-        return Ok(kept);
+        return Ok(None);
     }
     if head.is_some_and(is_event_stream) {
         let mut gate = SseGate::default();
         let checked = gate.push(kept).and_then(|_| gate.finish(false));
-        return checked.map(|_| gate.last_payload().clone()).map_err(LegError::from);
+        return checked.map(|_| Usage::read(gate.last_payload())).map_err(LegError::from);
     }
-    if serde_json::from_slice::<IgnoredAny>(&kept).is_err() {
-        return Err(LegError::Garbage("answered its prefill with something that is not JSON"));
-    }
-    Ok(kept)
+    let said = Summary::of(&kept);
+    let not_json = |_| LegError::Garbage("answered its prefill with something that is not JSON");
+    said.map(|said| said.usage).map_err(not_json)
 }
 
 /// Whether the answer is a stream of server-sent events.
@@ -143,8 +143,9 @@ pub(crate) struct Pair {
     main: Running,
     main_side: Side,
     aborter: Arc<Aborter>,
-    /// What the prefill answered, once it has ended well.
-    prefill_answer: Option<Bytes>,
+    /// Whether the prefill has ended well, and the tokens that it has counted then.
+    prefilled: bool,
+    prefill_usage: Option<Usage>,
     /// When the prefill ended, until the decode shows that it has the KV cache.
     handed_over: Option<Instant>,
 }
@@ -170,17 +171,19 @@ impl Pair {
         if main_side != Side::Prefill {
             main.span.await_first_byte();
         }
-        Self { prefill, main, main_side, aborter, prefill_answer: None, handed_over: None }
+        let (prefilled, prefill_usage) = (false, None);
+        Self { prefill, main, main_side, aborter, prefilled, prefill_usage, handed_over: None }
     }
 
-    /// Remembers the answer of a prefill that ran before this pair.
-    pub(super) fn with_prefill_answer(mut self, answer: Bytes) -> Self {
-        self.prefill_has_ended(answer, None);
+    /// A prefill has ended well before this pair began, and has counted these tokens.
+    pub(super) fn after_prefill(mut self, usage: Option<Usage>) -> Self {
+        self.prefill_has_ended(usage, None);
         self
     }
 
-    fn prefill_has_ended(&mut self, answer: Bytes, at: Option<Instant>) {
-        self.prefill_answer = Some(answer);
+    fn prefill_has_ended(&mut self, usage: Option<Usage>, at: Option<Instant>) {
+        self.prefilled = true;
+        self.prefill_usage = usage;
         if self.main.span.awaits_first_byte() {
             self.handed_over = Some(at.unwrap_or_else(Instant::now));
         }
@@ -207,9 +210,14 @@ impl Pair {
         self.main.head.as_ref()
     }
 
-    /// What the prefill answered, if it has ended well.
-    pub(crate) fn prefill_answer(&self) -> Option<&Bytes> {
-        self.prefill_answer.as_ref()
+    /// Whether the prefill has ended well.
+    pub(crate) fn is_prefilled(&self) -> bool {
+        self.prefilled
+    }
+
+    /// The tokens that the prefill has counted, if it has ended well.
+    pub(crate) fn prefill_usage(&self) -> Option<Usage> {
+        self.prefill_usage
     }
 
     /// Which side answers the client.
@@ -257,11 +265,11 @@ impl Pair {
         let Some(prefill) = self.prefill.as_mut() else { return Poll::Pending };
         let Poll::Ready(outcome) = prefill.poll_drain(cx) else { return Poll::Pending };
         match outcome {
-            Ok(answer) => {
+            Ok(usage) => {
                 prefill.endpoint.breaker.success();
                 let at = prefill.leg.heard();
                 self.prefill = None;
-                self.prefill_has_ended(answer, at);
+                self.prefill_has_ended(usage, at);
                 Poll::Ready(Ok(()))
             }
             Err(error) => Poll::Ready(Err(error)),

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::StatusCode;
 use tokio::time::Instant;
 
@@ -14,7 +13,7 @@ use crate::access::Permit;
 use crate::error::ApiError;
 use crate::fleet::Endpoint;
 use crate::prompt::Api;
-use crate::relay::{Summary, Usage};
+use crate::relay::{Ending, Usage};
 
 /// What a first token may differ by from its prediction: half, or twice, of what it takes, and this.
 const TTFT_TOLERANCE: Duration = Duration::from_secs(1);
@@ -115,14 +114,13 @@ impl Feedback {
         }
     }
 
-    /// The answer is complete, and says this of itself at its end: all of it, or the last event and the one before.
+    /// The answer is complete. It has counted tokens, as its prefill may have done, and `tell` says how it ended, if anybody wants to know.
     pub(crate) fn completed(
         &mut self,
-        said: &Summary<'_>,
-        before_last: Option<&Bytes>,
+        usage: Option<Usage>,
         prefill: Option<Usage>,
+        tell: impl FnOnce(&mut Ending),
     ) {
-        let usage = said.usage;
         if let Some(entry) = &self.entry {
             let told = prefill.or(usage);
             entry.prompts.answered(told.and_then(|usage| Some((usage.prompt_tokens, usage.cached_tokens?))));
@@ -144,7 +142,7 @@ impl Feedback {
                 }
             }
         }
-        self.span.answer_ended(before_last, said);
+        self.span.answer_ended(tell);
         self.end("ok");
     }
 

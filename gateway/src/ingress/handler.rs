@@ -27,7 +27,7 @@ use crate::feedback::{Decisions, Feedback, Metrics, RequestSpan};
 use crate::fleet::Fleet;
 use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
 use crate::prompt::{Api, Head};
-use crate::relay::{Relay, RelayParts, Sample, SseGate, Summary, merge_stream, merge_whole};
+use crate::relay::{Relay, RelayParts, Sample, SseGate, Summary, Usage, merge_stream, merge_whole};
 
 /// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
 /// vocabularies. Only ratios between engines matter for load, not the exact count.
@@ -87,7 +87,7 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
         Ok((_, Served::Merged(head, body))) => {
             feedback.span().answered(head.status());
             feedback.piece();
-            feedback.completed(&Summary::read(&body), None, None);
+            feedback.completed(Usage::read(&body), None, |ending| ending.add(&Summary::read(&body)));
             head.map(|()| Body::from(body))
         }
         Err(Refused::Error(error)) => {
@@ -278,9 +278,9 @@ fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedbac
     feedback.span().answered(head.status());
     to_client(head.headers_mut());
     let body = match answer {
-        Answer::Whole(body) => {
+        Answer::Whole(body, usage) => {
             feedback.piece();
-            feedback.completed(&Summary::read(&body), None, prefill_usage);
+            feedback.completed(usage, prefill_usage, |ending| ending.add(&Summary::read(&body)));
             Body::from(body)
         }
         Answer::Begun { pair, first, gate } => {
@@ -314,7 +314,7 @@ fn begin_samples(gateway: &Gateway, ask: &Ask, started: Vec<Started>) -> (Respon
     let samples = started.into_iter().map(|started| {
         head = started.head;
         match started.answer {
-            Answer::Whole(body) => Sample::Whole(body),
+            Answer::Whole(body, _) => Sample::Whole(body),
             Answer::Begun { pair, first, gate } => {
                 Sample::Begun(relay(gateway, ask, (pair, first, gate), started.booked, None))
             }

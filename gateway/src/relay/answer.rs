@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use smallvec::SmallVec;
 
 /// Longest id that is told.
@@ -110,10 +111,20 @@ impl From<Counts> for Usage {
 impl<'a> Summary<'a> {
     /// Reads what is there of `usage` (OpenAI) or `meta_info` (SGLang's `/generate`), id and reasons. What is of another shape says nothing.
     pub(crate) fn read(json: &'a [u8]) -> Self {
+        Self::of(json).unwrap_or_default()
+    }
+
+    /// The same of what must be JSON.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn of(json: &'a [u8]) -> Result<Self, serde_json::Error> {
         let Ok(answer) = serde_json::from_slice::<Answer<'_>>(json) else {
-            let counted = serde_json::from_slice::<Counted>(json).ok();
-            let counts = counted.and_then(|counted| counted.usage.or(counted.meta_info));
-            return Self { usage: counts.map(Usage::from), ..Self::default() };
+            let Ok(counted) = serde_json::from_slice::<Counted>(json) else {
+                return serde_json::from_slice::<IgnoredAny>(json).map(|_| Self::default());
+            };
+            let counts = counted.usage.or(counted.meta_info);
+            return Ok(Self { usage: counts.map(Usage::from), ..Self::default() });
         };
         let mut usage = answer.usage.map(Usage::from);
         let mut id = answer.id;
@@ -128,7 +139,7 @@ impl<'a> Summary<'a> {
             id = id.or(meta.id);
             finish_reasons.extend(meta.finish_reason.map(|finish| finish.r#type.0));
         }
-        Self { usage, id: id.map(|id| id.0), finish_reasons }
+        Ok(Self { usage, id: id.map(|id| id.0), finish_reasons })
     }
 }
 
@@ -218,6 +229,21 @@ mod tests {
         let long = format!(r#"{{"id":"{}"}}"#, "x".repeat(LONGEST_ID + 1));
         for text in ["", "[]", "{}", r#"{"id":1}"#, r#"{"choices":[{"finish_reason":1}]}"#, &long] {
             assert_eq!(of(&[text]), (None, Vec::new()), "{text:.40}");
+            assert_eq!(Summary::of(text.as_bytes()).is_ok(), !text.is_empty(), "{text:.40}");
+        }
+    }
+
+    #[test]
+    fn what_must_be_json_is_whatever_it_says() {
+        for json in
+            ["[]", "7", "null", "[{\"usage\":1}]", r#"{"id":1,"id":2,"usage":3}"#, "{\"text\":\"\u{7f}\"} "]
+        {
+            assert!(Summary::of(json.as_bytes()).is_ok(), "{json}");
+        }
+        for text in
+            ["", "garbage", r#"{"id":"x""#, r#"{"id":"x"} and more"#, r#"{"id":"x",}"#, "{\"id\":\"\n\"}"]
+        {
+            assert!(Summary::of(text.as_bytes()).is_err(), "{text}");
         }
     }
 }

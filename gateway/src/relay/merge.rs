@@ -201,10 +201,11 @@ impl MergedStream {
         if let (Some(mut event), Some(usage)) = (self.usage_event.take(), self.usage.take()) {
             event["usage"] = usage;
             let text = event.to_string();
-            self.feedback.completed(&Summary::read(text.as_bytes()), None, None);
+            let said = Summary::read(text.as_bytes());
+            self.feedback.completed(said.usage, None, |ending| ending.add(&said));
             write_event(&mut out, &event);
         } else {
-            self.feedback.completed(&Summary::default(), None, None);
+            self.feedback.completed(None, None, |_| ());
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
         Bytes::from(out)

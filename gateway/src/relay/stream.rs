@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::answer::{Summary, Usage};
+use super::answer::Summary;
 use super::sse::SseGate;
 use crate::dispatch::{Booked, Pair, PairEvent, failure_code};
 use crate::error::{ApiError, Code};
@@ -85,13 +85,18 @@ impl Relay {
         let mut prefill_usage = None;
         if let Some(mut pair) = self.pair.take() {
             pair.main_endpoint().breaker.success();
-            prefill_usage = pair.prefill_answer().and_then(|answer| Usage::read(answer));
+            prefill_usage = pair.prefill_usage();
             pair.leave_prefill_to_finish();
         }
         if let Some(feedback) = &mut self.parts.feedback {
             let gate = self.parts.gate.as_ref();
             let said = gate.map(|gate| Summary::read(gate.last_payload())).unwrap_or_default();
-            feedback.completed(&said, gate.map(SseGate::payload_before_last), prefill_usage);
+            feedback.completed(said.usage, prefill_usage, |ending| {
+                if let Some(gate) = gate {
+                    ending.add(&Summary::read(gate.payload_before_last()));
+                }
+                ending.add(&said);
+            });
         }
         Ok(rest)
     }

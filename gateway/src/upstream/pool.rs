@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::header::HOST;
+use http::{HeaderValue, Request, Response};
 use moongate_runtime::Trust;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -33,6 +34,8 @@ pub(crate) struct PoolLimits {
 #[derive(Debug)]
 pub(crate) struct Pool {
     authority: String,
+    /// The authority as a header; `None` if it cannot be one.
+    host: Option<HeaderValue>,
     secured: bool,
     limits: PoolLimits,
     idle: Mutex<Vec<Connection>>,
@@ -45,6 +48,7 @@ impl Pool {
         let (secured, authority) = parts(url);
         Self {
             authority: authority.to_owned(),
+            host: HeaderValue::from_str(authority).ok(),
             secured,
             limits,
             idle: Mutex::new(Vec::new()),
@@ -79,14 +83,14 @@ impl Pool {
         request: PreparedRequest,
     ) -> Result<(Response<()>, Answer), LegError> {
         if let Some(connection) = self.checkout() {
-            match connection.exchange(request.build()).await {
+            match connection.exchange(request.to(self.host.as_ref())).await {
                 Ok(answer) => return Ok(answer),
                 Err(Broken { reused: true, error }) if error.as_ref().is_none_or(closed_before_answer) => {}
                 Err(broken) => return Err(LegError::from(broken)),
             }
         }
         let connection = self.connect().await?;
-        Ok(connection.exchange(request.build()).await?)
+        Ok(connection.exchange(request.to(self.host.as_ref())).await?)
     }
 
     /// Takes back a connection.
@@ -148,16 +152,18 @@ pub(crate) struct PreparedRequest {
     pub(crate) method: http::Method,
     /// Path and query.
     pub(crate) uri: http::Uri,
+    /// All but `host`.
     pub(crate) headers: http::HeaderMap,
     pub(crate) body: Spliced,
 }
 
 impl PreparedRequest {
-    fn build(&self) -> Request<Spliced> {
+    fn to(&self, host: Option<&HeaderValue>) -> Request<Spliced> {
         let mut request = Request::new(self.body.clone());
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
+        request.headers_mut().extend(host.map(|host| (HOST, host.clone())));
         request
     }
 }

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use moongate_telemetry::{SpanHandle, TraceId, Traces};
 use tokio::time::Instant;
@@ -15,7 +14,7 @@ use crate::error::ApiError;
 use crate::feedback::Expected;
 use crate::predict::{Predicted, Unknown};
 use crate::prompt::Api;
-use crate::relay::{Summary, Usage};
+use crate::relay::{Ending, Usage};
 
 /// Span of a request.
 #[derive(Debug)]
@@ -105,14 +104,10 @@ impl RequestSpan {
         self.root.keep("mispredicted");
     }
 
-    /// The answer has ended, and said this. Nothing more can happen for which the trace would be kept.
-    pub(crate) fn answer_ended(&mut self, before_last: Option<&Bytes>, said: &Summary<'_>) {
+    /// The answer has ended, and `tell` says how. Nothing more can happen for which the trace would be kept.
+    pub(crate) fn answer_ended(&mut self, tell: impl FnOnce(&mut Ending)) {
         if self.exported_trace_id().is_some() {
-            self.root.know(|facts| {
-                let ending = &mut facts.end.get_or_insert_default().ending;
-                before_last.into_iter().for_each(|event| ending.add(&Summary::read(event)));
-                ending.add(said);
-            });
+            self.root.know(|facts| tell(&mut facts.end.get_or_insert_default().ending));
         }
     }
 

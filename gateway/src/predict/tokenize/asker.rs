@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use moka::sync::Cache;
 use moongate_discovery::Engine;
@@ -145,7 +145,7 @@ impl EngineTokenizer {
         deadline: Instant,
     ) -> (Outcome, Result<Arc<[u32]>, NotTold>) {
         let longest = body.len() * ANSWER_PER_BYTE + ANSWER_BESIDES;
-        let request = self.request(endpoint, way, body);
+        let request = self.request(way, body);
         let left = deadline.saturating_duration_since(Instant::now());
         let (status, body) = match timeout_at(deadline, exchange(endpoint, request, left, longest)).await {
             // The leg's own limit ends at the same time.
@@ -167,12 +167,9 @@ impl EngineTokenizer {
         }
     }
 
-    fn request(&self, endpoint: &Endpoint, way: Way, body: Bytes) -> PreparedRequest {
-        let mut headers = HeaderMap::with_capacity(3);
+    fn request(&self, way: Way, body: Bytes) -> PreparedRequest {
+        let mut headers = HeaderMap::with_capacity(2);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Ok(host) = HeaderValue::from_str(endpoint.pool.authority()) {
-            headers.insert(HOST, host);
-        }
         if let Some(key) = &self.authorization {
             headers.insert(AUTHORIZATION, key.clone());
         }
