@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
+use moongate_memory::ledger::Finished;
 use moongate_memory::{Ledger, Region, Scrubber, Segment};
 use moongate_rdma::Lent as Registered;
 use moongate_transfer::Buffer;
@@ -210,7 +211,10 @@ impl Pool {
             return Err(Damaged(span).into());
         }
         if lent.lasts {
-            writing.finish(lent.region.crc32c(offset, span.size).map_err(|_| Damaged(span))?);
+            let crc = lent.region.crc32c(offset, span.size).map_err(|_| Damaged(span))?;
+            if writing.finish(crc) == Finished::Overlapped {
+                return Err(Damaged(span).into());
+            }
         }
         Ok(())
     }
@@ -281,12 +285,8 @@ impl Target for Pool {
             return whole(None);
         }
         let crc = lent.region.receive_exact_crc(socket, offset, span.size)?;
-        let is_whole = whole(Some(crc))?;
-        if is_whole {
-            // What cannot be recorded is whole all the same: only a later process will not know.
-            writing.finish(crc);
-        }
-        Ok(is_whole)
+        // What there is no room to record is whole all the same: only a later process will not know.
+        Ok(whole(Some(crc))? && writing.finish(crc) != Finished::Overlapped)
     }
 
     fn send(&self, socket: &TcpStream, span: Span) -> io::Result<()> {
@@ -308,5 +308,71 @@ impl Target for Pool {
     fn checksum(&self, span: Span) -> Option<u32> {
         let (lent, offset) = self.find(span)?;
         lent.ledger.find(offset, span.size).map(|entry| entry.crc)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpListener;
+
+    use moongate_memory::ledger::Identity;
+    use moongate_memory::numa::Placement;
+    use moongate_memory::{Keep, Pages, Wanted};
+
+    use super::*;
+
+    const SIZE: u64 = 1 << 20;
+    const BASE: u64 = 1 << 40;
+
+    /// A pool with memory that outlives the process.
+    fn pool() -> Pool {
+        let wanted = Wanted {
+            keep: Keep::Process,
+            label: "pool".to_owned(),
+            size: SIZE,
+            pages: Pages::Normal,
+            placement: Placement::default(),
+        };
+        let identity =
+            |base| Identity { segment: [1, 2], client: [3, 4], name: "node".to_owned(), base, size: SIZE };
+        let segment = Segment::open(&wanted, identity).unwrap();
+        let pool = Pool::default();
+        assert!(pool.add(Arc::new(Lent::new(segment, Uuid { first: 1, second: 2 }, BASE, true))));
+        pool
+    }
+
+    fn sockets() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (peer, listener.accept().unwrap().0)
+    }
+
+    fn span(from: u64, size: u64) -> Span {
+        Span { start: BASE + from, size }
+    }
+
+    #[test]
+    fn who_is_overlapped_by_another_is_told_so_and_who_comes_after_is_well() {
+        let pool = pool();
+        let (mut peer, socket) = sockets();
+        peer.write_all(&[7; 300]).unwrap();
+        let mut other = |_| {
+            let (mut peer, socket) = sockets();
+            peer.write_all(&[8; 100]).unwrap();
+            assert!(!pool.receive(&socket, span(50, 100), true, &mut |_| Ok(true)).unwrap());
+            Ok(true)
+        };
+        assert!(!pool.receive(&socket, span(0, 100), true, &mut other).unwrap());
+        assert_eq!((pool.checksum(span(0, 100)), pool.checksum(span(50, 100))), (None, None));
+        let filled = pool.fill(span(0, 100), |put| {
+            put(0, &[9; 100]);
+            assert!(!pool.receive(&socket, span(99, 100), true, &mut |_| Ok(true)).unwrap());
+            Ok::<_, Damaged>(())
+        });
+        assert_eq!(filled, Err(Damaged(span(0, 100))));
+        assert!(pool.receive(&socket, span(0, 100), true, &mut |_| Ok(true)).unwrap());
+        assert_eq!(pool.verify(span(0, 100)), Ok(()));
+        assert!(pool.checksum(span(0, 100)).is_some());
     }
 }

@@ -193,7 +193,7 @@ impl Connection {
         let is_whole = self.target.receive(&self.stream, span, checked, &mut whole)?;
         if !is_whole {
             self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer = %self.peer, "{span} were damaged on their way here: their checksum is wrong");
+            tracing::warn!(peer = %self.peer, "{span} are not what was sent: they were damaged on their way, or written by another peer too");
         }
         match protocol {
             Protocol::V1 => Ok(()),

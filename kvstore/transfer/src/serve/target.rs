@@ -31,8 +31,8 @@ pub trait Target: Send + Sync + 'static {
     fn readable(&self, span: Span) -> bool;
 
     /// Receives a whole body, and then asks `whole` whether it is what the peer sent, telling its CRC-32C if it has
-    /// been made, which it must be if `summed`. Returns what `whole` says. Unless that is yes, what is there now must
-    /// not be taken for an object.
+    /// been made, which it must be if `summed`. Returns what `whole` says, or that it is not if another peer is known to have
+    /// written to the range meanwhile. Unless it is, what is there now must not be taken for an object.
     ///
     /// # Errors
     /// As the socket says, `UnexpectedEof`, and as `whole`. The connection ends.
