@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Method, Uri};
+use http::{HeaderValue, Method, Uri};
 use moongate_runtime::Supervisor;
 use tokio::time::{Instant, timeout};
 
@@ -69,7 +69,8 @@ fn abort_request(rid: &str) -> PreparedRequest {
     PreparedRequest {
         method: Method::POST,
         uri: Uri::from_static("/abort_request"),
-        headers: HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]),
+        headers: Arc::default(),
+        own: vec![(CONTENT_TYPE, HeaderValue::from_static("application/json"))],
         body: Spliced::verbatim(Bytes::from(format!("{{\"rid\":\"{rid}\",\"abort_all\":false}}"))),
     }
 }

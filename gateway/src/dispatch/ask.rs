@@ -20,7 +20,7 @@ pub(crate) struct Ask {
     /// Path and query as the client sent them.
     pub(crate) uri: Uri,
     /// The client's headers without those that belong to its connection.
-    pub(crate) headers: HeaderMap,
+    pub(crate) headers: Arc<HeaderMap>,
     pub(crate) body: Bytes,
     pub(crate) head: Head<'static>,
     /// What the scheduler is told; `None` on paths that are only passed through and name no model.
@@ -32,15 +32,10 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    /// The client's request for an engine, with `body` and `extra` headers.
-    pub(crate) fn prepare(
-        &self,
-        body: Spliced,
-        extra: impl IntoIterator<Item = (HeaderName, HeaderValue)>,
-    ) -> PreparedRequest {
-        let mut headers = self.headers.clone();
-        headers.extend(extra);
-        PreparedRequest { method: self.method.clone(), uri: self.uri.clone(), headers, body }
+    /// The client's request for an engine, with `body` and headers of its `own`.
+    pub(crate) fn prepare(&self, body: Spliced, own: Vec<(HeaderName, HeaderValue)>) -> PreparedRequest {
+        let headers = self.headers.clone();
+        PreparedRequest { method: self.method.clone(), uri: self.uri.clone(), headers, own, body }
     }
 }
 

@@ -122,7 +122,7 @@ fn leg(
 ) -> Running {
     let now = Instant::now();
     let span = number.leg(side, member, now);
-    span.inject(&mut request.headers);
+    request.own.extend(span.headers());
     let endpoint = &member.endpoint;
     Running::new(Leg::start(endpoint.pool.clone(), request, limits, now), endpoint.clone(), span)
 }

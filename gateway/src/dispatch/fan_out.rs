@@ -93,7 +93,9 @@ fn single_sampling(body: &[u8]) -> Result<String, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderMap, Method, Uri};
+    use std::sync::Arc;
+
+    use http::{Method, Uri};
     use serde_json::{Value, json};
 
     use super::*;
@@ -102,7 +104,7 @@ mod tests {
     fn split_body(api: Api, body: &str) -> Vec<Value> {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let head = Head::read(api, &body).unwrap().without_model();
-        let (method, uri, headers) = (Method::POST, Uri::from_static("/"), HeaderMap::new());
+        let (method, uri, headers) = (Method::POST, Uri::from_static("/"), Arc::default());
         let id = http::HeaderValue::from_static("a");
         let ask =
             Ask { id, api, method, uri, headers, body, head, request: None, predicted: None, model: None };

@@ -113,7 +113,9 @@ pub(super) fn read_params(answer: &[u8]) -> Result<Option<String>, serde_json::E
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderMap, Method, Uri};
+    use std::sync::Arc;
+
+    use http::{Method, Uri};
     use serde_json::{Value, json};
 
     use super::*;
@@ -127,7 +129,7 @@ mod tests {
             api,
             method: Method::POST,
             uri: Uri::from_static("/v1/completions"),
-            headers: HeaderMap::new(),
+            headers: Arc::default(),
             body,
             head,
             request: None,

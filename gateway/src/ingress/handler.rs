@@ -185,6 +185,7 @@ pub(super) async fn read(
         headers.remove(AUTHORIZATION);
         headers.extend(gateway.engine_key.clone().map(|key| (AUTHORIZATION, key)));
     }
+    let headers = Arc::new(headers);
     Ok(Ask { id, api, method: parts.method, uri, headers, body, head, request, predicted: None, model })
 }
 

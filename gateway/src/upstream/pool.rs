@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::header::HOST;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use moongate_runtime::Trust;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -152,8 +152,10 @@ pub(crate) struct PreparedRequest {
     pub(crate) method: http::Method,
     /// Path and query.
     pub(crate) uri: http::Uri,
-    /// All but `host`.
-    pub(crate) headers: http::HeaderMap,
+    /// What it has in common with other legs of its request.
+    pub(crate) headers: Arc<HeaderMap>,
+    /// Headers of its own, which replace those of the same name. The pool adds `host`.
+    pub(crate) own: Vec<(HeaderName, HeaderValue)>,
     pub(crate) body: Spliced,
 }
 
@@ -162,8 +164,12 @@ impl PreparedRequest {
         let mut request = Request::new(self.body.clone());
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
-        *request.headers_mut() = self.headers.clone();
-        request.headers_mut().extend(host.map(|host| (HOST, host.clone())));
+        let mut headers = HeaderMap::clone(&self.headers);
+        let host = host.map(|host| (HOST, host.clone()));
+        for (name, value) in self.own.iter().cloned().chain(host) {
+            headers.insert(name, value);
+        }
+        *request.headers_mut() = headers;
         request
     }
 }

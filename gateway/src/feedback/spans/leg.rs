@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use moongate_discovery::Engine;
 use moongate_telemetry::{Notes, SpanContext, SpanHandle, SpanKind, Steps, Tell, TraceId, names};
 use tokio::time::Instant;
@@ -58,12 +58,14 @@ impl LegSpan {
         Self(SpanHandle::off())
     }
 
-    /// Makes the leg the parent of what the engine does. Of a trace that is not sampled nobody will see the parents: there the request's span,
-    /// which stands in the headers already, serves for all.
-    pub(crate) fn inject(&self, headers: &mut HeaderMap) {
+    /// Headers that make the leg the parent of what the engine does. Of a trace that is not sampled nobody will see the parents: there the
+    /// request's span, which stands in the headers already, serves for all.
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+        let mut headers = HeaderMap::new();
         if self.0.is_sampled() {
-            self.0.inject(headers);
+            self.0.inject(&mut headers);
         }
+        headers.into_iter().filter_map(|(name, value)| Some((name?, value)))
     }
 
     /// Identity of the trace, for logs.

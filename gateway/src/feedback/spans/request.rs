@@ -1,6 +1,7 @@
 //! The span of a request.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -45,9 +46,9 @@ impl RequestSpan {
 
     /// The request has been read. What engines do for it belongs to its trace.
     pub(crate) fn asked(&mut self, ask: &mut Ask, at: Instant) {
-        // Of one that is sampled, each leg names itself.
-        if !self.root.is_sampled() {
-            self.root.inject(&mut ask.headers);
+        // Of one that is sampled, each leg names itself instead.
+        if self.root.is_recording() {
+            self.root.inject(Arc::make_mut(&mut ask.headers));
         }
         self.root.know(|facts| {
             facts.reading = Reading::Ended(at);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use moka::sync::Cache;
 use moongate_discovery::Engine;
 use moongate_scheduler::ModelIx;
@@ -168,12 +168,10 @@ impl EngineTokenizer {
     }
 
     fn request(&self, way: Way, body: Bytes) -> PreparedRequest {
-        let mut headers = HeaderMap::with_capacity(2);
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(key) = &self.authorization {
-            headers.insert(AUTHORIZATION, key.clone());
-        }
-        PreparedRequest { method: Method::POST, uri: way.uri(), headers, body: Spliced::verbatim(body) }
+        let mut own = vec![(CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+        own.extend(self.authorization.clone().map(|key| (AUTHORIZATION, key)));
+        let (headers, body) = (Arc::default(), Spliced::verbatim(body));
+        PreparedRequest { method: Method::POST, uri: way.uri(), headers, own, body }
     }
 }
 
