@@ -65,10 +65,11 @@ impl Pair {
         let now = *now;
         self.hear()?;
         if expected.is_ok() && answer == Err(ErrorCode::NO_AVAILABLE_HANDLE) {
-            // Only if nothing is left that could go: nothing at all, or less than would fit the whole.
+            // Only if nothing is left that could go and would make enough room by itself. What several make together need not lie side by side.
             let may_go = |it: &Object| {
                 let is_heard = it.nodes.iter().any(|node| !self.model.silent.contains(node));
-                it.written && !it.hard_pin && it.transfer.is_none() && it.stamp <= now && is_heard
+                let is_free = it.written && !it.hard_pin && it.transfer.is_none() && it.stamp <= now;
+                is_free && is_heard && it.size >= size
             };
             let left: Vec<_> =
                 self.model.objects.iter().filter(|(it, object)| **it != key && may_go(object)).collect();
