@@ -64,6 +64,9 @@ pub struct Answer {
     /// As in HTTP.
     #[serde(default)]
     pub code: u16,
+    /// Why, if it is a refusal.
+    #[serde(default)]
+    pub message: String,
 }
 
 impl Asked {
@@ -71,6 +74,14 @@ impl Asked {
     #[must_use]
     pub fn code(&self) -> u16 {
         self.response_status.as_ref().map_or(0, |answer| answer.code)
+    }
+
+    /// Whether it was refused for want of a permission. That an API server does not find an owner's kind for a moment, which it looks up by
+    /// asking itself, is a refusal of the same code.
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        let answer = self.response_status.as_ref().filter(|answer| answer.code == 403);
+        answer.is_some_and(|answer| !answer.message.contains("cannot find RESTMapping"))
     }
 }
 
@@ -104,5 +115,25 @@ mod tests {
         let asked = read(file.path()).unwrap();
         assert_eq!(asked.iter().map(|one| one.verb.as_str()).collect::<Vec<_>>(), ["watch", "get"]);
         assert_eq!((asked[1].code(), asked[1].object_ref.as_ref().unwrap().resource.as_str()), (200, "pods"));
+    }
+
+    #[test]
+    fn an_owners_kind_that_is_not_found_is_no_missing_permission() {
+        let forbidden = |code: u16, message: &str| {
+            let asked = format!(
+                r#"{{"stage":"ResponseComplete","verb":"patch","user":{{"username":"u"}},"requestURI":"/","responseStatus":{{"code":{code},"message":"{message}"}}}}"#
+            );
+            serde_json::from_str::<Asked>(&asked).unwrap().is_forbidden()
+        };
+        assert!(forbidden(403, "services is forbidden: User cannot patch resource"));
+        assert!(forbidden(
+            403,
+            "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on"
+        ));
+        assert!(!forbidden(
+            403,
+            "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion a/v1 Kind B"
+        ));
+        assert!(!forbidden(200, ""));
     }
 }

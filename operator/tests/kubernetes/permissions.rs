@@ -123,7 +123,7 @@ impl Scene {
     /// All that the operator has asked for. It is refused nothing.
     fn asked(&self) -> Vec<Asked> {
         let asked = self.plane.audit().unwrap();
-        let refused: Vec<_> = asked.iter().filter(|one| one.code() == 403).collect();
+        let refused: Vec<_> = asked.iter().filter(|one| one.is_forbidden()).collect();
         assert!(refused.is_empty(), "{refused:#?}");
         asked
     }
