@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -52,8 +52,8 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn start(places: &Places, mut command: Command) -> anyhow::Result<Self> {
-        let log = places.scratch.path().join("gateway.log");
-        let file = File::create(&log).context("log of the gateway")?;
+        let file = tempfile::Builder::new().prefix("gateway-").suffix(".log").tempfile_in(&places.scratch);
+        let (file, log) = file.and_then(|file| Ok(file.keep()?)).context("log of the gateway")?;
         command.stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().with_context(|| format!("{command:?}"))?;
         Ok(Self { child, log })

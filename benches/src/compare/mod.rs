@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use child::Places;
 use gateways::{Gateway, Kind};
-use rounds::Run;
+use rounds::{Plan, Run};
 use scenarios::{SCENARIOS, Scenario};
 
 /// Options of `gateway-bench compare`.
@@ -31,9 +31,14 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     smg: Option<PathBuf>,
 
-    /// Rounds; each measures every gateway once, in another order.
+    /// Rounds; each starts every gateway anew and measures it, in another order.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+
+    /// Measures every gateway so often in each round. If more than once, all run at the same time and take turns: on a machine that drifts,
+    /// many short measurements of two side by side tell their ratio sooner than a few long ones.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    turns: u32,
 
     /// Only this scenario. Repeatable.
     #[arg(long, value_name = "SCENARIO", value_parser = SCENARIOS.map(|scenario| scenario.name))]
@@ -80,10 +85,11 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         .filter(|scenario| options.only.is_empty() || options.only.iter().any(|only| only == scenario.name))
         .collect();
     let places = places(&options)?;
+    let plan = Plan { starts: options.rounds, turns: options.turns, seconds: options.seconds };
     let mut terminate = signal(SignalKind::terminate())?;
     // Dropping the measurement kills every process it has started.
     let runs = tokio::select! {
-        runs = rounds::measure(&gateways, &scenarios, &places, options.rounds, options.seconds) => runs?,
+        runs = rounds::measure(&gateways, &scenarios, &places, plan) => runs?,
         _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         _ = terminate.recv() => bail!("terminated"),
     };
@@ -162,7 +168,8 @@ fn document(gateways: &[Gateway], runs: &[Run], options: &Options) -> serde_json
     let versions: serde_json::Map<_, _> =
         gateways.iter().map(|gateway| (gateway.name.clone(), gateway.version.clone().into())).collect();
     json!({
-        "machine": table::machine(), "versions": versions, "rounds": options.rounds, "seconds": options.seconds,
+        "machine": table::machine(), "versions": versions, "rounds": options.rounds, "turns": options.turns,
+        "seconds": options.seconds,
         "runs": runs,
     })
 }

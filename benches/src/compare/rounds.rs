@@ -21,53 +21,88 @@ pub(super) struct Run {
     pub(super) outcome: Result<Value, String>,
 }
 
-/// Every gateway through every scenario, `rounds` times. Fails only if the mock engines do.
+/// How much is measured.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    /// How often every gateway is started.
+    pub(super) starts: u32,
+    /// How often it is measured each time. If more than once, all run at the same time and take turns.
+    pub(super) turns: u32,
+    /// Of one measurement.
+    pub(super) seconds: f64,
+}
+
+/// Every gateway through every scenario as often as planned. Fails only if the mock engines do, or if a gateway cannot be stopped.
 pub(super) async fn measure(
     gateways: &[Gateway],
     scenarios: &[&Scenario],
     places: &Places,
-    rounds: u32,
-    seconds: f64,
+    plan: Plan,
 ) -> anyhow::Result<Vec<Run>> {
     let engines = Engines::start(places).await?;
     let mut runs = Vec::new();
-    for round in 0..rounds {
-        for turn in 0..gateways.len() {
-            // Another gateway begins each round, so that a drift of the machine meets all alike.
-            let gateway = &gateways[(turn + round as usize) % gateways.len()];
-            let outcomes = one_gateway(gateway, &engines, scenarios, places, seconds).await;
-            engines.pid()?;
-            let outcomes = outcomes.unwrap_or_else(|error| {
-                scenarios.iter().map(|scenario| (scenario.name, Err(format!("{error:#}")))).collect()
-            });
-            for (scenario, outcome) in outcomes {
-                progress(round, &gateway.name, scenario, &outcome)?;
-                runs.push(Run { round, gateway: gateway.name.clone(), scenario, outcome });
+    for start in 0..plan.starts {
+        // Another gateway begins each time, so that a drift of the machine meets all alike.
+        let mut order: Vec<&Gateway> = gateways.iter().collect();
+        order.rotate_left(start as usize % gateways.len());
+        let together = if plan.turns > 1 { order.len() } else { 1 };
+        for gateways in order.chunks(together) {
+            let mut turns = Turns { engines: &engines, places, plan, start, running: Vec::new() };
+            turns.start(gateways).await;
+            for scenario in scenarios {
+                turns.take(scenario, &mut runs).await?;
             }
+            turns.stop().await?;
         }
     }
     Ok(runs)
 }
 
-type Outcomes = Vec<(&'static str, Result<Value, String>)>;
+/// Gateways that run at the same time and are measured in turn.
+struct Turns<'a> {
+    engines: &'a Engines,
+    places: &'a Places,
+    plan: Plan,
+    /// Which start of them it is, from 0.
+    start: u32,
+    /// One that could not be started says why instead.
+    running: Vec<(&'a Gateway, Result<Running, String>)>,
+}
 
-async fn one_gateway(
-    gateway: &Gateway,
-    engines: &Engines,
-    scenarios: &[&Scenario],
-    places: &Places,
-    seconds: f64,
-) -> anyhow::Result<Outcomes> {
-    let mut running = Running::start(gateway, engines, places).await?;
-    let mut outcomes = Outcomes::new();
-    for scenario in scenarios {
-        let outcome = one_run(&mut running, engines, scenario, places, seconds).await;
-        outcomes.push((scenario.name, outcome.map_err(|error| format!("{error:#}"))));
+impl<'a> Turns<'a> {
+    async fn start(&mut self, gateways: &[&'a Gateway]) {
+        for gateway in gateways {
+            let running = Running::start(gateway, self.engines, self.places).await;
+            self.running.push((gateway, running.map_err(|error| format!("{error:#}"))));
+        }
     }
-    if let Some(server) = running.server.take() {
-        server.stop().await?;
+
+    async fn take(&mut self, scenario: &Scenario, runs: &mut Vec<Run>) -> anyhow::Result<()> {
+        for turn in 0..self.plan.turns {
+            let round = self.start * self.plan.turns + turn;
+            for (gateway, running) in &mut self.running {
+                let outcome = match running {
+                    Ok(running) => one_run(running, self.engines, scenario, self.places, self.plan.seconds)
+                        .await
+                        .map_err(|error| format!("{error:#}")),
+                    Err(failure) => Err(failure.clone()),
+                };
+                self.engines.pid()?;
+                progress(round, &gateway.name, scenario.name, &outcome)?;
+                runs.push(Run { round, gateway: gateway.name.clone(), scenario: scenario.name, outcome });
+            }
+            // Who was second is the first next time.
+            self.running.reverse();
+        }
+        Ok(())
     }
-    Ok(outcomes)
+
+    async fn stop(self) -> anyhow::Result<()> {
+        for server in self.running.into_iter().filter_map(|(_, running)| running.ok()?.server) {
+            server.stop().await?;
+        }
+        Ok(())
+    }
 }
 
 async fn one_run(
@@ -90,6 +125,7 @@ async fn one_run(
     }
     let mut command = places.command(places.load_cpu, &std::env::current_exe()?);
     command.args(["load", "--port", &running.port.to_string(), "--duration", &seconds.to_string()]);
+    command.args(["--warmup", &(seconds / 4.0).clamp(0.1, 0.5).to_string()]);
     command.args(scenario.load);
     command.args(places.awake.then_some("--awake"));
     match pid {

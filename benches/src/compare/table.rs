@@ -65,6 +65,17 @@ impl Spread {
     }
 }
 
+/// Where the median of all that could have been measured lies with 95 % certainty: between two of the measured values, whose ranks are those
+/// that a fair coin's heads stay within. `None` if there are too few values to say more than the smallest and the largest.
+pub(super) fn certainty(values: &[f64]) -> Option<(f64, f64)> {
+    const FEWEST: usize = 20;
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let half_width = (0.98 * (sorted.len() as f64).sqrt()).ceil() as usize;
+    let low = (sorted.len() / 2).checked_sub(half_width)?;
+    (sorted.len() >= FEWEST).then(|| (sorted[low], sorted[sorted.len() - 1 - low]))
+}
+
 impl std::fmt::Display for Spread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let digits = match self.max {
@@ -78,7 +89,8 @@ impl std::fmt::Display for Spread {
 
 pub(super) fn markdown(gateways: &[Gateway], scenarios: &[&Scenario], runs: &[Run]) -> String {
     let rounds = runs.iter().map(|run| run.round + 1).max().unwrap_or(0);
-    let mut text = format!("Median (smallest–largest) of {rounds} interleaved rounds. {}\n\n", machine());
+    let mut text =
+        format!("Median (smallest–largest) of {rounds} interleaved measurements. {}\n\n", machine());
     let mut line = |cells: Vec<String>| text.push_str(&format!("| {} |\n", cells.join(" | ")));
     let header = ["load", "measure"].map(str::to_owned).into_iter();
     line(header.chain(gateways.iter().map(|gateway| gateway.name.clone())).collect());
@@ -151,6 +163,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_more_is_measured_the_more_certain_is_the_median() {
+        let values = |count: u32| (1..=count).map(f64::from).rev().collect::<Vec<_>>();
+        assert_eq!(certainty(&values(11)), None);
+        // 10 ± 1.96 × √20 ÷ 2 heads of 20.
+        assert_eq!(certainty(&values(20)), Some((6.0, 15.0)));
+        assert_eq!(certainty(&values(400)), Some((181.0, 220.0)));
+    }
 
     #[test]
     fn failed_rounds_are_shown_and_not_averaged() {

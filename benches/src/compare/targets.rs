@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::gateways::{Gateway, Kind};
 use super::rounds::Run;
 use super::scenarios::IDLE;
-use super::table::{Series, Spread};
+use super::table::{Series, Spread, certainty};
 
 struct Target {
     title: &'static str,
@@ -133,7 +133,10 @@ fn line(text: &mut String, target: &Target, title: &str, values: &[f64], failed:
         (false, 0) => "**missed**".to_owned(),
         (_, failed) => format!("**{failed} failed runs**"),
     };
-    let _infallible = writeln!(text, "* {title}: {spread} (target ≤ {limit}): {verdict}");
+    let certainty =
+        certainty(values).map(|(low, high)| format!(", 95 % certain to be within {low:.3}–{high:.3}"));
+    let certainty = certainty.unwrap_or_default();
+    let _infallible = writeln!(text, "* {title}: {spread}{certainty} (target ≤ {limit}): {verdict}");
 }
 
 /// Ours by theirs, for each round that has both.
