@@ -13,7 +13,9 @@ const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// The caller's span. `None` without a `traceparent`, or with one that is malformed.
 pub(crate) fn caller(headers: &HeaderMap) -> Option<SpanContext> {
-    headers.get(TRACEPARENT)?;
+    if !is_there(headers, &TRACEPARENT) {
+        return None;
+    }
     let propagator = TraceContextPropagator::new();
     let context = propagator.extract_with_context(&Context::new(), &HeaderExtractor(headers));
     let caller = context.span().span_context().clone();
@@ -36,10 +38,17 @@ pub(crate) fn inject(
     let Ok(parent) = HeaderValue::from_maybe_shared(Bytes::from_owner(parent)) else { return };
     headers.insert(TRACEPARENT, parent);
     if *state == TraceState::NONE {
-        headers.remove(TRACESTATE);
+        if is_there(headers, &TRACESTATE) {
+            headers.remove(TRACESTATE);
+        }
     } else if let Ok(state) = HeaderValue::try_from(state.header()) {
         headers.insert(TRACESTATE, state);
     }
+}
+
+/// Most requests have neither of ours and few others: looking through the names is quicker than looking one up.
+fn is_there(headers: &HeaderMap, wanted: &HeaderName) -> bool {
+    headers.keys().any(|name| name == wanted)
 }
 
 fn hex(bytes: &[u8], digits: &mut [u8]) {
@@ -77,6 +86,14 @@ mod tests {
             assert_eq!(headers[TRACEPARENT], parent);
             assert_eq!(headers[TRACESTATE], "a=1,b=2");
         }
+    }
+
+    #[test]
+    fn a_state_of_no_trace_is_not_passed_on() {
+        let (trace, span) = (TraceId::from_hex(TRACE).unwrap(), SpanId::from_hex(SPAN).unwrap());
+        let mut headers = HeaderMap::from_iter([(TRACESTATE, HeaderValue::from_static("a=1"))]);
+        inject(&mut headers, (trace, span), false, &TraceState::NONE);
+        assert!(headers.contains_key(TRACEPARENT) && !headers.contains_key(TRACESTATE));
     }
 
     #[test]
