@@ -125,7 +125,9 @@ async fn one_run(
     }
     let mut command = places.command(places.load_cpu, &std::env::current_exe()?);
     command.args(["load", "--port", &running.port.to_string(), "--duration", &seconds.to_string()]);
-    command.args(["--warmup", &(seconds / 4.0).clamp(0.1, 0.5).to_string()]);
+    if !scenario.load.contains(&"--warmup") {
+        command.args(["--warmup", &(seconds / 4.0).clamp(0.1, 0.5).to_string()]);
+    }
     command.args(scenario.load);
     command.args(places.awake.then_some("--awake"));
     match pid {
