@@ -85,8 +85,8 @@ impl Writer {
                 let owners = |object: &DynamicObject| object.metadata.owner_references.clone();
                 match api.get_opt(manifest.name()).await? {
                     Some(live) if owners(&live) == owners(&object) => Ok(Outcome::Is(kind, Box::new(live))),
-                    Some(_) => Err(Error::Api(status)),
-                    None => Ok(Outcome::Unknown),
+                    // Even if it has just gone: if it was somebody else's, no news of it would lead to another try.
+                    _ => Err(Error::Api(status)),
                 }
             }
             Err(error) => Err(error),
@@ -112,5 +112,32 @@ impl Writer {
 
     fn api(&self, kind: Kind, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), namespace, &kind.resource())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, Request, Response, StatusCode};
+    use serde_json::json;
+
+    use super::*;
+
+    /// Somebody else's pod has the name when it is to be created, and is gone when it is looked at.
+    #[tokio::test]
+    async fn a_name_that_was_taken_a_moment_ago_is_tried_again() {
+        let server = async |request: Request<kube::client::Body>| {
+            let (code, reason) = match *request.method() {
+                Method::POST => (StatusCode::CONFLICT, "AlreadyExists"),
+                _ => (StatusCode::NOT_FOUND, "NotFound"),
+            };
+            let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure",
+                "reason": reason, "message": "taken", "code": code.as_u16() });
+            Response::builder().status(code).body(kube::client::Body::from(status.to_string().into_bytes()))
+        };
+        let writer = Writer::new(Client::new(tower::service_fn(server), "n"));
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" } });
+        let pod = Manifest(serde_json::from_value(pod).unwrap());
+        let refused = writer.write("n", &Action::Create(pod)).await.unwrap_err();
+        assert!(matches!(&refused, Error::Api(status) if status.reason == "AlreadyExists"), "{refused}");
     }
 }

@@ -47,6 +47,29 @@ struct Counts {
     faults: BTreeMap<Fault, u64>,
 }
 
+/// What becomes of the next requests. They are dealt like cards, so that each fault happens soon, whatever is drawn.
+#[derive(Default)]
+struct Deck(Vec<Option<Fault>>);
+
+impl Deck {
+    fn draw(&mut self, faults: &[Fault], of_a_hundred: u32) -> Option<Fault> {
+        let one_in = usize::try_from(100_u32.checked_div(of_a_hundred)?).unwrap();
+        if self.0.is_empty() {
+            self.0.extend(faults.iter().copied().map(Some));
+            self.0.resize(faults.len() * one_in, None);
+            fastrand::shuffle(&mut self.0);
+        }
+        self.0.pop().flatten()
+    }
+}
+
+/// Of watches, and of everything else.
+#[derive(Default)]
+struct Decks {
+    watches: Deck,
+    others: Deck,
+}
+
 /// It ends when it is dropped.
 pub(crate) struct Proxy {
     address: SocketAddr,
@@ -61,6 +84,7 @@ struct Way {
     client: Client,
     counts: Arc<Mutex<Counts>>,
     rate: Arc<Mutex<u32>>,
+    decks: Mutex<Decks>,
     silent: Arc<AtomicBool>,
 }
 
@@ -72,7 +96,8 @@ impl Proxy {
         let (counts, rate) = (Arc::<Mutex<Counts>>::default(), Arc::<Mutex<u32>>::default());
         let silent = Arc::<AtomicBool>::default();
         let (of_way, is_silent) = (Arc::clone(&rate), Arc::clone(&silent));
-        let way = Arc::new(Way { client, counts: Arc::clone(&counts), rate: of_way, silent: is_silent });
+        let (of_all, decks) = (Arc::clone(&counts), Mutex::default());
+        let way = Arc::new(Way { client, counts: of_all, rate: of_way, decks, silent: is_silent });
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
@@ -122,11 +147,13 @@ impl Proxy {
 
 impl Way {
     fn fault(&self, is_watch: bool) -> Option<Fault> {
-        let unlucky = fastrand::u32(0..100) < *self.rate.lock();
-        let fault = unlucky.then(|| match is_watch {
-            true => Fault::Expired,
-            false => FAULTS[fastrand::usize(..FAULTS.len())],
-        });
+        let rate = *self.rate.lock();
+        let mut decks = self.decks.lock();
+        let fault = match is_watch {
+            true => decks.watches.draw(&[Fault::Expired], rate),
+            false => decks.others.draw(&FAULTS, rate),
+        };
+        drop(decks);
         let mut counts = self.counts.lock();
         counts.requests += 1;
         if let Some(fault) = fault {
