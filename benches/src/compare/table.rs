@@ -65,8 +65,9 @@ impl Spread {
     }
 }
 
-/// Where the median of all that could have been measured lies with 95 % certainty: between two of the measured values, whose ranks are those
-/// that a fair coin's heads stay within. `None` if there are too few values to say more than the smallest and the largest.
+/// Where the median of all that could have been measured of these processes lies with 95 % certainty: between two of the measured values,
+/// whose ranks are those that a fair coin's heads stay within. `None` if there are too few values to say more than the smallest and the
+/// largest.
 pub(super) fn certainty(values: &[f64]) -> Option<(f64, f64)> {
     const FEWEST: usize = 20;
     let mut sorted = values.to_vec();

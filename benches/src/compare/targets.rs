@@ -133,8 +133,8 @@ fn line(text: &mut String, target: &Target, title: &str, values: &[f64], failed:
         (false, 0) => "**missed**".to_owned(),
         (_, failed) => format!("**{failed} failed runs**"),
     };
-    let certainty =
-        certainty(values).map(|(low, high)| format!(", 95 % certain to be within {low:.3}–{high:.3}"));
+    let certainty = certainty(values)
+        .map(|(low, high)| format!(", 95 % certain to be within {low:.3}–{high:.3} for these starts"));
     let certainty = certainty.unwrap_or_default();
     let _infallible = writeln!(text, "* {title}: {spread}{certainty} (target ≤ {limit}): {verdict}");
 }
