@@ -14,8 +14,10 @@ pub enum DiscoveryError {
     #[error(transparent)]
     Instance(#[from] InstanceError),
     /// A file is missing or wrong.
-    #[error("{}: {error}", path.display())]
+    #[error("{flag} {}: {error}", path.display())]
     File {
+        /// The flag that names it.
+        flag: &'static str,
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
@@ -27,6 +29,14 @@ pub enum DiscoveryError {
     /// The HTTP client could not be built.
     #[error("HTTP client for probing: {0}")]
     HttpClient(String),
+}
+
+impl DiscoveryError {
+    /// Whether a setting, or a file that it names, is wrong.
+    #[must_use]
+    pub fn is_invalid_setting(&self) -> bool {
+        !matches!(self, Self::HttpClient(_))
+    }
 }
 
 /// What is wrong with one listed instance.

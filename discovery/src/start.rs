@@ -57,12 +57,19 @@ pub async fn start(
     if let Some(path) = &options.file {
         let mut file = FileWatch::new(path);
         let read = file.read().await;
-        hub.list(read.and_then(|text| static_file::parse(&text, SLOT_FILE)).map_err(at(path))?);
+        hub.list(
+            read.and_then(|text| static_file::parse(&text, SLOT_FILE))
+                .map_err(at("--instances-file", path))?,
+        );
         tasks.push(Task::File(file));
     }
     if let Some(rbg) = options.rbg {
         let mut file = FileWatch::new(&rbg.path);
-        let members = file.read().await.and_then(|text| rbg::parse(&text, &rbg)).map_err(at(&rbg.path))?;
+        let members = file
+            .read()
+            .await
+            .and_then(|text| rbg::parse(&text, &rbg))
+            .map_err(at("--rbg-config", &rbg.path))?;
         hub.list(rbg::listing(&members, &rbg::Names::default(), &rbg, SLOT_RBG));
         tasks.push(Task::Rbg(Box::new(rbg::follow::Follower {
             file,
@@ -93,20 +100,20 @@ pub async fn start(
         let (stop, out) = (supervisor.token(), out.clone());
         match task {
             Task::File(file) => {
-                supervisor.spawn("discovery-file", static_file::follow(file, SLOT_FILE, out, stop));
+                supervisor.spawn_essential("discovery-file", static_file::follow(file, SLOT_FILE, out, stop));
             }
             Task::Rbg(follower) => {
-                supervisor.spawn("discovery-rbg", follower.run(stop));
+                supervisor.spawn_essential("discovery-rbg", follower.run(stop));
             }
             Task::Registry(registry) => {
-                supervisor.spawn("discovery-registry", registry.follow(SLOT_REGISTRY, out, stop));
+                supervisor.spawn_essential("discovery-registry", registry.follow(SLOT_REGISTRY, out, stop));
             }
             Task::Kubernetes(follower) => {
-                supervisor.spawn("discovery-kubernetes", follower.run(stop));
+                supervisor.spawn_essential("discovery-kubernetes", follower.run(stop));
             }
         }
     }
-    supervisor.spawn("discovery", hub.run(updates, supervisor.token()));
+    supervisor.spawn_essential("discovery", hub.run(updates, supervisor.token()));
     Ok(reader)
 }
 
@@ -118,9 +125,9 @@ enum Task {
     Kubernetes(Box<kubernetes::follow::Follower>),
 }
 
-fn at(path: &Path) -> impl FnOnce(FileError) -> DiscoveryError {
+fn at(flag: &'static str, path: &Path) -> impl FnOnce(FileError) -> DiscoveryError {
     let path = path.to_owned();
-    move |error| DiscoveryError::File { path, error }
+    move |error| DiscoveryError::File { flag, path, error }
 }
 
 /// Probes one engine once and answers every check that was made, for a person to read.

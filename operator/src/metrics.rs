@@ -118,6 +118,7 @@ impl Metrics {
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode(&mut text, &self.registry);
+        moongate_runtime::append_process_metrics(&mut text);
         text
     }
 

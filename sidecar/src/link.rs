@@ -50,6 +50,7 @@ pub(crate) struct Link {
 }
 
 /// One gateway, and how it is asked.
+#[derive(Clone)]
 struct Gateway {
     address: SocketAddr,
     scheme: Scheme,
@@ -95,7 +96,10 @@ pub(crate) fn keep(sidecar: &Arc<Sidecar>, gateways: &BTreeMap<SocketAddr, Known
         links.entry(address).or_insert_with(|| {
             tracing::info!(gateway = %address, "gateway found");
             let end = sidecar.supervisor.token().child_token();
-            sidecar.supervisor.spawn("link to a gateway", run(Arc::clone(sidecar), gateway, end.clone()));
+            let (of, until) = (Arc::clone(sidecar), end.clone());
+            sidecar.supervisor.spawn_restarted("link to a gateway", move || {
+                run(Arc::clone(&of), gateway.clone(), until.clone())
+            });
             Link { end, ..Link::default() }
         });
     }

@@ -74,6 +74,7 @@ pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrati
         "Adapters that the engine shall have: `loaded`, `pending`, `failed`.",
         &adapters,
     );
+    moongate_runtime::append_process_metrics(&mut text);
     text
 }
 

@@ -146,7 +146,10 @@ impl SidecarOptions {
         let identity = [self.gateway_tls_cert.as_ref(), self.gateway_tls_key.as_ref()];
         let flags = ["--gateway-tls-cert", "--gateway-tls-key"];
         let name = self.gateway_tls_name.as_ref();
-        Trust::load(TrustFiles::given(self.gateway_ca.as_ref(), identity, name, flags)?)
+        let loaded = TrustFiles::given(self.gateway_ca.as_ref(), identity, name, flags).and_then(Trust::load);
+        let files =
+            [("--gateway-ca", self.gateway_ca.as_ref()), (flags[0], identity[0]), (flags[1], identity[1])];
+        loaded.map_err(|error| error.with_flag(&files))
     }
 
     /// Whether any gateway is to be told.

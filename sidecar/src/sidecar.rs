@@ -60,7 +60,8 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
     let (engine_trust, gateway_trust) = (options.engine_tls.trust()?, options.gateway_trust()?);
     let client = client(&engine_trust)?;
     for trust in [&engine_trust, &gateway_trust] {
-        supervisor.spawn("renew certificates", trust.clone().keep_current(supervisor.token()));
+        let (trust, stop) = (trust.clone(), supervisor.token());
+        supervisor.spawn_restarted("renew certificates", move || trust.clone().keep_current(stop.clone()));
     }
     let state = State { place: options.place(), ..State::default() };
     let names_none = !options.has_gateways();
@@ -77,9 +78,13 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         supervisor: supervisor.clone(),
     });
     http::serve(listener, Arc::clone(&sidecar));
-    supervisor.spawn("follow the pod's files", adapters::follow(Arc::clone(&sidecar), supervisor.token()));
-    supervisor.spawn("watch the engine", engine::watch(Arc::clone(&sidecar), supervisor.token()));
-    supervisor.spawn("find gateways", gateways::follow(sidecar, supervisor.token()));
+    let (of, stop) = (Arc::clone(&sidecar), supervisor.token());
+    supervisor
+        .spawn_restarted("follow the pod's files", move || adapters::follow(Arc::clone(&of), stop.clone()));
+    let (of, stop) = (Arc::clone(&sidecar), supervisor.token());
+    supervisor.spawn_restarted("watch the engine", move || engine::watch(Arc::clone(&of), stop.clone()));
+    let (of, stop) = (sidecar, supervisor.token());
+    supervisor.spawn_restarted("find gateways", move || gateways::follow(Arc::clone(&of), stop.clone()));
     tracing::info!(%address, "sidecar listens");
     if names_none {
         tracing::warn!(

@@ -19,9 +19,10 @@ mod file;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -81,10 +82,7 @@ impl ConfigError {
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
-        #[expect(clippy::print_stderr, reason = "logs are not set up before the settings are known")]
-        {
-            eprintln!("error: {self}");
-        }
+        let _ = writeln!(io::stderr(), "error: {self}");
         ExitCode::from(2)
     }
 }
@@ -148,6 +146,20 @@ where
     C: CommandFactory,
 {
     Ok(Resolved::new(C::command(), args)?.settings())
+}
+
+/// Names of the environment variables that settings of the command and its subcommands have.
+#[must_use]
+pub fn variables(command: Command) -> BTreeSet<String> {
+    let command = with_config_env(command);
+    let mut names = BTreeSet::new();
+    let mut left = vec![&command];
+    while let Some(command) = left.pop() {
+        let variables = command.get_arguments().filter_map(Arg::get_env);
+        names.extend(variables.map(|name| name.to_string_lossy().into_owned()));
+        left.extend(command.get_subcommands());
+    }
+    names
 }
 
 /// A command whose defaults hold the file's values, and what it makes of the arguments.

@@ -6,6 +6,7 @@
 //! connection, which costs a request nothing.
 
 mod connection;
+mod refusal;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -25,8 +26,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use self::refusal::Refuser;
 use crate::Supervisor;
 
+pub use refusal::ConnectionRefusal;
 pub(crate) use tls::certificates;
 pub use tls::{ClientCertificate, Tls, TlsError, TlsFiles};
 
@@ -57,8 +60,10 @@ impl From<TcpListener> for Socket {
 /// What one listener accepts.
 #[derive(Debug, Clone)]
 pub struct ListenerLimits {
-    /// Connections open at once. Beyond that, new ones wait in the kernel's backlog.
+    /// Connections open at once.
     pub connections: usize,
+    /// What connections beyond that get. Without it they wait in the kernel's backlog.
+    pub refusal: Option<ConnectionRefusal>,
     /// Time for the head of a request, and so also for how long a connection may idle between two.
     pub header_read_timeout: Duration,
     /// Size of a request head in bytes. Larger: 431.
@@ -73,6 +78,7 @@ impl Default for ListenerLimits {
     fn default() -> Self {
         Self {
             connections: 16_384,
+            refusal: None,
             header_read_timeout: Duration::from_secs(30),
             header_bytes: 64 * 1024,
             headers: None,
@@ -152,10 +158,11 @@ where
         socket: socket.into(),
         slots: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
         protocol: Arc::new(connection::Protocols::new(&limits, supervisor)),
+        refuser: limits.refusal.map(|refusal| Refuser::new(refusal, supervisor.clone())),
         open: Accepting::new(Arc::clone(&shared)),
         supervisor: supervisor.clone(),
     };
-    supervisor.spawn("listener", accept.run(service, drain));
+    supervisor.spawn_essential("listener", accept.run(service, drain));
     Serving { shared }
 }
 
@@ -302,6 +309,7 @@ struct AcceptLoop {
     socket: Socket,
     slots: Arc<Semaphore>,
     protocol: Arc<connection::Protocols>,
+    refuser: Option<Refuser>,
     open: Accepting,
     supervisor: Supervisor,
 }
@@ -338,9 +346,8 @@ impl AcceptLoop {
         B::Data: Send,
         B::Error: Into<BoxError>,
     {
-        // The semaphore is never closed, so this ends only by being dropped.
-        while let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await {
-            let (stream, peer) = accept_one(&self.socket.listener).await;
+        loop {
+            let (stream, peer, slot) = self.next().await;
             let protocol = Arc::clone(&self.protocol);
             let open = Open::new(&self.open.0, slot);
             let service = connection::WithPeer::new(service.clone(), PeerAddr(peer));
@@ -351,6 +358,26 @@ impl AcceptLoop {
                     Some(tls) => protocol.run_secured(stream, &tls, service, &open.shared).await,
                 }
             });
+        }
+    }
+}
+
+impl AcceptLoop {
+    /// The next connection for which there is a slot.
+    async fn next(&self) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
+        loop {
+            let slots = Arc::clone(&self.slots);
+            // The semaphore is never closed.
+            let Some(refuser) = &self.refuser else {
+                let Ok(slot) = slots.acquire_owned().await else { continue };
+                let (stream, peer) = accept_one(&self.socket.listener).await;
+                return (stream, peer, slot);
+            };
+            let (stream, peer) = accept_one(&self.socket.listener).await;
+            match slots.try_acquire_owned() {
+                Ok(slot) => return (stream, peer, slot),
+                Err(_) => refuser.refuse(stream, self.socket.tls.is_some()).await,
+            }
         }
     }
 }

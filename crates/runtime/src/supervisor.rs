@@ -3,23 +3,48 @@
 //! A bare `tokio::spawn` can be forgotten: nothing waits for it, and its panic disappears with its handle.
 //! Every task of the gateway is started here instead, so that a shutdown can wait for it and say by name
 //! which one did not end.
+//!
+//! A panic is a defect. What it ends depends on the task:
+//!
+//! - [`Supervisor::spawn`]: a connection, a request, a job. The panic ends that piece of work only.
+//! - [`Supervisor::spawn_restarted`]: a loop without state of its own, such as polling. It begins again after a pause.
+//! - [`Supervisor::spawn_essential`] and [`Supervisor::essential_thread`]: without it the process would only seem to work.
+//!   [`Supervisor::failed`] resolves, and the process exits with an error, so that its service manager restarts it.
 
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How long [`Supervisor::shutdown`] waits for tasks to be dropped once it has aborted them.
 const ABORT_GRACE: Duration = Duration::from_millis(250);
+/// Pause before a task that panicked is restarted: doubled from the first to the last while it keeps panicking.
+const RESTART_PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// A task that ran this long before its panic is restarted after the shortest pause again.
+const STABLE_AFTER: Duration = Duration::from_secs(60);
+
+/// Of all supervisors of the process.
+static TASK_PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// Number of supervised tasks in this process that ended by a panic.
+#[must_use]
+pub fn task_panics() -> u64 {
+    TASK_PANICS.load(Ordering::Relaxed)
+}
 
 /// Starts tasks, counts them, and ends them. Cloning is cheap and every clone is the same supervisor.
 #[derive(Clone, Default)]
@@ -34,6 +59,25 @@ struct Shared {
     /// Told whenever the last task ends.
     idle: Notify,
     panics: AtomicUsize,
+    /// The first essential task that panicked.
+    failed: watch::Sender<Option<&'static str>>,
+}
+
+impl Shared {
+    /// Counts and logs a panic of the task.
+    fn record_panic(&self, name: &'static str, panic: &(dyn Any + Send), then: &'static str) {
+        self.panics.fetch_add(1, Ordering::Relaxed);
+        TASK_PANICS.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(task = name, message_of_panic = panic_message(panic), then, "task panicked");
+    }
+
+    fn fail(&self, name: &'static str) {
+        self.failed.send_if_modified(|failed| {
+            let is_first = failed.is_none();
+            failed.get_or_insert(name);
+            is_first
+        });
+    }
 }
 
 #[derive(Default)]
@@ -83,11 +127,18 @@ impl Supervisor {
         Self::default()
     }
 
-    /// Starts `future` as a task called `name`.
+    /// A supervisor with tasks, a token and a shutdown of its own. Only the failure of an essential task is shared with this one.
+    #[must_use]
+    pub fn child(&self) -> Self {
+        let shared = Shared { failed: self.shared.failed.clone(), ..Shared::default() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Starts `future` as a task called `name`: one piece of work, as a connection or a request.
     ///
     /// The handle may be dropped: the task goes on. The task is expected to end soon after
     /// [`Supervisor::token`] is cancelled. If it panics, the panic is logged with the name and counted in
-    /// [`Supervisor::panics`]; whoever awaits the handle sees it too.
+    /// [`Supervisor::panics`]; the handle reports it too, and nothing else ends.
     ///
     /// Must be called inside a tokio runtime.
     pub fn spawn(
@@ -95,21 +146,104 @@ impl Supervisor {
         name: &'static str,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> JoinHandle<()> {
+        self.start_reported(name, false, future)
+    }
+
+    /// Starts a task that the process cannot do without: as [`Supervisor::spawn`], but after a panic
+    /// [`Supervisor::failed`] resolves.
+    pub fn spawn_essential(
+        &self,
+        name: &'static str,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> JoinHandle<()> {
+        self.start_reported(name, true, future)
+    }
+
+    /// Starts a task that is made again after a panic, with a growing pause, until it ends by itself or a shutdown begins.
+    /// What `make` gives it must be usable after a panic, so it has no state that lives elsewhere and can be left half changed.
+    pub fn spawn_restarted<F>(
+        &self,
+        name: &'static str,
+        mut make: impl FnMut() -> F + Send + 'static,
+    ) -> JoinHandle<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.start(name, move |registration| async move {
+            let shared = &registration.shared;
+            let (shortest, longest) = RESTART_PAUSE;
+            let mut pause = shortest;
+            loop {
+                let begun = Instant::now();
+                let Err(panic) = AssertUnwindSafe(async { make().await }).catch_unwind().await else {
+                    return;
+                };
+                shared.record_panic(name, panic.as_ref(), "it is restarted");
+                if begun.elapsed() >= STABLE_AFTER {
+                    pause = shortest;
+                }
+                if shared.token.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                    return;
+                }
+                pause = (pause * 2).min(longest);
+            }
+        })
+    }
+
+    /// Wraps the body of a thread that the process cannot do without: after a panic in it [`Supervisor::failed`] resolves.
+    pub fn essential_thread<T>(
+        &self,
+        name: &'static str,
+        body: impl FnOnce() -> T + Send + 'static,
+    ) -> impl FnOnce() -> T + Send + 'static {
+        let shared = Arc::clone(&self.shared);
+        move || match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(result) => result,
+            Err(panic) => {
+                shared.record_panic(name, panic.as_ref(), "the process ends");
+                shared.fail(name);
+                resume_unwind(panic)
+            }
+        }
+    }
+
+    /// Resolves with its name when an essential task or thread has panicked; otherwise never.
+    pub async fn failed(&self) -> &'static str {
+        let mut failed = self.shared.failed.subscribe();
+        match failed.wait_for(Option::is_some).await.map(|name| *name) {
+            Ok(Some(name)) => name,
+            // The sender lives as long as this supervisor.
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Starts a task whose panic is recorded, and ends the process if it is essential.
+    fn start_reported(
+        &self,
+        name: &'static str,
+        is_essential: bool,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> JoinHandle<()> {
+        self.start(name, move |registration| async move {
+            let shared = &registration.shared;
+            let Err(panic) = AssertUnwindSafe(future).catch_unwind().await else { return };
+            let then = if is_essential { "the process ends" } else { "its work is lost" };
+            shared.record_panic(name, panic.as_ref(), then);
+            if is_essential {
+                shared.fail(name);
+            }
+            resume_unwind(panic);
+        })
+    }
+
+    /// Starts what `make` returns. It owns the registration, so that the entry goes when the task ends, is aborted, or is never polled.
+    fn start<F>(&self, name: &'static str, make: impl FnOnce(Registration) -> F) -> JoinHandle<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let registration = Registration::new(Arc::clone(&self.shared), name);
         let id = registration.id;
-        let task = async move {
-            // Moved in, so that the entry goes when the task ends, is aborted, or is never polled.
-            let registration = registration;
-            if let Err(panic) = AssertUnwindSafe(future).catch_unwind().await {
-                registration.shared.panics.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(
-                    task = name,
-                    message_of_panic = panic_message(panic.as_ref()),
-                    "task panicked"
-                );
-                resume_unwind(panic);
-            }
-        };
+        let task = make(registration);
         #[expect(clippy::disallowed_methods, reason = "the one place that starts tasks")]
         let handle = tokio::spawn(task);
         // The lock is not held across the spawn: a runtime that is shutting down drops the task inside it,
@@ -238,102 +372,10 @@ impl Drop for Registration {
     }
 }
 
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&'static str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(a value that is not text)")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LONG: Duration = Duration::from_secs(30);
-
-    #[tokio::test]
-    async fn shutdown_waits_for_tasks_that_watch_the_token() {
-        let supervisor = Supervisor::new();
-        for _ in 0..3 {
-            let token = supervisor.token();
-            supervisor.spawn("patient", async move { token.cancelled().await });
-        }
-        assert_eq!(supervisor.alive(), 3);
-        supervisor.shutdown(LONG).await.unwrap();
-        assert_eq!(supervisor.alive(), 0);
-    }
-
-    #[tokio::test]
-    async fn shutdown_names_and_aborts_what_does_not_end() {
-        struct Dropped(Arc<AtomicUsize>);
-        impl Drop for Dropped {
-            fn drop(&mut self) {
-                self.0.fetch_add(1, Ordering::SeqCst);
-            }
-        }
-        let supervisor = Supervisor::new();
-        let dropped = Arc::new(AtomicUsize::new(0));
-        for _ in 0..2 {
-            let held = Dropped(Arc::clone(&dropped));
-            supervisor.spawn("deaf", async move {
-                let _held = held;
-                std::future::pending::<()>().await;
-            });
-        }
-        let token = supervisor.token();
-        supervisor.spawn("patient", async move { token.cancelled().await });
-
-        let left = supervisor.shutdown(Duration::from_millis(50)).await.unwrap_err();
-        assert_eq!(left.tasks, BTreeMap::from([("deaf", 2)]));
-        assert_eq!(left.to_string(), "2 task(s) did not end within 50ms and were aborted: deaf (2×)");
-        assert_eq!(dropped.load(Ordering::SeqCst), 2);
-        assert_eq!(supervisor.alive(), 0);
-
-        let late = supervisor.spawn("late", std::future::pending());
-        assert!(late.await.unwrap_err().is_cancelled());
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_panic_is_counted_and_seen_by_the_handle() {
-        let supervisor = Supervisor::new();
-        let handle = supervisor.spawn("clumsy", async { panic!("dropped it") });
-        assert!(handle.await.unwrap_err().is_panic());
-        assert_eq!(supervisor.panics(), 1);
-        assert_eq!(supervisor.alive(), 0);
-        supervisor.shutdown(LONG).await.unwrap();
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn many_short_tasks_leave_nothing_behind() {
-        let supervisor = Supervisor::new();
-        for _ in 0..10_000 {
-            supervisor.spawn("short", async {});
-        }
-        supervisor.shutdown(LONG).await.unwrap();
-        assert_eq!(supervisor.alive(), 0);
-    }
-
-    #[test]
-    fn a_runtime_that_ends_first_does_not_deadlock() {
-        let supervisor = Supervisor::new();
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let inner = supervisor.clone();
-        runtime.block_on(async move {
-            let again = inner.clone();
-            inner.spawn("outer", async move {
-                struct SpawnOnDrop(Supervisor);
-                impl Drop for SpawnOnDrop {
-                    fn drop(&mut self) {
-                        self.0.spawn("after the end", async {});
-                    }
-                }
-                let _guard = SpawnOnDrop(again);
-                std::future::pending::<()>().await;
-            });
-            tokio::task::yield_now().await;
-        });
-        drop(runtime);
-        assert_eq!(supervisor.alive(), 0);
-    }
 }

@@ -1,8 +1,9 @@
-//! Logs on standard error.
+//! Logs on standard error. A line that cannot be written there is dropped and counted; nothing else comes of it.
 
 use std::io::IsTerminal as _;
 
 use clap::{Args, ValueEnum};
+use moongate_runtime::LogOutput;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
@@ -78,7 +79,7 @@ pub enum LogError {
 pub fn init_logs(options: &LogOptions) -> Result<(), LogError> {
     let coloured =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    subscriber(options, std::io::stderr, coloured)?.try_init()?;
+    subscriber(options, || LogOutput, coloured)?.try_init()?;
     Ok(())
 }
 

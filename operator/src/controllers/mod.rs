@@ -137,14 +137,15 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
     });
     let working = stop.child_token();
     let told = working.clone();
-    supervisor.spawn("operator events", async move {
+    supervisor.spawn_essential("operator events", async move {
         told.run_until_cancelled(telling).await;
     });
     for kind in Kind::ALL {
-        supervisor.spawn("operator watch", watch::follow(Arc::clone(&shared), kind, working.clone()));
+        supervisor
+            .spawn_essential("operator watch", watch::follow(Arc::clone(&shared), kind, working.clone()));
     }
     for _ in 0..options.workers.max(1) {
-        supervisor.spawn("operator worker", reconcile::work(Arc::clone(&shared), working.clone()));
+        supervisor.spawn_essential("operator worker", reconcile::work(Arc::clone(&shared), working.clone()));
     }
     let outcome = match &lead {
         Some(lease) => tokio::select! {
@@ -181,7 +182,8 @@ pub async fn client(
     let failed = |error: &dyn std::fmt::Display| OperatorError::Client(words(error));
     let config = match kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
+            let file = Kubeconfig::read_from(path)
+                .map_err(|error| failed(&format!("--kubeconfig {}: {error}", path.display())))?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
                 .await
                 .map_err(|error| failed(&error))?

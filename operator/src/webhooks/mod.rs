@@ -71,7 +71,7 @@ pub fn start(
     server::serve(listener, Arc::clone(&shown), answers, supervisor)?;
     let registration = registration::Registration::new(client, options, shown, metrics);
     let stop = supervisor.token();
-    supervisor.spawn("webhook registration", async move {
+    supervisor.spawn_essential("webhook registration", async move {
         stop.run_until_cancelled(registration.keep()).await;
     });
     Ok(())

@@ -72,7 +72,7 @@ pub(super) fn serve(
         }
     };
     let stop = supervisor.token();
-    supervisor.spawn("webhook listener", async move {
+    supervisor.spawn_essential("webhook listener", async move {
         stop.run_until_cancelled(accept).await;
     });
     Ok(())

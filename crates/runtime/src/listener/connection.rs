@@ -21,6 +21,8 @@ use crate::Supervisor;
 
 /// hyper's default, which it keeps on the stack.
 const HEADERS_WITHOUT_ALLOCATION: usize = 100;
+/// Most bytes that are read at once from an HTTP/1 connection, unless heads may be larger.
+const READ_BUFFER: usize = 64 << 10;
 /// How often an HTTP/2 connection is asked whether its client is still there, and how long it may take to say so.
 const HTTP2_PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
 /// The first bytes of the HTTP/2 preface; no HTTP/1 method begins with them.
@@ -39,6 +41,8 @@ impl Protocols {
         http1
             .timer(TokioTimer::new())
             .header_read_timeout(limits.header_read_timeout)
+            // Many connections may receive large bodies at once: hyper's own bound is six times as high.
+            .max_buf_size(limits.header_bytes.max(READ_BUFFER))
             .max_header_size(limits.header_bytes);
         if let Some(headers) = limits.headers.filter(|headers| *headers != HEADERS_WITHOUT_ALLOCATION) {
             http1.max_headers(headers);
@@ -116,10 +120,11 @@ impl Protocols {
     {
         let peer = service.peer.0;
         let io = TokioIo::new(stream);
+        // Each in a box of its own: a task is as large as the largest it may become, and most connections are idle or HTTP/1.
         let ended = if is_http2 {
-            drive(self.http2.serve_connection(io, service), shared).await
+            drive(Box::pin(self.http2.serve_connection(io, service)), shared).await
         } else {
-            drive(self.http1.serve_connection(io, service), shared).await
+            drive(Box::pin(self.http1.serve_connection(io, service)), shared).await
         };
         match ended {
             Ended::ByItself => {}
@@ -175,8 +180,7 @@ where
 
 /// Polls the connection, and between polls looks at the phase: one atomic read. Awaiting a token beside the
 /// connection would take a lock at every wake-up, which for a relayed stream is every event.
-async fn drive<C: Graceful>(connection: C, shared: &Shared) -> Ended {
-    let mut connection = pin!(connection);
+async fn drive<C: Graceful>(mut connection: Pin<Box<C>>, shared: &Shared) -> Ended {
     let mut drain = pin!(shared.drain.notified());
     let mut close = pin!(shared.close.notified());
     let mut enlisted = false;

@@ -67,12 +67,36 @@ pub enum TlsError {
         /// Why not.
         problem: rustls::Error,
     },
+    /// A file that a flag names cannot be used.
+    #[error("{flag} {error}")]
+    Flag {
+        /// The flag.
+        flag: String,
+        /// What is wrong with its file.
+        error: Box<TlsError>,
+    },
     /// No name of a server.
     #[error("{0:?} cannot be a server's name; give a DNS name or an IP address")]
     Name(String),
     /// The cryptography lacks a version of TLS.
     #[error(transparent)]
     Versions(rustls::Error),
+}
+
+impl TlsError {
+    /// Adds the flag that names the file which this error is about. `files` are flags and their values.
+    #[must_use]
+    pub fn with_flag(self, files: &[(&str, Option<&PathBuf>)]) -> Self {
+        let path = match &self {
+            Self::File { path, .. } | Self::Empty(path) | Self::Authority { path, .. } => path,
+            Self::Unusable { certificate, .. } => certificate,
+            Self::Settings(_) | Self::Flag { .. } | Self::Name(_) | Self::Versions(_) => return self,
+        };
+        match files.iter().find(|(_, file)| *file == Some(path)) {
+            Some((flag, _)) => Self::Flag { flag: (*flag).to_owned(), error: Box::new(self) },
+            None => self,
+        }
+    }
 }
 
 impl TlsFiles {

@@ -37,6 +37,9 @@ impl EngineTlsOptions {
         let identity = [self.engine_tls_cert.as_ref(), self.engine_tls_key.as_ref()];
         let flags = ["--engine-tls-cert", "--engine-tls-key"];
         let name = self.engine_tls_name.as_ref();
-        Trust::load(TrustFiles::given(self.engine_ca.as_ref(), identity, name, flags)?)
+        let loaded = TrustFiles::given(self.engine_ca.as_ref(), identity, name, flags).and_then(Trust::load);
+        let files =
+            [("--engine-ca", self.engine_ca.as_ref()), (flags[0], identity[0]), (flags[1], identity[1])];
+        loaded.map_err(|error| error.with_flag(&files))
     }
 }

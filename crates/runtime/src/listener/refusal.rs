@@ -1,0 +1,72 @@
+//! What a connection gets for which a listener has no slot.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::{LogInterval, Supervisor};
+
+/// Connections that are refused at once. Further ones wait in the kernel's backlog.
+const REFUSED_AT_ONCE: usize = 16;
+/// Time for a client to take the response and to end its request.
+const REFUSAL_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// A response for connections that are too many.
+#[derive(Debug, Clone)]
+pub struct ConnectionRefusal {
+    /// A whole HTTP/1.1 response that closes the connection. A TLS client gets no response: its connection is closed.
+    pub response: Arc<[u8]>,
+    /// Counts them.
+    pub refused: Arc<AtomicU64>,
+}
+
+pub(super) struct Refuser {
+    refusal: ConnectionRefusal,
+    running: Arc<Semaphore>,
+    warnings: LogInterval,
+    supervisor: Supervisor,
+}
+
+impl Refuser {
+    pub(super) fn new(refusal: ConnectionRefusal, supervisor: Supervisor) -> Self {
+        Self {
+            refusal,
+            running: Arc::new(Semaphore::new(REFUSED_AT_ONCE)),
+            warnings: LogInterval::new(),
+            supervisor,
+        }
+    }
+
+    /// Refuses a connection in the background, as soon as there are few enough.
+    pub(super) async fn refuse(&self, stream: TcpStream, is_tls: bool) {
+        self.refusal.refused.fetch_add(1, Ordering::Relaxed);
+        if self.warnings.is_due() {
+            tracing::warn!("as many connections are open as allowed: further ones are refused");
+        }
+        // The semaphore is never closed.
+        let Ok(permit) = Arc::clone(&self.running).acquire_owned().await else { return };
+        if is_tls {
+            return;
+        }
+        let response = Arc::clone(&self.refusal.response);
+        self.supervisor.spawn("refuse a connection", async move {
+            // A slow client is disconnected.
+            drop(timeout(REFUSAL_TIMEOUT, respond(stream, &response)).await);
+            drop(permit);
+        });
+    }
+}
+
+async fn respond(mut stream: TcpStream, response: &[u8]) -> std::io::Result<()> {
+    stream.write_all(response).await?;
+    stream.shutdown().await?;
+    // With unread bytes the connection would be reset, and the client might lose the response.
+    let mut discarded = [0; 4096];
+    while stream.read(&mut discarded).await? > 0 {}
+    Ok(())
+}

@@ -1,0 +1,211 @@
+//! Standard error as the destination of log lines.
+//!
+//! Logging must never end or stall what logs. A line that cannot be written (no reader, disk full) is dropped and counted, and
+//! a pipe whose reader has stopped delays the process once, by [`WRITE_TIMEOUT`], and not once per line.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// How long a line may wait for a reader. Longer than a busy log collector pauses, shorter than a probe's timeout.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Written at a time. A pipe that polls as writable takes a page without blocking (`PIPE_BUF` on Linux).
+const CHUNK_BYTES: usize = 4096;
+
+static LINES_LOST: AtomicU64 = AtomicU64::new(0);
+static STDERR: Mutex<LineWriter> = Mutex::new(LineWriter::new());
+
+/// Log lines of this process that could not be written to standard error.
+#[must_use]
+pub fn log_lines_lost() -> u64 {
+    LINES_LOST.load(Ordering::Relaxed)
+}
+
+/// Writes log lines to standard error. Each call of `write` is one line; it always succeeds.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LogOutput;
+
+impl io::Write for LogOutput {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let lost = STDERR.lock().write(io::stderr().as_fd(), line);
+        // After the lock is released: this line comes here too.
+        if let Some(Loss { lines, cause }) = lost {
+            tracing::warn!(lines, %cause, "log lines could not be written to standard error");
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lines that were dropped before the output worked again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Loss {
+    lines: u64,
+    cause: Errno,
+}
+
+struct LineWriter {
+    /// The reader has not read for [`WRITE_TIMEOUT`].
+    is_stalled: bool,
+    /// The last line that was written lacks its end.
+    is_cut: bool,
+    loss: Option<Loss>,
+}
+
+impl LineWriter {
+    const fn new() -> Self {
+        Self { is_stalled: false, is_cut: false, loss: None }
+    }
+
+    /// Writes or drops the line. Returns what was dropped earlier, once, when the output works again.
+    fn write(&mut self, output: BorrowedFd<'_>, line: &[u8]) -> Option<Loss> {
+        let Err(cause) = self.write_line(output, line) else {
+            self.is_stalled = false;
+            return self.loss.take();
+        };
+        self.is_stalled = cause == Errno::TIMEDOUT;
+        LINES_LOST.fetch_add(1, Ordering::Relaxed);
+        let lines = self.loss.map_or(0, |loss| loss.lines) + 1;
+        self.loss = Some(Loss { lines, cause });
+        None
+    }
+
+    fn write_line(&mut self, output: BorrowedFd<'_>, line: &[u8]) -> Result<(), Errno> {
+        let patience = if self.is_stalled { Duration::ZERO } else { WRITE_TIMEOUT };
+        let deadline = Instant::now() + patience;
+        if self.is_cut {
+            write_chunk(output, b"\n", deadline)?;
+            self.is_cut = false;
+        }
+        let mut rest = line;
+        while !rest.is_empty() {
+            let chunk = &rest[..rest.len().min(CHUNK_BYTES)];
+            match write_chunk(output, chunk, deadline) {
+                Ok(written) => rest = &rest[written..],
+                Err(cause) => {
+                    self.is_cut |= rest.len() < line.len();
+                    return Err(cause);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes some of the chunk, once the output takes it.
+fn write_chunk(output: BorrowedFd<'_>, chunk: &[u8], deadline: Instant) -> Result<usize, Errno> {
+    loop {
+        wait_until_writable(output, deadline)?;
+        match rustix::io::write(output, chunk) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => return Ok(written),
+            Err(Errno::INTR) => {}
+            // Another process that shares the descriptor may have made it non-blocking.
+            Err(Errno::AGAIN) if Instant::now() >= deadline => return Err(Errno::TIMEDOUT),
+            Err(Errno::AGAIN) => std::thread::yield_now(),
+            Err(cause) => return Err(cause),
+        }
+    }
+}
+
+fn wait_until_writable(output: BorrowedFd<'_>, deadline: Instant) -> Result<(), Errno> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // At most a second, which fits.
+        let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        match poll(&mut [PollFd::from_borrowed_fd(output, PollFlags::OUT)], Some(&timeout)) {
+            Ok(0) => return Err(Errno::TIMEDOUT),
+            // An error or a hang-up is reported by the write.
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, PipeWriter, Read as _};
+
+    use super::*;
+
+    fn write(writer: &mut LineWriter, output: &PipeWriter, line: &str) -> Option<Loss> {
+        writer.write(output.as_fd(), line.as_bytes())
+    }
+
+    /// Fills the pipe; the number of lines in it.
+    fn fill(writer: &mut LineWriter, output: &PipeWriter, line: &str) -> u64 {
+        let mut lines = 0;
+        while !writer.is_stalled {
+            assert_eq!(write(writer, output, line), None);
+            lines += 1;
+        }
+        lines - 1
+    }
+
+    fn read(input: &mut PipeReader, bytes: usize) -> String {
+        let mut text = vec![0; bytes];
+        input.read_exact(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_pipe_without_a_reader_loses_lines_and_no_more() {
+        let (input, output) = io::pipe().unwrap();
+        drop(input);
+        let (mut writer, before) = (LineWriter::new(), log_lines_lost());
+        for lines in 1..=3 {
+            assert_eq!(write(&mut writer, &output, "line\n"), None);
+            assert_eq!(writer.loss, Some(Loss { lines, cause: Errno::PIPE }));
+        }
+        assert!(log_lines_lost() >= before + 3);
+        assert!(!writer.is_stalled);
+    }
+
+    #[test]
+    fn a_full_device_loses_lines_until_it_is_not() {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut writer = LineWriter::new();
+        assert_eq!(writer.write(full.as_fd(), b"line\n"), None);
+        let (mut input, output) = io::pipe().unwrap();
+        let loss = write(&mut writer, &output, "again\n");
+        assert_eq!(loss, Some(Loss { lines: 1, cause: Errno::NOSPC }));
+        assert_eq!(write(&mut writer, &output, "more\n"), None, "a loss is reported once");
+        assert_eq!(read(&mut input, 11), "again\nmore\n");
+    }
+
+    /// Whether or not the descriptor is non-blocking.
+    #[test]
+    fn a_reader_that_stops_delays_one_line_and_gets_whole_lines_afterwards() {
+        for non_blocking in [false, true] {
+            let (mut input, output) = io::pipe().unwrap();
+            rustix::io::ioctl_fionbio(&output, non_blocking).unwrap();
+            let line = "x".repeat(9999) + "\n";
+            let mut writer = LineWriter::new();
+            let written = fill(&mut writer, &output, &line);
+            assert!(written > 0);
+            let begun = Instant::now();
+            for _ in 0..3 {
+                assert_eq!(write(&mut writer, &output, &line), None);
+            }
+            assert!(begun.elapsed() < WRITE_TIMEOUT, "only the first line waits");
+            read(&mut input, usize::try_from(written).unwrap() * line.len());
+            let loss = write(&mut writer, &output, "after\n");
+            assert_eq!(loss, Some(Loss { lines: 4, cause: Errno::TIMEDOUT }));
+            drop(output);
+            let mut rest = String::new();
+            input.read_to_string(&mut rest).unwrap();
+            let lines: Vec<&str> = rest.lines().collect();
+            assert_eq!(lines.last(), Some(&"after"), "a cut line is ended first");
+            assert!(lines[0].bytes().all(|byte| byte == b'x') && lines.len() <= 2);
+        }
+    }
+}
