@@ -19,29 +19,32 @@ impl Default for Retry {
 
 /// Counts failures in a row.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     retry: Retry,
     failures: u32,
 }
 
 impl Backoff {
-    pub(crate) fn new(retry: Retry) -> Self {
+    /// Without a failure yet.
+    #[must_use]
+    pub fn new(retry: Retry) -> Self {
         Self { retry, failures: 0 }
     }
 
     /// An attempt failed.
-    pub(crate) fn failed(&mut self) {
+    pub fn failed(&mut self) {
         self.failures = self.failures.saturating_add(1);
     }
 
     /// The other side has shown that it works.
-    pub(crate) fn succeeded(&mut self) {
+    pub fn succeeded(&mut self) {
         self.failures = 0;
     }
 
     /// The pause before the next attempt. Half of it is random, so that many clients of one server that comes
     /// back do not all come at once.
-    pub(crate) fn pause(&self) -> Duration {
+    #[must_use]
+    pub fn pause(&self) -> Duration {
         self.pause_for(fastrand::f64())
     }
 

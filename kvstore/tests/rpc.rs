@@ -1,6 +1,9 @@
 //! The RPC client against servers that are written from the protocol, and against servers of something else.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+#[path = "rpc/etcd.rs"]
+mod etcd;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;

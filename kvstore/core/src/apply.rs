@@ -4,16 +4,17 @@
 //! applied too. So the pieces of a snapshot need not be of one moment: an object that does not fit, because its space
 //! is taken by another that is gone by then, is told again by the facts since the snapshot began.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use mooncake_wire::types::{Segment, Uuid};
 
 use crate::client::Client;
 use crate::disk::{Disk, DiskCopy};
-use crate::fact::{Fact, ObjectState, Place, RemoveCause};
+use crate::fact::{Effects, Fact, ObjectState, Place, RemoveCause};
 use crate::locked::{Fresh, Locked};
 use crate::master::Master;
-use crate::object::{Entry, Queue, Replica};
+use crate::object::{Entry, PendingVersion, Queue, Replica};
 use crate::placement::mix;
 use crate::shard::Held;
 
@@ -26,6 +27,18 @@ pub enum NotApplied {
     /// Mounting failed, or there are too many tenants.
     #[error("the master refuses what the fact says")]
     Refused,
+}
+
+/// Space that a change keeps from being given to others: segment and offset.
+#[derive(Default)]
+struct HeldSpaces(HashSet<(Uuid, u64)>);
+
+impl Effects for HeldSpaces {
+    fn fact(&mut self, fact: Fact<'_>) {
+        if let Fact::Held { segment, offset, .. } = fact {
+            self.0.insert((segment, offset));
+        }
+    }
 }
 
 impl Master {
@@ -44,7 +57,7 @@ impl Master {
                 let Segment { id, base, size, .. } = *segment;
                 let info = Segment { id, name, base, size, te_endpoint, protocol, host_id };
                 self.mount_one(*at_ms, info, *client, &mut ()).map_err(|_| NotApplied::Refused)?;
-                self.tenants.scale(self.capacity());
+                self.capacity_changed();
             }
             Fact::SegmentStatus { segment, status, until_ms } => {
                 let segments = self.segments.load();
@@ -54,7 +67,7 @@ impl Master {
             }
             Fact::SegmentUnmounted { segment, cause } => {
                 let _registry = self.registry.lock();
-                self.lose(*segment, *cause, 0, &mut ());
+                self.without_holds(|fx| self.lose(*segment, *cause, 0, fx));
             }
             Fact::ClientSilent { client, at_ms } => {
                 let seen = Client::seen(*at_ms);
@@ -71,7 +84,7 @@ impl Master {
             Fact::DiskMounted { client } => self.restore_disk(*client),
             Fact::DiskUnmounted { client } => {
                 let _registry = self.registry.lock();
-                self.lose_disk(*client, 0, &mut ());
+                self.without_holds(|fx| self.lose_disk(*client, 0, fx));
             }
             Fact::ClientGone { client } => _ = self.registry.lock().clients.remove(client),
             Fact::Started(object) => self.restore(object, false)?,
@@ -97,6 +110,32 @@ impl Master {
             }
         }
         Ok(())
+    }
+
+    /// Makes a change whose own facts follow, and gives back the space that it holds: [`Fact::Held`] is among them, and keeps it in another
+    /// shard.
+    fn without_holds(&self, change: impl FnOnce(&mut dyn Effects)) {
+        let mut holds = HeldSpaces::default();
+        change(&mut holds);
+        if holds.0.is_empty() {
+            return;
+        }
+        for shard in 0..self.shards.len() {
+            let mut shard = self.lock(shard);
+            let segments = Arc::clone(&shard.segments);
+            let is_hold = |it: &Held| {
+                segments
+                    .get(it.segment)
+                    .is_some_and(|segment| holds.0.contains(&(segment.info.id, it.offset)))
+            };
+            let (over, still): (Vec<Held>, Vec<Held>) = shard.held.drain(..).partition(is_hold);
+            shard.held = still;
+            for held in over {
+                if let Some(segment) = segments.get(held.segment) {
+                    segment.space(|space| space.free(held.block));
+                }
+            }
+        }
     }
 
     fn restore_quota(&self, tenant: &str, requested: Option<u64>) -> Result<(), NotApplied> {
@@ -130,7 +169,8 @@ impl Master {
         let Ok(spot) = self.spot_of(tenant, key) else { return };
         let mut shard = self.lock(spot.shard);
         if let Some(at) = shard.lookup(spot, key) {
-            shard.drop_object(at, RemoveCause::Removed, &mut ());
+            let gone = shard.take(at, RemoveCause::Removed, &mut ());
+            spaces(&gone).iter().for_each(|(it, _)| shard.free(it));
         }
     }
 
@@ -142,8 +182,12 @@ impl Master {
         };
         let spot = self.spot(tenant, &object.key);
         let mut shard = self.lock(spot.shard);
-        let old = shard.lookup(spot, &object.key).map(|at| shard.take(at, RemoveCause::Replaced, &mut ()));
-        let replicas = shard.reclaim(old.as_ref(), object, ready);
+        let present = shard.lookup(spot, &object.key);
+        if let Some(at) = present.filter(|at| !ready && shard.entries[*at].is_complete()) {
+            return self.restore_pending(&mut shard, at, object);
+        }
+        let old = present.map(|at| shard.take(at, RemoveCause::Replaced, &mut ()));
+        let replicas = shard.reclaim(old.as_ref().map(spaces).unwrap_or_default(), object, ready);
         let copy = self.restored_copy(object).filter(|_| ready);
         if replicas.is_empty() && copy.is_none() {
             return Err(NotApplied::NoSpace);
@@ -177,6 +221,40 @@ impl Master {
         Ok(())
     }
 
+    /// A new version of an object that can be read is being written.
+    fn restore_pending(
+        &self,
+        shard: &mut Locked<'_>,
+        at: u32,
+        object: &ObjectState<'_>,
+    ) -> Result<(), NotApplied> {
+        let tenant = shard.entries[at].tenant;
+        let mut before = Vec::new();
+        if let Some(old) = shard.detach_pending(at) {
+            self.tenants.discharge(tenant, old.bytes());
+            before.extend(old.replicas.iter().map(|it| (*it, old.size)));
+        }
+        let replicas = shard.reclaim(before, object, false);
+        if replicas.is_empty() {
+            shard.settle(at, object.since_ms);
+            return Err(NotApplied::NoSpace);
+        }
+        replicas.iter().for_each(|it| self.saw_replica_id(it.id));
+        let group = object.group.as_deref().map(|name| (self.group(&object.tenant, name), name.into()));
+        let pending = PendingVersion {
+            client: object.client,
+            size: object.size,
+            since_ms: object.since_ms,
+            replicas,
+            hard_pin: object.hard_pin,
+            soft_pin_until_ms: object.soft_pin_until_ms,
+            group,
+        };
+        self.tenants.count(tenant, pending.bytes());
+        shard.attach_pending(at, pending);
+        Ok(())
+    }
+
     /// The shard that keeps space which was told to be held.
     pub(crate) fn holder(&self, segment: Uuid, offset: u64) -> usize {
         (mix(segment.first ^ mix(segment.second ^ mix(offset))) % self.shards.len() as u64) as usize
@@ -204,27 +282,33 @@ impl Master {
     }
 }
 
+/// All replicas of an object that was taken out, of its new version too, with their sizes.
+fn spaces(entry: &Entry) -> Vec<(Replica, u64)> {
+    let present = entry.replicas().map(|it| (*it, entry.size));
+    let pending = entry.pending().into_iter().flat_map(|new| new.replicas.iter().map(|it| (*it, new.size)));
+    present.chain(pending).collect()
+}
+
 impl Locked<'_> {
     /// Space at a certain place.
-    fn claim(&self, segment: u16, offset: u64, size: u64) -> Option<Replica> {
+    pub(crate) fn claim(&self, segment: u16, offset: u64, size: u64) -> Option<Replica> {
         let space = self.segments.get(segment)?.space(|space| space.allocate_at(offset, size))?;
         Some(Replica { id: 0, offset, block: space.block, segment, ready: false })
     }
 
     /// The replicas of an object as told: those that it had stay, the others are freed, and what is new is claimed.
-    fn reclaim(&self, old: Option<&Entry>, object: &ObjectState<'_>, ready: bool) -> Vec<Replica> {
+    fn reclaim(&self, old: Vec<(Replica, u64)>, object: &ObjectState<'_>, ready: bool) -> Vec<Replica> {
         let is_told = |it: &Replica, place: &Place| {
             let id = self.segments.get(it.segment).map(|it| it.info.id);
             id == Some(place.segment) && it.offset == place.offset
         };
-        let same_size = old.is_some_and(|old| old.size == object.size);
-        let old: Vec<Replica> = old.into_iter().flat_map(Entry::replicas).copied().collect();
-        let (kept, gone): (Vec<Replica>, Vec<Replica>) =
-            old.into_iter().partition(|it| same_size && object.places.iter().any(|place| is_told(it, place)));
-        gone.iter().for_each(|it| self.free(it));
+        let (kept, gone): (Vec<_>, Vec<_>) = old.into_iter().partition(|(it, size)| {
+            *size == object.size && object.places.iter().any(|place| is_told(it, place))
+        });
+        gone.iter().for_each(|(it, _)| self.free(it));
         let mut replicas = Vec::with_capacity(object.places.len());
         for place in object.places.iter() {
-            let known = kept.iter().find(|it| is_told(it, place)).copied();
+            let known = kept.iter().find(|(it, _)| is_told(it, place)).map(|(it, _)| *it);
             let claimed = known.or_else(|| {
                 let segment = self.segments.place_of(place.segment)?;
                 self.claim(segment, place.offset, object.size)

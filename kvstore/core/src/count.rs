@@ -12,6 +12,7 @@ pub(crate) struct Counters {
     pub(crate) allocation_failures: AtomicU64,
     pub(crate) partial_allocations: AtomicU64,
     pub(crate) discarded_puts: AtomicU64,
+    pub(crate) upserts_in_place: AtomicU64,
     pub(crate) lost_keys: AtomicU64,
     pub(crate) hot_keys: AtomicU64,
     pub(crate) offloaded_keys: AtomicU64,
@@ -44,6 +45,8 @@ pub struct Counts {
     pub read_bytes: u64,
     /// Puts that were not ended in time.
     pub discarded_puts: u64,
+    /// Upserts that overwrote the present version in place, because there was no space for both: it is lost if they fail.
+    pub upserts_in_place: u64,
     /// Objects that were lost with their segments.
     pub lost_keys: u64,
     /// Objects that were found to be read often.
@@ -88,6 +91,7 @@ impl Counters {
             partial_allocations: self.partial_allocations.load(Relaxed),
             read_bytes: 0,
             discarded_puts: self.discarded_puts.load(Relaxed),
+            upserts_in_place: self.upserts_in_place.load(Relaxed),
             lost_keys: self.lost_keys.load(Relaxed),
             hot_keys: self.hot_keys.load(Relaxed),
             disk_reads: 0,

@@ -333,8 +333,9 @@ impl Locked<'_> {
 
     /// Takes an object that has a copy on a disk out of memory. Returns the bytes that this freed.
     pub(crate) fn leave_memory(&mut self, at: u32, fx: &mut dyn Effects) -> u64 {
+        let gone: Vec<Replica> = self.entries[at].replicas().copied().collect();
+        self.report_vacated(gone.iter(), fx);
         let entry = &mut self.entries[at];
-        let gone: Vec<Replica> = entry.replicas().copied().collect();
         let (tenant, bytes) = (entry.tenant, entry.size * gone.len() as u64);
         entry.set_replicas(&[]);
         self.enqueue(at, crate::object::Queue::Apart);

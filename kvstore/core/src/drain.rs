@@ -340,7 +340,8 @@ impl Master {
         found.remaining += 1;
         let holders: Vec<&str> = entry.replicas().filter_map(|it| name_of(it.segment)).collect();
         let is_busy = entry.transfer().is_some() || entry.work().is_some();
-        let is_free = entry.is_complete() && !is_busy && shard.can_be_read(source);
+        let is_free =
+            entry.is_complete() && entry.pending().is_none() && !is_busy && shard.can_be_read(source);
         let target = self.drain_target(shard, job, &holders, mix(u64::from(at)));
         let (true, Some(target), Some(mounted)) = (is_free, target, shard.segments.get(source.segment))
         else {

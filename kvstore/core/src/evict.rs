@@ -9,6 +9,7 @@ use crate::group::Member;
 use crate::locked::Locked;
 use crate::master::Master;
 use crate::object::Queue;
+use crate::recent_writes::Protected;
 use crate::slab::NIL;
 
 /// Entries of a shard that are looked at when a tenant needs room.
@@ -150,13 +151,21 @@ impl Master {
         sum: &mut Evicted,
         fx: &mut dyn Effects,
     ) -> bool {
+        let protected = self.recent_writes.protected(now_ms, self.settings.lease_ttl_ms);
         loop {
-            let stamps = if pass == Pass::Unpinned { &self.oldest } else { &self.oldest_soft };
-            let Some((shard, _)) = oldest(stamps).filter(|(_, stamp)| *stamp <= now_ms) else {
+            let first = match pass {
+                Pass::Unpinned => {
+                    let unread = oldest(&self.oldest_unread).filter(|(_, stamp)| !protected.has(*stamp));
+                    let leased = oldest(&self.oldest_leased);
+                    unread.into_iter().chain(leased).min_by_key(|(_, stamp)| *stamp)
+                }
+                Pass::SoftPinned => oldest(&self.oldest_soft),
+            };
+            let Some((shard, _)) = first.filter(|(_, stamp)| *stamp <= now_ms) else {
                 return false;
             };
             let mut shard = self.lock(shard);
-            let Some((at, verdict)) = shard.judge_first(pass, now_ms) else { continue };
+            let Some((at, verdict)) = shard.judge_first(pass, protected, now_ms) else { continue };
             match verdict {
                 Verdict::Nothing => {}
                 Verdict::Goes => {
@@ -301,10 +310,13 @@ impl Locked<'_> {
     }
 
     /// The entry of this shard that is first to go, and what is to be done with it.
-    fn judge_first(&self, pass: Pass, now_ms: u64) -> Option<(u32, Verdict)> {
+    fn judge_first(&self, pass: Pass, protected: Protected, now_ms: u64) -> Option<(u32, Verdict)> {
         let queues =
             if pass == Pass::Unpinned { &[Queue::Unread, Queue::Leased][..] } else { &[Queue::Soft] };
-        let heads = queues.iter().filter_map(|queue| self.head(*queue));
+        let heads = queues.iter().filter_map(|queue| self.head(*queue)).filter(|at| {
+            let entry = &self.entries[*at];
+            entry.queue() != Queue::Unread || !protected.has(entry.stamp)
+        });
         let at = heads.min_by_key(|at| self.entries[*at].stamp)?;
         let entry = &self.entries[at];
         if entry.stamp > now_ms {

@@ -13,6 +13,12 @@ use mooncake_wire::types::{Segment, SegmentStatus, TaskStatus, TaskType, Uuid};
 pub trait Effects {
     /// Something has become true.
     fn fact(&mut self, fact: Fact<'_>);
+
+    /// A range with a complete replica belongs to it no more. What becomes of the object is a fact; this is for who records what lies
+    /// in a segment.
+    fn vacated(&mut self, place: Place) {
+        let _ = place;
+    }
 }
 
 /// Nobody wants to know.

@@ -17,6 +17,8 @@
 //!   [`Master::create_drain_job`].
 //! - Disks: [`Master::mount_disk`], [`Master::unmount_disk`], [`Master::fetch_offloads`], [`Master::offloaded`],
 //!   [`Master::evict_disk_copy`], [`Master::fetch_promotions`], [`Master::promotion_start`] and its ends.
+//! - Rebuild: [`Master::open_rebuild`], [`Master::announce_inventory`], [`Master::restore_inventory`],
+//!   [`Master::finish_inventory`].
 //! - Time: [`Master::tick`].
 //! - Facts: [`Effects`] gets every change; [`Master::apply`] makes one true in another master;
 //!   [`Master::snapshot`] tells the whole state as facts, in pieces. [`encode`] and [`decode`] turn them into bytes and
@@ -53,6 +55,8 @@ mod put;
 mod put_end;
 mod query;
 mod read;
+mod rebuild;
+mod recent_writes;
 mod remove;
 mod segment;
 mod settings;
@@ -66,6 +70,7 @@ mod tenant;
 mod tick;
 mod transfer;
 mod underway;
+mod upsert;
 mod whole;
 
 pub use apply::NotApplied;
@@ -79,6 +84,7 @@ pub use fact::{
 pub use master::Master;
 pub use query::{Cursor, Fill, PrefixStatistics};
 pub use read::{Replicas, WireReplica};
+pub use rebuild::{InventoryRecord, ObjectVersion, RestoreOutcome};
 pub use settings::{DiskTier, DynamicReplication, Placement, Settings};
 pub use snapshot::SnapshotCursor;
 pub use transfer::{DynamicPlan, Work};

@@ -73,8 +73,9 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        if let Some([unprotected, soft]) = self.shard.changed_heads() {
-            self.master.oldest[self.at].store(unprotected, Relaxed);
+        if let Some([unread, leased, soft]) = self.shard.changed_heads() {
+            self.master.oldest_unread[self.at].store(unread, Relaxed);
+            self.master.oldest_leased[self.at].store(leased, Relaxed);
             self.master.oldest_soft[self.at].store(soft, Relaxed);
         }
     }
@@ -180,6 +181,7 @@ impl Locked<'_> {
         self.with_state(at, |object| {
             fx.fact(if is_complete { Fact::Stored { object, cause } } else { Fact::Started(object) });
         });
+        self.tell_pending(at, fx);
     }
 
     /// Adds an object whose key is not there. Its space and its quota have been taken already.
@@ -215,6 +217,7 @@ impl Locked<'_> {
     pub(crate) fn drop_object(&mut self, at: u32, cause: RemoveCause, fx: &mut dyn Effects) -> u64 {
         let entry = self.take(at, cause, fx);
         entry.replicas().for_each(|it| self.free(it));
+        self.hold_pending(&entry, fx);
         entry.size * entry.replicas().count() as u64
     }
 
@@ -224,6 +227,7 @@ impl Locked<'_> {
         for replica in entry.replicas() {
             self.hold(replica, entry.size, until_ms, fx);
         }
+        self.hold_pending(&entry, fx);
     }
 
     pub(crate) fn take(&mut self, at: u32, cause: RemoveCause, fx: &mut dyn Effects) -> Entry {
@@ -249,12 +253,32 @@ impl Locked<'_> {
         }
         self.abandon_work(at);
         self.detach_copy(at);
+        self.report_vacated(self.shard.entries[at].replicas(), fx);
         let entry = self.shard.remove(spot.tag, at);
-        let bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
+        self.note_left(&entry, cause);
+        let mut bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
+        if let Some(pending) = entry.pending() {
+            self.shard.pending.remove(&(pending.since_ms, at));
+            bytes = bytes.saturating_add(pending.bytes());
+        }
         self.master.tenants.discharge(entry.tenant, bytes);
         let tally = self.shard.tally(entry.prefix);
         (tally.keys, tally.bytes) = (tally.keys - 1, tally.bytes - entry.size);
         entry
+    }
+
+    /// Reports ranges that belong to no object any more, before others get them.
+    pub(crate) fn report_vacated<'r>(
+        &self,
+        replicas: impl Iterator<Item = &'r Replica>,
+        fx: &mut dyn Effects,
+    ) {
+        for replica in replicas.filter(|it| it.ready) {
+            if let Some(segment) = self.segments.get(replica.segment) {
+                let place = Place { replica: replica.id, segment: segment.info.id, offset: replica.offset };
+                fx.vacated(place);
+            }
+        }
     }
 
     /// Gives a replica's space back.
@@ -293,6 +317,9 @@ impl Locked<'_> {
         let entry = &mut self.shard.entries[at];
         entry.replicas_mut().for_each(|it| it.ready = true);
         entry.stamp = now_ms;
+        let bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
+        self.master.recent_writes.add(now_ms, bytes);
+        let entry = &mut self.shard.entries[at];
         // Out of the list of what is being written before it is looked at as something that can be read.
         entry.tidy();
         let queue = entry.fitting_queue(now_ms);

@@ -15,6 +15,8 @@ use crate::group::{GroupId, Groups};
 use crate::locked::Spot;
 use crate::placement::mix;
 use crate::prefix::Prefixes;
+use crate::rebuild::{RebuildWindow, RestoreCounters};
+use crate::recent_writes::RecentWrites;
 use crate::segment::Segments;
 use crate::settings::Settings;
 use crate::shard::Shard;
@@ -29,8 +31,10 @@ pub struct Master {
     pub(crate) settings: Settings,
     hasher: FixedState,
     pub(crate) shards: Box<[Mutex<Shard>]>,
-    /// Per shard the stamp of the first entry that nothing but its lease protects.
-    pub(crate) oldest: Box<[AtomicU64]>,
+    /// Per shard the stamp of the first entry that has not been read.
+    pub(crate) oldest_unread: Box<[AtomicU64]>,
+    /// The same for entries that nothing but their leases protect.
+    pub(crate) oldest_leased: Box<[AtomicU64]>,
     /// The same for soft-pinned entries.
     pub(crate) oldest_soft: Box<[AtomicU64]>,
     pub(crate) groups: Groups,
@@ -45,6 +49,10 @@ pub struct Master {
     /// Copies and moves that facts told of.
     pub(crate) noted: Mutex<Noted>,
     pub(crate) counters: Counters,
+    /// Locked after the registry, before shards.
+    pub(crate) rebuild: Mutex<RebuildWindow>,
+    pub(crate) restores: RestoreCounters,
+    pub(crate) recent_writes: RecentWrites,
     next_id: AtomicU64,
     /// The shard whose soft pins are looked at next.
     pub(crate) next_unpin: AtomicUsize,
@@ -59,7 +67,8 @@ impl Master {
         Self {
             hasher: FixedState::with_seed(settings.seed),
             shards: (0..shards).map(|_| Mutex::default()).collect(),
-            oldest: stamps(),
+            oldest_unread: stamps(),
+            oldest_leased: stamps(),
             oldest_soft: stamps(),
             groups: Groups::new(),
             segments: ArcSwap::default(),
@@ -72,6 +81,9 @@ impl Master {
             sketch: Sketch::new(settings.disks.is_some_and(|it| it.promote_on_hit)),
             noted: Mutex::default(),
             counters: Counters::default(),
+            rebuild: Mutex::default(),
+            restores: RestoreCounters::default(),
+            recent_writes: RecentWrites::default(),
             next_id: AtomicU64::new(1),
             next_unpin: AtomicUsize::new(0),
             view_version: AtomicI64::new(0),
@@ -122,6 +134,15 @@ impl Master {
     /// Never gives an id that was seen.
     pub(crate) fn saw_replica_id(&self, id: u64) {
         self.next_id.fetch_max(id.saturating_add(1), Relaxed);
+    }
+
+    /// Segments were mounted or unmounted.
+    pub(crate) fn capacity_changed(&self) {
+        let capacity = self.capacity();
+        self.tenants.scale(capacity);
+        // With everything leased, a pool has at most as much room as the watermark leaves and one round of eviction makes.
+        let share = 1.0 - self.settings.high_watermark + self.settings.eviction_ratio;
+        self.recent_writes.resize(capacity, share);
     }
 
     /// Bytes of space that objects may have in all.

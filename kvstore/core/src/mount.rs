@@ -54,7 +54,7 @@ impl Master {
             Some(known) if known.silent => known.last_seen_ms = now_ms,
             _ => self.welcome(&mut registry, now_ms, client, fx),
         }
-        self.tenants.scale(self.capacity());
+        self.capacity_changed();
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl Master {
             }
         }
         self.welcome(&mut registry, now_ms, client, fx);
-        self.tenants.scale(self.capacity());
+        self.capacity_changed();
         Ok(())
     }
 
@@ -121,6 +121,7 @@ impl Master {
         let at = segments.vacancy().ok_or(ErrorCode::INVALID_PARAMS)?;
         fx.fact(Fact::SegmentMounted { segment: told(&info), client, at_ms: now_ms });
         let mounted = Arc::new(Mounted::new(info, client, now_ms));
+        self.await_inventory(&mounted, now_ms);
         self.segments.store(Arc::new(segments.with(at, Some(mounted))));
         Ok(())
     }
@@ -197,7 +198,7 @@ impl Master {
         }
         let segments: &Segments = &self.segments.load();
         self.segments.store(Arc::new(segments.with(at, None)));
-        self.tenants.scale(self.capacity());
+        self.capacity_changed();
     }
 }
 
@@ -216,6 +217,7 @@ impl Locked<'_> {
         now_ms: u64,
         fx: &mut dyn Effects,
     ) -> u64 {
+        self.lose_pending(&is_lost, now_ms, fx);
         let (places, _) = self.occupied(0, NIL);
         let is_affected = |at: &u32| {
             let entry = &self.entries[*at];
@@ -240,6 +242,7 @@ impl Locked<'_> {
                 continue;
             }
             self.master.tenants.discharge(entry.tenant, gone.len() as u64 * entry.size);
+            self.report_vacated(gone.iter(), fx);
             self.entries[at].set_replicas(&left);
             self.tell_state(at, StoreCause::Replicas, fx);
             gone.iter().for_each(|it| self.free(it));

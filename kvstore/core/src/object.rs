@@ -3,6 +3,7 @@
 use mooncake_wire::types::{ReplicaStatus, Uuid};
 
 use crate::disk::{DiskCopy, DiskWork};
+use crate::group::GroupId;
 use crate::slab::NIL;
 
 /// In which list an entry is. The order of eviction is that of the lists `Unread` and `Leased`, then `Soft`.
@@ -68,6 +69,26 @@ pub(crate) struct Transfer {
     pub(crate) plan: Option<(Uuid, u64)>,
 }
 
+/// A new version of an object that is being written while the present one can be read.
+#[derive(Debug)]
+pub(crate) struct PendingVersion {
+    pub(crate) client: Uuid,
+    pub(crate) size: u64,
+    /// When the writing began.
+    pub(crate) since_ms: u64,
+    pub(crate) replicas: Vec<Replica>,
+    pub(crate) hard_pin: bool,
+    pub(crate) soft_pin_until_ms: Option<u64>,
+    pub(crate) group: Option<(GroupId, Box<str>)>,
+}
+
+impl PendingVersion {
+    /// Bytes, all replicas counted.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.size.saturating_mul(self.replicas.len() as u64)
+    }
+}
+
 /// What few objects have.
 #[derive(Debug, Default)]
 pub(crate) struct Extra {
@@ -78,6 +99,7 @@ pub(crate) struct Extra {
     pub(crate) transfer: Option<Transfer>,
     pub(crate) copy: Option<DiskCopy>,
     pub(crate) work: Option<Box<DiskWork>>,
+    pub(crate) pending: Option<Box<PendingVersion>>,
 }
 
 /// An object.
@@ -187,6 +209,11 @@ impl Entry {
         self.extra.as_ref()?.work.as_deref()
     }
 
+    /// The new version that is being written.
+    pub(crate) fn pending(&self) -> Option<&PendingVersion> {
+        self.extra.as_ref()?.pending.as_deref()
+    }
+
     pub(crate) fn checksum(&self) -> Option<u64> {
         self.extra.as_ref()?.checksum
     }
@@ -204,6 +231,7 @@ impl Entry {
                 && it.transfer.is_none()
                 && it.copy.is_none()
                 && it.work.is_none()
+                && it.pending.is_none()
         };
         if self.extra.as_deref().is_some_and(is_idle) {
             self.extra = None;
@@ -212,7 +240,7 @@ impl Entry {
 
     /// The list for an object that has been written.
     pub(crate) fn fitting_queue(&self, now_ms: u64) -> Queue {
-        let is_busy = self.transfer().is_some() || self.work().is_some();
+        let is_busy = self.transfer().is_some() || self.work().is_some() || self.pending().is_some();
         if self.hard_pin() || is_busy || !self.has_memory() {
             Queue::Apart
         } else if self.soft_pin_until_ms().is_some_and(|until| until > now_ms) {

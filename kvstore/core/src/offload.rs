@@ -197,7 +197,7 @@ impl Locked<'_> {
     /// wants it, `KEYS_ULTRA_LIMIT` if too many wait.
     pub(crate) fn offload(&mut self, at: u32, now_ms: u64) -> Result<u64, ErrorCode> {
         let entry = &self.entries[at];
-        if entry.work().is_some() || entry.copy().is_some() {
+        if entry.work().is_some() || entry.copy().is_some() || entry.pending().is_some() {
             return Err(ErrorCode::OBJECT_ALREADY_EXISTS);
         }
         let limit = self.master.settings.disks.map_or(0, |it| it.queue_limit);
@@ -299,6 +299,7 @@ impl Locked<'_> {
         entry.set_replicas(&left);
         let (tenant, bytes) = (entry.tenant, entry.size * gone.len() as u64);
         self.master.tenants.discharge(tenant, bytes);
+        self.report_vacated(gone.iter(), fx);
         self.tell_state(at, StoreCause::Replicas, fx);
         gone.iter().for_each(|it| self.free(it));
         bytes

@@ -169,7 +169,7 @@ impl Locked<'_> {
     fn ask_for(&mut self, at: u32, now_ms: u64) -> bool {
         let entry = &self.entries[at];
         let Some(copy) = entry.copy().filter(|copy| copy.disk.is_heard()) else { return false };
-        if !entry.is_complete() || entry.has_memory() || entry.work().is_some() {
+        if !entry.is_complete() || entry.has_memory() || entry.work().is_some() || entry.pending().is_some() {
             return false;
         }
         let (id, disk) = (self.master.new_replica_id(), Arc::clone(&copy.disk));

@@ -11,7 +11,7 @@ use crate::fact::{Effects, Fact, RemoveCause, StoreCause};
 use crate::group::GroupId;
 use crate::locked::{Fresh, Locked, Spot, media};
 use crate::master::Master;
-use crate::object::{Queue, Replica, State};
+use crate::object::{PendingVersion, Queue, Replica, State};
 use crate::placement::{Search, Wish};
 use crate::read::Replicas;
 
@@ -141,8 +141,8 @@ impl Master {
         self.batch_start(now_ms, Plan::new(client, tenant, config, false), keys, sizes, config, fx)
     }
 
-    /// Takes space for an object, or lets an object's space be written anew. An object that somebody may be reading
-    /// gets new space.
+    /// Takes space for a new version of an object, or for a new object. A version that can be read stays until the new one has been
+    /// written; only if there is space for one of them, it is overwritten in place.
     ///
     /// # Errors
     /// As [`Self::put_start`], but an object that can be read or is being written is no error;
@@ -212,11 +212,6 @@ impl Master {
         loop {
             let mut shard = self.lock(spot.shard);
             let way = shard.way(spot, put, now_ms)?;
-            if let Way::Upsert(at) = way
-                && let Some(replicas) = shard.rewrite(at, put, now_ms, fx)
-            {
-                return Ok(replicas);
-            }
             let segments = Arc::clone(&shard.segments);
             let mut found = Search::new(&segments, &self.settings, &put.wish, now_ms).run();
             let bytes = put.size.saturating_mul(found.len() as u64);
@@ -226,15 +221,32 @@ impl Master {
                     Counters::add(&self.counters.partial_allocations, 1);
                 }
                 let present = shard.present_pin(&way);
-                shard.clear(&way, now_ms, fx);
                 found.iter_mut().for_each(|it| it.id = self.new_replica_id());
                 let pin = shard.pin_until(put, present, now_ms);
+                if let Way::Upsert(at) = way
+                    && shard.entries[at].is_complete()
+                {
+                    let pending = PendingVersion {
+                        client: put.client,
+                        size: put.size,
+                        since_ms: now_ms,
+                        replicas: found,
+                        hard_pin: put.hard_pin,
+                        soft_pin_until_ms: pin,
+                        group: group.map(|(id, name)| (id, name.into())),
+                    };
+                    return Ok(shard.begin_pending(at, pending, now_ms, fx));
+                }
+                shard.clear(&way, fx);
                 return Ok(shard.begin(spot, put, (group, pin), &found, now_ms, fx));
             }
             found.iter().for_each(|it| shard.free(it));
             drop(shard);
             if found.is_empty() {
                 if !self.make_room(now_ms, put.size, fx) {
+                    if let Some(replicas) = self.rewrite_in_place(now_ms, spot, put, fx) {
+                        return Ok(replicas);
+                    }
                     Counters::add(&self.counters.allocation_failures, 1);
                     return Err(ErrorCode::NO_AVAILABLE_HANDLE);
                 }
@@ -242,8 +254,24 @@ impl Master {
             }
             quota_tries += 1;
             if quota_tries > QUOTA_RETRIES || !self.make_room_for_tenant(now_ms, tenant, bytes, fx) {
-                return Err(ErrorCode::TENANT_QUOTA_EXCEEDED);
+                return self.rewrite_in_place(now_ms, spot, put, fx).ok_or(ErrorCode::TENANT_QUOTA_EXCEEDED);
             }
+        }
+    }
+
+    /// Evicts the present version of an object and reuses its space for the new one: there is space for
+    /// one version only, although all that can be evicted has been.
+    fn rewrite_in_place(
+        &self,
+        now_ms: u64,
+        spot: Spot,
+        put: &Put<'_>,
+        fx: &mut dyn Effects,
+    ) -> Option<Replicas> {
+        let mut shard = self.lock(spot.shard);
+        match shard.way(spot, put, now_ms) {
+            Ok(Way::Upsert(at)) => shard.rewrite(at, put, now_ms, fx),
+            _ => None,
         }
     }
 }
@@ -279,7 +307,7 @@ impl Locked<'_> {
     }
 
     /// Takes out of the way what is there.
-    fn clear(&mut self, way: &Way, now_ms: u64, fx: &mut dyn Effects) {
+    fn clear(&mut self, way: &Way, fx: &mut dyn Effects) {
         match *way {
             Way::Free => {}
             Way::Abandoned(at) => {
@@ -287,14 +315,7 @@ impl Locked<'_> {
                 self.hold_object(at, self.written_until(at), RemoveCause::Unended, fx);
             }
             Way::Unreadable(at) => _ = self.drop_object(at, RemoveCause::Replaced, fx),
-            Way::Upsert(at) if !self.entries[at].is_complete() => {
-                self.hold_object(at, self.written_until(at), RemoveCause::Replaced, fx);
-            }
-            Way::Upsert(at) if self.entries[at].is_leased(now_ms) => {
-                let until = self.entries[at].stamp;
-                self.hold_object(at, until, RemoveCause::Replaced, fx);
-            }
-            Way::Upsert(at) => _ = self.drop_object(at, RemoveCause::Replaced, fx),
+            Way::Upsert(at) => self.hold_object(at, self.written_until(at), RemoveCause::Replaced, fx),
         }
     }
 
@@ -303,11 +324,11 @@ impl Locked<'_> {
         self.entries[at].stamp.saturating_add(self.master.settings.put_release_ms)
     }
 
-    /// Lets an object's own space be written again, if it fits and nobody else may be reading or writing it.
+    /// Reuses an object's space for a new version, if it fits and has no reader or writer.
     fn rewrite(&mut self, at: u32, put: &Put<'_>, now_ms: u64, fx: &mut dyn Effects) -> Option<Replicas> {
         let entry = &self.entries[at];
         let fits = entry.size == put.size && entry.replicas().count() == put.wish.replicas;
-        let is_in_use = entry.is_leased(now_ms) || !entry.is_complete() && entry.client != put.client;
+        let is_in_use = !entry.is_complete() || entry.is_leased(now_ms) || entry.pending().is_some();
         let has_copy = entry.copy().is_some();
         if !fits || is_in_use || has_copy || !entry.replicas().all(|it| self.is_heard(it)) {
             return None;
@@ -322,6 +343,9 @@ impl Locked<'_> {
             cause: RemoveCause::Replaced,
         });
         self.abandon_work(at);
+        self.report_vacated(self.entries[at].replicas(), fx);
+        self.note_rewritten(at);
+        Counters::add(&self.master.counters.upserts_in_place, 1);
         let entry = &self.entries[at];
         let pin = self.pin_until(put, entry.soft_pin_until_ms(), now_ms);
         let entry = &mut self.entries[at];

@@ -5,6 +5,7 @@ use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
 
 use crate::fact::{Effects, RemoveCause, StoreCause};
 use crate::master::Master;
+use crate::upsert::PendingSpace;
 
 impl Master {
     /// Ends the writing of an object. Doing so again is no error.
@@ -26,20 +27,25 @@ impl Master {
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &mut shard.entries[at];
-        if entry.client != client {
+        let pending = entry.pending().map(|it| it.client);
+        if pending.unwrap_or(entry.client) != client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }
         if !is_in_memory(replica_type) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        if entry.is_complete() {
-            return Ok(());
+        if pending.is_some() {
+            shard.commit_pending(at, object.object_checksum, now_ms, fx);
+        } else {
+            if entry.is_complete() {
+                return Ok(());
+            }
+            if object.object_checksum.is_some() {
+                entry.extra_mut().checksum = object.object_checksum;
+            }
+            shard.complete(at, now_ms);
+            shard.tell_state(at, StoreCause::Written, fx);
         }
-        if object.object_checksum.is_some() {
-            entry.extra_mut().checksum = object.object_checksum;
-        }
-        shard.complete(at, now_ms);
-        shard.tell_state(at, StoreCause::Written, fx);
         if self.settings.disks.is_some_and(|it| !it.on_evict) {
             // If no node wants it, it stays in memory alone.
             let _ = shard.offload(at, now_ms);
@@ -60,7 +66,8 @@ impl Master {
         objects.iter().map(|it| self.put_end(now_ms, client, tenant, it, replica_type, fx)).collect()
     }
 
-    /// Gives up the writing of an object and its space. Upserts are given up in the same way.
+    /// Gives up the writing of an object and its space. Upserts are given up in the same way; a version that could be read before
+    /// stays.
     ///
     /// # Errors
     /// As [`Self::put_end`], and `INVALID_WRITE` if it can be read already.
@@ -76,11 +83,16 @@ impl Master {
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[at];
-        if entry.client != client {
+        let pending = entry.pending().map(|it| (it.client, it.since_ms));
+        if pending.map_or(entry.client, |(client, _)| client) != client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }
         if !is_in_memory(replica_type) {
             return Err(ErrorCode::INVALID_PARAMS);
+        }
+        if let Some((_, since_ms)) = pending {
+            shard.abandon_pending(at, PendingSpace::Free, since_ms, fx);
+            return Ok(());
         }
         if entry.is_complete() {
             return Err(ErrorCode::INVALID_WRITE);

@@ -21,7 +21,7 @@ impl Locked<'_> {
         if !force && entry.is_leased(now_ms) && self.is_readable(entry) {
             return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
-        if !entry.is_complete() || !entry.replicas().all(|it| it.ready) {
+        if !entry.is_complete() || entry.pending().is_some() || !entry.replicas().all(|it| it.ready) {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
         if entry.transfer().is_some() {
@@ -50,7 +50,10 @@ impl Master {
             return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
         let mut shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let Some(at) = shard.lookup(spot, key) else {
+            shard.note_absent(spot, key);
+            return Err(ErrorCode::OBJECT_NOT_FOUND);
+        };
         shard.may_remove(at, now_ms, force)?;
         shard.drop_object(at, RemoveCause::Removed, fx);
         Ok(())
@@ -125,6 +128,8 @@ impl Master {
         is_meant: impl Fn(&Locked<'_>, u32) -> bool,
         fx: &mut dyn Effects,
     ) -> i64 {
+        // Objects that nodes have not offered yet may match too, so nothing is restored from here on.
+        self.close_rebuild();
         let mut count = 0;
         for shard in 0..self.shards.len() {
             let mut from = Some(0);
@@ -195,6 +200,7 @@ impl Master {
         }
         let entry = &shard.entries[at];
         self.tenants.discharge(entry.tenant, entry.size * gone.len() as u64);
+        shard.report_vacated(gone.iter(), fx);
         shard.entries[at].set_replicas(&left);
         shard.settle(at, now_ms);
         shard.tell_state(at, StoreCause::Replicas, fx);

@@ -35,6 +35,8 @@ struct Memory {
     status: AtomicI32,
     /// When it will be unmounted; 0 if that is not settled.
     unmount_at_ms: AtomicU64,
+    /// Until when its node's inventory is awaited; 0 if it is not.
+    inventory_until_ms: AtomicU64,
 }
 
 impl Mounted {
@@ -52,6 +54,7 @@ impl Mounted {
                 requested: AtomicU64::new(0),
                 status: AtomicI32::new(SegmentStatus::OK.0),
                 unmount_at_ms: AtomicU64::new(0),
+                inventory_until_ms: AtomicU64::new(0),
             }),
         }
     }
@@ -101,7 +104,19 @@ impl Mounted {
 
     /// Whether it takes new replicas.
     pub(crate) fn is_writable(&self) -> bool {
-        self.is_readable() && !self.is_away() && self.status() == SegmentStatus::OK
+        self.is_readable()
+            && !self.is_away()
+            && self.status() == SegmentStatus::OK
+            && self.inventory_until_ms().is_none()
+    }
+
+    /// Until when its node's inventory is awaited, if it is.
+    pub(crate) fn inventory_until_ms(&self) -> Option<u64> {
+        Some(self.memory.inventory_until_ms.load(Relaxed)).filter(|until| *until > 0)
+    }
+
+    pub(crate) fn set_inventory_until(&self, until_ms: Option<u64>) {
+        self.memory.inventory_until_ms.store(until_ms.unwrap_or(0), Relaxed);
     }
 
     /// Bytes in use, as they were rounded.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::object::{Entry, Queue};
+use crate::rebuild::ShardRebuild;
 use crate::slab::{NIL, Slab};
 use crate::table::Table;
 
@@ -42,6 +43,8 @@ pub(crate) struct Shard {
     pub(crate) transfers: Vec<u32>,
     /// Entries on their way to or from a disk, by when that began.
     pub(crate) works: BTreeSet<(u64, u32)>,
+    /// Entries with a new version that is being written, by when that began.
+    pub(crate) pending: BTreeSet<(u64, u32)>,
     pub(crate) tallies: Vec<Tally>,
     pub(crate) soft_pinned: usize,
     /// Bytes of objects whose places were told to readers.
@@ -50,6 +53,8 @@ pub(crate) struct Shard {
     pub(crate) disk_reads: (u64, u64),
     /// Whether a head has changed since that was last asked.
     heads_changed: bool,
+    /// What objects from nodes' inventories are compared with, while a rebuild is open.
+    pub(crate) rebuild: Option<Box<ShardRebuild>>,
 }
 
 impl Default for Shard {
@@ -61,11 +66,13 @@ impl Default for Shard {
             held: Vec::new(),
             transfers: Vec::new(),
             works: BTreeSet::new(),
+            pending: BTreeSet::new(),
             tallies: Vec::new(),
             soft_pinned: 0,
             read_bytes: 0,
             disk_reads: (0, 0),
             heads_changed: false,
+            rebuild: None,
         }
     }
 }
@@ -210,13 +217,14 @@ impl Shard {
         (after != NIL).then_some(after)
     }
 
-    /// Stamps of the first entry that nothing protects and of the first that is pinned softly, if they have changed.
-    pub(crate) fn changed_heads(&mut self) -> Option<[u64; 2]> {
+    /// Stamps of the first entry that has not been read, of the first with a lease and of the first that is pinned softly, if they have
+    /// changed.
+    pub(crate) fn changed_heads(&mut self) -> Option<[u64; 3]> {
         if !std::mem::take(&mut self.heads_changed) {
             return None;
         }
         let stamp = |queue| self.head(queue).map_or(u64::MAX, |at| self.entries[at].stamp);
-        Some([stamp(Queue::Unread).min(stamp(Queue::Leased)), stamp(Queue::Soft)])
+        Some([Queue::Unread, Queue::Leased, Queue::Soft].map(stamp))
     }
 
     /// The count for a prefix.

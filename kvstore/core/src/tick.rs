@@ -8,6 +8,7 @@ use crate::fact::{Effects, RemoveCause};
 use crate::locked::Locked;
 use crate::master::Master;
 use crate::object::Queue;
+use crate::upsert::PendingSpace;
 
 /// Ticks within which soft pins of all shards are looked at.
 const UNPIN_TICKS: usize = 32;
@@ -18,6 +19,7 @@ impl Master {
     /// less often, all of this is late and nothing else.
     pub fn tick(&self, now_ms: u64, fx: &mut dyn Effects) {
         self.expire_clients(now_ms, fx);
+        self.expire_rebuild(now_ms);
         for shard in 0..self.shards.len() {
             self.lock(shard).expire(now_ms, fx);
         }
@@ -47,6 +49,13 @@ impl Locked<'_> {
             }
             Counters::add(&self.master.counters.discarded_puts, 1);
             self.drop_object(at, RemoveCause::Unended, fx);
+        }
+        while let Some((since_ms, at)) = self.pending.first().copied() {
+            if since_ms.saturating_add(release_ms) > now_ms {
+                break;
+            }
+            Counters::add(&self.master.counters.discarded_puts, 1);
+            self.abandon_pending(at, PendingSpace::Hold, now_ms, fx);
         }
         let is_late = |at: &u32| {
             let transfer = self.entries[*at].transfer();

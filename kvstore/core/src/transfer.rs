@@ -165,7 +165,7 @@ impl Locked<'_> {
     /// The replica to copy from.
     fn source(&self, at: u32, segment: &str, moves: bool) -> Result<Replica, ErrorCode> {
         let entry = &self.entries[at];
-        if !entry.is_complete() {
+        if !entry.is_complete() || entry.pending().is_some() {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
         // A node that puts the object on its disk reads what a move would take away.
@@ -232,6 +232,7 @@ impl Locked<'_> {
         self.tell_state(at, StoreCause::Replicas, fx);
         let Some(old) = old else { return };
         self.master.tenants.discharge(tenant, size);
+        self.report_vacated([old].iter(), fx);
         if is_leased {
             self.hold(&old, size, stamp, fx);
         } else {

@@ -77,6 +77,7 @@ impl Master {
         let Some(at) = shard.lookup(spot, &state.key) else { return false };
         let entry = &shard.entries[at];
         let fits = entry.is_complete()
+            && entry.pending().is_none()
             && entry.transfer().is_none()
             && entry.replicas().any(|it| it.id == state.source)
             && held.iter().all(|it| it.size == entry.size);

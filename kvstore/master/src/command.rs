@@ -81,13 +81,16 @@ pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<Ru
     }
     let threads = server.threads;
     let (server, kept) = if let Some(data) = data {
-        let (server, kept) = Kept::open(&data, server, |journal, beside| faces.observe(journal, beside))?;
+        let observe = |journal, beside: &_| faces.observe(journal, beside);
+        let (server, kept) = Kept::open(&data, server, supervisor, observe)?;
         (server, Some(kept))
     } else {
         tracing::info!("the state is kept in memory only; --data_dir lets it outlive this process");
         // There is nobody who would read what it keeps.
         let journal = faces.observe(Arc::new(MemoryJournal::new(0)), &Arc::default());
-        (Arc::new(Server::new(server, journal)), None)
+        let server = Arc::new(Server::new(server, journal));
+        server.open_rebuild();
+        (server, None)
     };
     let rpc = rpc::serve(&server, rpc, threads, supervisor)?;
     let faces = faces.start(&server, supervisor).await?;

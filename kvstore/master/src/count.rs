@@ -90,6 +90,8 @@ pub struct Counters {
     /// Requests that no release makes, by kind.
     unknown_functions: AtomicU64,
     unknown_arguments: AtomicU64,
+    /// Changes of objects that were refused because they could not be kept.
+    refused_writes: AtomicU64,
 }
 
 impl Counters {
@@ -100,6 +102,7 @@ impl Counters {
             lanes: (0..lanes.max(1)).map(|_| lane()).collect(),
             unknown_functions: AtomicU64::new(0),
             unknown_arguments: AtomicU64::new(0),
+            refused_writes: AtomicU64::new(0),
         }
     }
 
@@ -130,6 +133,15 @@ impl Counters {
 
     pub(crate) fn add_unknown_arguments(&self) {
         self.unknown_arguments.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn add_refused_writes(&self, objects: usize) {
+        self.refused_writes.fetch_add(objects as u64, Relaxed);
+    }
+
+    /// Changes that were refused because they could not be kept, each object of a batch counted.
+    pub fn refused_writes(&self) -> u64 {
+        self.refused_writes.load(Relaxed)
     }
 
     /// Requests that were refused because no known release has such a function.

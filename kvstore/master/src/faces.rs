@@ -243,7 +243,7 @@ fn serve_metadata(
     let metadata = Arc::new(metadata);
     if let Some(expired) = expired {
         let (cleaning, stop) = (forget_expired(Arc::clone(&metadata), expired), supervisor.token());
-        supervisor.spawn("metadata of nodes that are gone", async move {
+        supervisor.spawn_essential("metadata of nodes that are gone", async move {
             stop.run_until_cancelled(cleaning).await;
         });
     }

@@ -2,10 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use moongate_kvcore::{Effects, Fact};
+use moongate_kvcore::{Effects, Fact, Place};
 use parking_lot::Mutex;
+
+use crate::durable::Recovery;
+use crate::object_feed::ObjectFeed;
 
 /// Takes encoded facts. One is appended while the part of the state that it is about is locked, so appending must be
 /// quick; waiting belongs into [`Journal::commit`].
@@ -33,6 +37,29 @@ pub trait Journal: Send + Sync + 'static {
     fn may_answer(&self) -> io::Result<()> {
         Ok(())
     }
+
+    /// Whether a change that is made now can probably be kept. Asked before every change, so it must be quick.
+    fn may_write(&self) -> bool {
+        true
+    }
+
+    /// How the disk is that facts are written to, if they are.
+    fn storage(&self) -> Option<StorageStatus> {
+        None
+    }
+}
+
+/// How the disk is that a state is kept on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StorageStatus {
+    /// The folder.
+    pub path: PathBuf,
+    /// Why changes cannot be written, if they cannot.
+    pub failure: Option<String>,
+    /// Bytes that can still be written, if the file system reports them.
+    pub free_bytes: Option<u64>,
+    /// What the start found of the state before.
+    pub recovery: Recovery,
 }
 
 /// Bytes of facts that are kept together.
@@ -144,6 +171,7 @@ impl Journal for MemoryJournal {
 /// Encodes facts into a journal, and remembers what has to be committed before anybody is told.
 pub struct Recorder {
     journal: Arc<dyn Journal>,
+    feed: Option<Arc<ObjectFeed>>,
     encoded: Vec<u8>,
     last: Option<u64>,
 }
@@ -151,7 +179,12 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder that has nothing to commit.
     pub fn new(journal: Arc<dyn Journal>) -> Self {
-        Self { journal, encoded: Vec::new(), last: None }
+        Self { journal, feed: None, encoded: Vec::new(), last: None }
+    }
+
+    /// One that reports what lies in segments, too.
+    pub(crate) fn with_feed(journal: Arc<dyn Journal>, feed: Arc<ObjectFeed>) -> Self {
+        Self { feed: Some(feed), ..Self::new(journal) }
     }
 
     /// Waits until what was recorded since the last time is committed.
@@ -160,6 +193,11 @@ impl Recorder {
     /// As [`Journal::commit`].
     pub fn commit(&mut self) -> io::Result<()> {
         self.last.take().map_or_else(|| self.journal.may_answer(), |last| self.journal.commit(last))
+    }
+
+    /// Drops the commit of what was recorded: no reply depends on it.
+    pub(crate) fn forget(&mut self) {
+        self.last = None;
     }
 
     /// [`Self::commit`] for another thread; none if nothing was recorded.
@@ -174,6 +212,15 @@ impl Effects for Recorder {
         self.encoded.clear();
         moongate_kvcore::encode(&fact, &mut self.encoded);
         self.last = Some(self.journal.told(&fact, &self.encoded));
+        if let Some(feed) = &self.feed {
+            feed.see(&fact);
+        }
+    }
+
+    fn vacated(&mut self, place: Place) {
+        if let Some(feed) = &self.feed {
+            feed.vacated(place);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use moongate_oplog::{Error, Options};
+use moongate_runtime::Supervisor;
 
 use crate::clock::Clock;
 use crate::durable::{Durable, Keeper, Pace};
@@ -42,6 +43,7 @@ impl Kept {
     pub(crate) fn open(
         data: &DataOptions,
         server: ServerOptions,
+        supervisor: &Supervisor,
         observe: impl FnOnce(Arc<dyn Journal>, &Arc<Beside>) -> Arc<dyn Journal>,
     ) -> Result<(Arc<Server>, Self), KeepError> {
         let (clock, begun) = (Clock::start(), Instant::now());
@@ -51,16 +53,20 @@ impl Kept {
         let options = Options { flush_always: data.flush_always, ..Options::default() };
         let (durable, state, restored) = Durable::open(&data.folder, options, &server.core, clock.now_ms())?;
         tracing::info!(folder = %data.folder.display(), took = ?begun.elapsed(), "the state: {restored}");
+        let lacks_log = restored.lacks_log();
         let durable = Arc::new(durable);
         let State { master, beside, .. } = state;
         let server = Arc::new(Server::with_state(server, *master, clock, observe(durable.clone(), &beside)));
+        if lacks_log {
+            server.open_rebuild();
+        }
         let pace = Pace { snapshot_every: data.snapshot_every, ..Pace::default() };
         let (stop, stopped) = std::sync::mpsc::channel();
         let kept = Arc::clone(&server);
-        let run = move || {
+        let run = supervisor.essential_thread("data", move || {
             Keeper::new(&durable, &kept.master, &beside, pace).run(&stopped);
             durable.log().close()
-        };
+        });
         let thread = std::thread::Builder::new().name("data".to_owned());
         Ok((server, Self { stop, keeper: thread.spawn(run).map_err(KeepError::Thread)? }))
     }

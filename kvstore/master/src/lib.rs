@@ -25,6 +25,7 @@ pub mod journal;
 mod kept;
 pub mod metadata;
 mod metrics;
+mod object_feed;
 pub mod observe;
 mod presence;
 pub mod quotas;
@@ -35,6 +36,7 @@ mod server;
 mod state;
 pub mod summary;
 pub mod ticker;
+mod upserts;
 
 pub use clock::Clock;
 pub use command::{RunningMaster, StartError, start};

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::events::Queue;
-use crate::journal::Journal;
+use crate::journal::{Journal, StorageStatus};
 
 /// Upper bounds of the buckets of [`ValueSizes`], in bytes; one more bucket has no bound.
 pub const SIZE_BOUNDS: [u64; 7] = [4096, 65_536, 262_144, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
@@ -197,6 +197,14 @@ impl Journal for Observed {
 
     fn may_answer(&self) -> io::Result<()> {
         self.journal.may_answer()
+    }
+
+    fn may_write(&self) -> bool {
+        self.journal.may_write()
+    }
+
+    fn storage(&self) -> Option<StorageStatus> {
+        self.journal.storage()
     }
 }
 

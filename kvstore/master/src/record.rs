@@ -11,6 +11,7 @@ const EPOCH: u8 = 1;
 const EPOCHS: u8 = 2;
 const EVENTS: u8 = 3;
 const METADATA: u8 = 4;
+const NEEDS_THROUGH: u8 = 5;
 
 /// What a record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +61,21 @@ pub(crate) fn metadata(change: &[u8]) -> Vec<u8> {
     let mut bytes = head(METADATA);
     bytes.extend(change);
     bytes
+}
+
+/// A snapshot is of no use without the log up to this record. Older releases leave it out.
+pub(crate) fn snapshot_needs(number: u64) -> Vec<u8> {
+    let mut bytes = head(NEEDS_THROUGH);
+    bytes.extend(number.to_le_bytes());
+    bytes
+}
+
+/// Reads what [`snapshot_needs`] writes.
+pub(crate) fn needs_through(bytes: &[u8]) -> Option<u64> {
+    match bytes {
+        [NO_FACT, NEEDS_THROUGH, rest @ ..] => number(rest),
+        _ => None,
+    }
 }
 
 fn numbers(bytes: &[u8]) -> Option<Vec<u64>> {

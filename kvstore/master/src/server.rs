@@ -1,6 +1,8 @@
 //! All that one master is made of, shared by everything that serves it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use mooncake_wire::Dialect;
@@ -11,8 +13,10 @@ use crate::clock::Clock;
 use crate::count::Counters;
 use crate::dialects::Dialects;
 use crate::journal::{Journal, Recorder};
+use crate::object_feed::ObjectFeed;
 use crate::presence::{Gone, Presence};
 use crate::releases::Releases;
+use crate::upserts::UpsertsInProgress;
 
 /// Whether this master decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,13 +102,13 @@ pub struct Limits {
     /// Bytes that all connections together may hold in requests and replies beyond a small allowance each.
     pub buffer_bytes: usize,
     /// How long a request may take to arrive as a whole, and replies to be taken.
-    pub stall: std::time::Duration,
+    pub stall: Duration,
     /// After which silence a connection is closed; none for never.
-    pub idle: Option<std::time::Duration>,
+    pub idle: Option<Duration>,
     /// Whether small replies are sent at once (TCP_NODELAY).
     pub no_delay: bool,
     /// How long a thread stays awake after an answer, in wait for the next request; zero for not at all.
-    pub awake: std::time::Duration,
+    pub awake: Duration,
     /// Whether a commit may wait for a disk or for others, so that threads must not wait for it.
     pub commits_wait: bool,
 }
@@ -115,14 +119,17 @@ impl Default for Limits {
             connections: 16_384,
             frame_bytes: 256 << 20,
             buffer_bytes: 1 << 30,
-            stall: std::time::Duration::from_secs(60),
+            stall: Duration::from_secs(60),
             idle: None,
             no_delay: true,
-            awake: std::time::Duration::from_micros(60),
+            awake: Duration::from_micros(60),
             commits_wait: false,
         }
     }
 }
+
+/// Two heartbeats of Mooncake's clients, which send one a second and repeat a failed one a second later, and half a second to connect.
+pub(crate) const RECONNECT_TIME: Duration = Duration::from_millis(2500);
 
 /// What a server is made with.
 #[derive(Clone, Debug)]
@@ -135,9 +142,12 @@ pub struct ServerOptions {
     pub default_dialect: Dialect,
     /// What clients are told about a shared file system.
     pub storage: StorageConfig<String>,
-    /// Whether a node counts as silent as soon as its last connection is gone, instead of after the client TTL. One that has
+    /// Whether a node counts as silent soon after its last connection is gone, instead of after the client TTL. One that has
     /// said that it returns always has that time.
     pub lost_on_disconnect: bool,
+    /// How soon that is. Clients of Mooncake send heartbeats on pooled connections, which they may all close although
+    /// they live; ours send them on a connection of their own, and are silent at once when it breaks.
+    pub reconnect_time: Duration,
     /// Bounds.
     pub limits: Limits,
 }
@@ -150,6 +160,7 @@ impl Default for ServerOptions {
             default_dialect: Dialect::NEWEST,
             storage: StorageConfig { fsdir: String::new(), enable_disk_eviction: true, quota_bytes: 0 },
             lost_on_disconnect: true,
+            reconnect_time: RECONNECT_TIME,
             limits: Limits::default(),
         }
     }
@@ -170,10 +181,18 @@ pub struct Server {
     pub(crate) dialects: Dialects,
     pub(crate) releases: Releases,
     pub(crate) presence: Presence,
+    pub(crate) upserts: UpsertsInProgress,
     pub(crate) storage: StorageConfig<String>,
     pub(crate) limits: Limits,
     lost_on_disconnect: bool,
+    pub(crate) feed: Arc<ObjectFeed>,
+    /// Later than that of every earlier master that nodes have reported.
+    epoch: AtomicU64,
+    is_rebuilding: AtomicBool,
 }
+
+/// The highest epoch that is accepted: a higher one of a node is damaged, or malicious.
+const MAX_EPOCH: u64 = 1 << 60;
 
 impl Server {
     /// A server with an empty state, which is not serving yet.
@@ -197,10 +216,14 @@ impl Server {
             standing: ArcSwap::from_pointee(Standing::starting()),
             dialects: Dialects::new(options.default_dialect),
             releases: Releases::default(),
-            presence: Presence::default(),
+            presence: Presence::new(u64::try_from(options.reconnect_time.as_millis()).unwrap_or(u64::MAX)),
+            upserts: UpsertsInProgress::default(),
             storage: options.storage,
             limits: options.limits,
             lost_on_disconnect: options.lost_on_disconnect,
+            feed: Arc::new(ObjectFeed::new(clock.now_ms().saturating_mul(1 << 20))),
+            epoch: AtomicU64::new(clock.now_ms()),
+            is_rebuilding: AtomicBool::new(false),
         }
     }
 
@@ -211,19 +234,67 @@ impl Server {
 
     /// Somewhere to put the facts of calls into the state machine. They have to be committed before anybody is told.
     pub fn recorder(&self) -> Recorder {
-        Recorder::new(Arc::clone(&self.journal))
+        Recorder::with_feed(Arc::clone(&self.journal), Arc::clone(&self.feed))
+    }
+
+    /// Opens the rebuild from nodes, since this state lacks acknowledged changes. To be called before anything
+    /// is served.
+    pub(crate) fn open_rebuild(&self) {
+        let settings = self.master.settings();
+        let window_ms = settings.client_ttl_ms.saturating_add(settings.client_grace_ms);
+        let now_ms = self.clock.now_ms();
+        self.master.open_rebuild(now_ms, now_ms.saturating_add(window_ms));
+        self.is_rebuilding.store(true, Relaxed);
+        tracing::info!(
+            window_ms,
+            "the state lacks what a log would have: nodes may restore the objects that they can prove"
+        );
+    }
+
+    /// This master's epoch, which is later than one that a node has records of.
+    pub(crate) fn raise_epoch(&self, known: u64) -> u64 {
+        // What this master has reported itself is no reason.
+        let own = self.epoch.load(Relaxed);
+        if known > own && known < MAX_EPOCH {
+            tracing::warn!(
+                known,
+                own,
+                "a node has records of a later epoch: the clock of an earlier master was ahead"
+            );
+            self.epoch.fetch_max(known + 1, Relaxed);
+        }
+        self.epoch.load(Relaxed)
+    }
+
+    fn watch_rebuild(&self) {
+        if self.is_rebuilding.load(Relaxed) && !self.master.rebuild_is_open() {
+            self.is_rebuilding.store(false, Relaxed);
+            let counts = self.master.restore_counts();
+            let offered: u64 = counts.iter().map(|(_, count)| count).sum();
+            let refused: u64 = counts.iter().filter(|(it, _)| !it.is_kept()).map(|(_, count)| count).sum();
+            if offered > 0 {
+                let counts = counts.map(|(it, count)| format!("{}={count}", it.label())).join(" ");
+                tracing::info!(offered, refused, counts, "the rebuild from nodes' inventories is over");
+            }
+        }
     }
 
     /// Does what is due: evicts, expires, dispatches tasks.
     pub fn tick(&self, recorder: &mut Recorder) {
-        self.master.tick(self.clock.now_ms(), recorder);
+        let now_ms = self.clock.now_ms();
+        for node in self.presence.overdue(now_ms) {
+            self.node_gone(node, Gone::Lost);
+        }
+        self.master.tick(now_ms, recorder);
+        self.feed.tick(now_ms);
+        self.watch_rebuild();
         // Who keeps the journal tells when it cannot be written; a hundred lines a second would not help.
         if let Err(error) = recorder.commit() {
             tracing::debug!(%error, "the journal cannot be written");
         }
     }
 
-    /// The last connection of a node is gone.
+    /// The last connection of a node has closed, and the node counts as lost.
     pub(crate) fn node_gone(&self, node: Uuid, how: Gone) {
         if !self.standing.load().is_serving() {
             return;

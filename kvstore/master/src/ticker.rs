@@ -14,7 +14,7 @@ const EVERY: Duration = Duration::from_millis(10);
 /// Gives the state machine the time until the supervisor's shutdown.
 pub fn start(server: &Arc<Server>, supervisor: &Supervisor) {
     let (server, stop) = (Arc::clone(server), supervisor.token());
-    supervisor.spawn("ticks", async move {
+    supervisor.spawn_essential("ticks", async move {
         let mut recorder = server.recorder();
         let mut ticks = tokio::time::interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

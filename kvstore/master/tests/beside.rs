@@ -52,7 +52,9 @@ fn hide(json: &mut Value) {
                     | "job_id"
                     | "created_at_ms_epoch"
                     | "last_updated_at_ms_epoch"
-                    | "message" => *value = Value::Null,
+                    | "message"
+                    // Ours publishes another id, which is of no use in a call.
+                    | "client_id" => *value = Value::Null,
                     // What is wrong with a body that is no JSON.
                     "error_message" if value.as_str().is_some_and(|it| it.starts_with("Invalid JSON")) => {
                         *value = Value::Null;

@@ -1,18 +1,31 @@
 //! A master that is killed again and again, in a world where every byte of the nodes' memory is known.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod caller;
+#[allow(dead_code, reason = "another test uses the rest of it")]
+#[path = "../../oplog/tests/memory_disk/mod.rs"]
+mod memory_disk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use caller::{Connection, LIMIT};
 use fastrand::Rng;
-use mooncake_wire::types::{ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, Uuid};
+use memory_disk::{Files, MemoryDisk};
+use mooncake_wire::ErrorCode;
+use mooncake_wire::rpc::{BatchRemove, BatchRemoveArguments, ClientArguments, Ping};
+use mooncake_wire::types::{
+    DEFAULT_TENANT, ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, Uuid,
+};
 use moongate_kvcore::{Cursor, Effects, Fact, Master, Settings};
-use moongate_master::durable::{Durable, Keeper, Pace, Restored};
+use moongate_master::durable::{Durable, Keeper, Pace, Recovery, Restored};
 use moongate_master::journal::Recorder;
-use moongate_master::{Beside, State};
-use moongate_oplog::Options;
+use moongate_master::{Beside, Clock, Faces, FacesOptions, Server, ServerOptions, Standing, State, rpc};
+use moongate_oplog::{Folder, Options};
+use moongate_runtime::Supervisor;
 use tempfile::TempDir;
 
 const CLIENT: Uuid = Uuid { first: 7, second: 7 };
@@ -175,12 +188,17 @@ impl World {
         let copy = TempDir::new().unwrap();
         for entry in fs::read_dir(self.folder.path()).unwrap() {
             let path = entry.unwrap().path();
-            fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+            if path.is_file() {
+                fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+            }
         }
+        // What a killed process leaves of its last write is its beginning.
         let torn = self.rng.usize(0..40);
+        let next = self.durable.log().written() + 1;
+        let header = [&1000_u32.to_le_bytes()[..], &[0xa5; 4], &next.to_le_bytes()].concat();
         let newest = newest_log(copy.path());
         let mut bytes = fs::read(&newest).unwrap();
-        bytes.extend(std::iter::repeat_with(|| self.rng.u8(..)).take(torn));
+        bytes.extend(header.into_iter().chain(std::iter::repeat_with(|| self.rng.u8(..))).take(torn));
         fs::write(&newest, bytes).unwrap();
         let (durable, State { master, beside, .. }, restored) =
             Durable::open(copy.path(), options(boot), &settings(), self.now_ms).unwrap();
@@ -230,7 +248,7 @@ fn kills_lose_nothing_that_was_answered_for() {
             }
             world.check();
             let restored = world.kill("a");
-            assert_eq!(restored.began_empty, None);
+            assert!(restored.recovery.is_complete(), "{restored}");
             world.check();
             kills += 1;
         }
@@ -243,14 +261,14 @@ fn objects_are_not_trusted_when_the_machine_died() {
     let mut world = World::new(1);
     (0..500).for_each(|_| world.step());
     let restored = world.kill("b");
-    assert!(restored.began_empty.is_some() && restored.keys == 0, "{restored}");
+    assert!(restored.recovery == Recovery::MachineDied && restored.keys == 0, "{restored}");
     // It goes on, and is trusted again.
     (world.stored, world.writing, world.memory) = Default::default();
     for number in 1..=3 {
         world.act(|master, now, fx| master.mount(now, &segment(number), CLIENT, fx).unwrap());
     }
     (0..500).for_each(|_| world.step());
-    assert_eq!(world.kill("b").began_empty, None);
+    assert!(world.kill("b").recovery.is_complete());
     world.check();
 }
 
@@ -260,7 +278,7 @@ fn a_master_that_was_closed_is_trusted_everywhere() {
     (0..500).for_each(|_| world.step());
     world.durable.log().close().unwrap();
     let restored = world.kill("c");
-    assert_eq!(restored.began_empty, None);
+    assert!(restored.recovery.is_complete(), "{restored}");
     world.check();
 }
 
@@ -282,7 +300,7 @@ fn a_damaged_snapshot_is_passed_over() {
     bytes[middle] ^= 1;
     fs::write(&newest, bytes).unwrap();
     let restored = world.kill("a");
-    assert!(restored.snapshot.is_some() && restored.began_empty.is_none(), "{restored:?}");
+    assert!(restored.snapshot.is_some() && matches!(restored.recovery, Recovery::Spared(_)), "{restored:?}");
     world.check();
     // Without any snapshot the log does not go back far enough.
     for entry in fs::read_dir(world.folder.path()).unwrap() {
@@ -291,5 +309,225 @@ fn a_damaged_snapshot_is_passed_over() {
             fs::remove_file(path).unwrap();
         }
     }
-    assert!(world.kill("a").began_empty.is_some());
+    assert!(matches!(world.kill("a").recovery, Recovery::Damaged(_)));
+}
+
+/// The history of a master with 100 keys that were put and removed, and 100 others that got their space.
+#[test]
+fn a_flipped_bit_never_makes_one_object_of_another() {
+    let mut world = World::new(9);
+    let put = |world: &mut World, key: String| {
+        let config = ReplicateConfig::<String>::default();
+        let replicas = world
+            .act(|master, now, fx| master.put_start(now, CLIENT, "default", &key, 1000, &config, fx))
+            .unwrap();
+        let ReplicaMedium::Memory(buffer) = &replicas[0].medium else { panic!("{replicas:?}") };
+        world.memory.insert(buffer.address, key.clone());
+        let object = ObjectMeta { key, object_checksum: None };
+        world
+            .act(|master, now, fx| master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, fx))
+            .unwrap();
+    };
+    (0..100).for_each(|number| put(&mut world, format!("old-{number}")));
+    for number in 0..100 {
+        let key = format!("old-{number}");
+        world.act(|master, now, fx| master.remove(now, "default", &key, true, fx)).unwrap();
+    }
+    (0..100).for_each(|number| put(&mut world, format!("new-{number}")));
+    let intact: Vec<(PathBuf, Vec<u8>)> = logs(world.folder.path());
+    let (mut proven, mut absent) = (0, 0);
+    for (nth, (path, bytes)) in intact.iter().enumerate() {
+        let copy = TempDir::new().unwrap();
+        for (path, bytes) in &intact {
+            fs::write(copy.path().join(path.file_name().unwrap()), bytes).unwrap();
+        }
+        let mut damaged = bytes.clone();
+        damaged[bytes.len() / 2] ^= 1 << (nth % 8);
+        fs::write(copy.path().join(path.file_name().unwrap()), &damaged).unwrap();
+        let (durable, State { master, .. }, restored) =
+            Durable::open(copy.path(), options("a"), &settings(), world.now_ms).unwrap();
+        let Recovery::Damaged(damage) = &restored.recovery else { panic!("{restored}") };
+        assert!(damage.missing_records > 0 && damage.unreadable_bytes > 0, "{restored}");
+        // The damaged files are preserved.
+        let kept = damage.kept.clone().unwrap().join(path.file_name().unwrap());
+        assert_eq!(fs::read(kept).unwrap(), damaged);
+        // Readers are not sent to a node before it has mounted its memory.
+        assert!((0..100).all(|number| master.peek("default", &[format!("new-{number}")])[0].is_err()));
+        let segments: Vec<_> = (1..=3).map(segment).collect();
+        master.remount(world.now_ms, &segments, CLIENT, &mut ()).unwrap();
+        for number in 0..100 {
+            assert!(master.peek("default", &[format!("old-{number}")])[0].is_err(), "removed");
+            let key = format!("new-{number}");
+            let Ok(replicas) = &master.peek("default", &[&key])[0] else {
+                absent += 1;
+                continue;
+            };
+            let ReplicaMedium::Memory(buffer) = &replicas[0].medium else { panic!("{replicas:?}") };
+            assert_eq!(world.memory.get(&buffer.address), Some(&key));
+            proven += 1;
+        }
+        drop((durable, master));
+        // The next start finds all in order.
+        let (_, _, again) = Durable::open(copy.path(), options("a"), &settings(), world.now_ms).unwrap();
+        assert_eq!((&again.recovery, again.keys), (&Recovery::Intact, restored.keys));
+    }
+    assert!(proven > 0 && absent > 0, "{proven} proven, {absent} absent");
+}
+
+fn logs(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let logs = paths.filter(|path| path.extension().is_some_and(|suffix| suffix == "log"));
+    logs.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+/// A disk without room, and one with room again, as clients and operators see them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_refuses_changes_and_answers_reads() {
+    let disk = MemoryDisk::default();
+    let folder = Arc::new(Folder::take_on(Arc::new(disk.clone()), Path::new("/data")).unwrap());
+    let (durable, State { master, beside, .. }, _) =
+        Durable::open_in(folder, options("a"), &settings(), 1000).unwrap();
+    let durable = Arc::new(durable);
+    let nowhere = "127.0.0.1:0".parse().unwrap();
+    let mut faces = Faces::new(FacesOptions { admin: nowhere, metadata: None, events: None, quotas: None });
+    let journal = faces.observe(durable.clone(), &beside);
+    let server = Arc::new(Server::with_state(ServerOptions::default(), *master, Clock::start(), journal));
+    server.standing.store(Arc::new(Standing::alone()));
+    let supervisor = Supervisor::new();
+    let rpc = rpc::serve(&server, nowhere, 1, &supervisor).unwrap();
+    let admin = faces.start(&server, &supervisor).await.unwrap().admin;
+    let get =
+        async |path: &str| reqwest::get(format!("http://{admin}{path}")).await.unwrap().text().await.unwrap();
+    let (stop, stopped) = std::sync::mpsc::channel();
+    let (kept, used) = (durable.clone(), server.clone());
+    let keeper = std::thread::spawn(move || {
+        let pace = Pace { flush_every: Duration::from_millis(5), ..Pace::default() };
+        Keeper::new(&kept, &used.master, &beside, pace).run(&stopped);
+    });
+
+    let mut client = Connection::at(&rpc.address().to_string()).await;
+    client.mount(CLIENT, 1 << 24).await;
+    client.put(CLIENT, "before", 1000).await;
+    assert!(get("/health").await.contains(r#""status":"ok""#));
+    assert!(!get("/health").await.contains("problems"));
+    disk.set_room(Some(10));
+    // The first is applied before its commit fails; the others are refused.
+    for name in ["a", "b", "c"] {
+        assert_eq!(client.try_begin(CLIENT, name, 1000).await, Err(ErrorCode::PERSISTENT_FAIL));
+    }
+    let batch = BatchRemoveArguments { keys: vec!["x", "y"], force: true, tenant: DEFAULT_TENANT };
+    assert_eq!(client.call::<BatchRemove>(&batch).await, [Err(ErrorCode::PERSISTENT_FAIL); 2]);
+    assert!(client.replicas("before").await.is_ok(), "reads go on");
+    assert!(client.call::<Ping>(&ClientArguments { client_id: CLIENT }).await.is_ok(), "heartbeats go on");
+    let health = get("/health").await;
+    assert!(health.contains(r#""status":"degraded""#) && health.contains("cannot be saved"), "{health}");
+    let metrics = get("/metrics").await;
+    for line in ["moongate_master_data_failing 1", "moongate_master_refused_writes_total 5"] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    assert!(metrics.contains("moongate_master_data_free_bytes "));
+
+    disk.set_room(Some(1 << 20));
+    let recovered = async {
+        while !get("/health").await.contains(r#""status":"ok""#) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LIMIT, recovered).await.expect("it recovers by itself");
+    client.put(CLIENT, "after", 1000).await;
+    drop(stop);
+    keeper.join().unwrap();
+    let (master, _) = {
+        let files = MemoryDisk::with(disk.files());
+        let folder = Arc::new(Folder::take_on(Arc::new(files), Path::new("/data")).unwrap());
+        let (_, state, restored) = Durable::open_in(folder, options("a"), &settings(), 2000).unwrap();
+        assert_eq!(restored.recovery, Recovery::Intact);
+        (state.master, restored)
+    };
+    assert!(["before", "after"].iter().all(|key| master.peek("default", &[*key])[0].is_ok()));
+    supervisor.shutdown(LIMIT).await.unwrap();
+}
+
+/// Every fault of a disk under a master's files: no key is ever anywhere but where its own bytes are, and no loss is silent.
+#[test]
+fn no_fault_of_a_disk_makes_one_object_of_another() {
+    let disk = MemoryDisk::default();
+    let path = Path::new("/data");
+    let open = |disk: &MemoryDisk, now_ms| {
+        let folder = Arc::new(Folder::take_on(Arc::new(disk.clone()), path).unwrap());
+        let small = Options { file_bytes: 400, ..options("a") };
+        Durable::open_in(folder, small, &settings(), now_ms).unwrap()
+    };
+    let (durable, state, _) = open(&disk, 1000);
+    let durable = Arc::new(durable);
+    let mut recorder = Recorder::new(durable.clone());
+    let (master, config) = (&state.master, ReplicateConfig::<String>::default());
+    // Room for two objects, so that space goes from one to another.
+    let small = Segment { size: 2 << 10, ..segment(1) };
+    master.mount(1000, &small, CLIENT, &mut recorder).unwrap();
+    let mut memory: BTreeMap<u64, String> = BTreeMap::new();
+    let mut stored = BTreeSet::new();
+    for number in 0..8 {
+        let key = format!("key-{number}");
+        if number >= 2 {
+            let old = format!("key-{}", number - 2);
+            master.remove(1000, "default", &old, true, &mut recorder).unwrap();
+            stored.remove(&old);
+        }
+        let replicas = master.put_start(1000, CLIENT, "default", &key, 1000, &config, &mut recorder).unwrap();
+        let ReplicaMedium::Memory(buffer) = &replicas[0].medium else { panic!("{replicas:?}") };
+        memory.insert(buffer.address, key.clone());
+        let object = ObjectMeta { key: key.clone(), object_checksum: None };
+        master.put_end(1000, CLIENT, "default", &object, ReplicaType::ALL, &mut recorder).unwrap();
+        recorder.commit().unwrap();
+        stored.insert(key);
+        if number == 4 {
+            Keeper::new(&durable, master, &state.beside, Pace::default()).snapshot().unwrap();
+        }
+    }
+    durable.log().flush().unwrap();
+    let files = disk.files();
+    let mut proven = 0;
+    let mut check = |files: Files, fault: &str| {
+        let disk = MemoryDisk::with(files);
+        let (durable, state, restored) = open(&disk, 2000);
+        let mut recorder = Recorder::new(Arc::new(durable));
+        state.master.remount(2000, std::slice::from_ref(&small), CLIENT, &mut recorder).unwrap();
+        let mut there = BTreeSet::new();
+        for number in 0..8 {
+            let key = format!("key-{number}");
+            let Ok(replicas) = &state.master.peek("default", &[&key])[0] else { continue };
+            let ReplicaMedium::Memory(buffer) = &replicas[0].medium else { panic!("{replicas:?}") };
+            assert_eq!(memory.get(&buffer.address), Some(&key), "{fault}: {restored}");
+            there.insert(key);
+        }
+        assert!(there.is_subset(&stored), "{fault}: {there:?} {restored}");
+        assert!(there == stored || !restored.recovery.is_complete(), "{fault}: {there:?} {restored}");
+        proven += usize::from(!there.is_empty() && !restored.recovery.is_complete());
+        // It continues, and the next start finds the state intact.
+        let _ = state.master.put_start(2000, CLIENT, "default", "late", 10, &config, &mut recorder);
+        recorder.commit().unwrap();
+        drop(recorder);
+        let (_, again_state, again) = open(&disk, 2000);
+        let keys = [&state, &again_state].map(|it| it.master.key_count());
+        assert_eq!((&again.recovery, keys[1]), (&Recovery::Intact, keys[0]), "{fault}");
+    };
+    check(files.clone(), "none");
+    for (path, bytes) in &files {
+        let name = path.display();
+        for bit in (0..bytes.len() * 8).step_by(5) {
+            let mut files = files.clone();
+            files.get_mut(path).unwrap()[bit / 8] ^= 1 << (bit % 8);
+            check(files, &format!("bit {bit} of {name}"));
+        }
+        for length in 0..bytes.len() {
+            let mut files = files.clone();
+            files.get_mut(path).unwrap().truncate(length);
+            check(files, &format!("{name} cut at {length}"));
+        }
+        let mut files = files.clone();
+        files.remove(path);
+        check(files, &format!("{name} gone"));
+    }
+    assert!(proven > 100, "{proven}");
 }

@@ -10,9 +10,13 @@ use bytes::BytesMut;
 use caller::{Connection, LIMIT, Started, key, started, started_with};
 use mooncake_wire::frame::{Fault, RequestHeader, write_request};
 use mooncake_wire::rpc::{
-    ClientArguments, ExistKey, Method, NoArguments, Ping, RETURNS, ServiceReady, encode_request,
+    ClientArguments, ExistKey, HEARTBEATS_ONLY, Method, NoArguments, Ping, PutEnd, PutEndArguments,
+    PutRevokeArguments, PutStartArguments, RETURNS, ServiceReady, UpsertEnd, UpsertRevoke, UpsertStart,
+    encode_request,
 };
-use mooncake_wire::types::{ClientStatus, Uuid};
+use mooncake_wire::types::{
+    ClientStatus, DEFAULT_TENANT, ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Uuid,
+};
 use mooncake_wire::{Dialect, ErrorCode};
 use moongate_master::{Limits, ServerOptions};
 use tokio::io::AsyncWriteExt as _;
@@ -197,8 +201,10 @@ async fn a_drain_answers_what_was_asked_and_closes() {
 
 /// Waits until the only node there is has become silent.
 async fn is_silent(master: &Started) {
+    let mut recorder = master.server.recorder();
     let silent = async {
         while master.server.master.client_counts() != (0, 1) {
+            master.server.tick(&mut recorder);
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -224,6 +230,57 @@ async fn a_node_is_silent_when_its_last_connection_is_gone() {
     reader.mount(node, 1 << 24).await;
     assert_eq!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     assert_eq!(reader.replicas("other").await.unwrap_err(), ErrorCode::OBJECT_NOT_FOUND);
+}
+
+/// A client of Mooncake sends heartbeats on any connection of its pool, and closes them all when calls fail.
+#[tokio::test]
+async fn a_client_that_closes_its_pooled_connections_is_not_taken_for_gone() {
+    let reconnect_time = Duration::from_secs(3600);
+    let master = started_with(ServerOptions { reconnect_time, ..ServerOptions::default() });
+    let mut recorder = master.server.recorder();
+    let node = Uuid { first: 1, second: 2 };
+    let ping = ClientArguments { client_id: node };
+    let mut other = Connection::to(&master).await;
+    assert_eq!(other.call::<ExistKey>(&key("k")).await, Ok(false));
+    // Each connection has the server.
+    let alone = Arc::strong_count(&master.server);
+    let mut pool = Vec::new();
+    for _ in 0..4 {
+        pool.push(Connection::to(&master).await);
+    }
+    pool[0].mount(node, 1 << 24).await;
+    for connection in &mut pool {
+        assert!(connection.call::<Ping>(&ping).await.is_ok());
+    }
+    pool[0].put(node, "k", 1000).await;
+    for round in 0..3 {
+        pool.clear();
+        let ended = async {
+            while Arc::strong_count(&master.server) > alone {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, ended).await.expect("closed connections end");
+        master.server.tick(&mut recorder);
+        assert_eq!(other.call::<ExistKey>(&key("k")).await, Ok(true), "round {round}");
+        other.put(node, &format!("new {round}"), 1000).await;
+        let mut next = Connection::to(&master).await;
+        let pong = next.call::<Ping>(&ping).await.unwrap();
+        assert_eq!(pong.client_status, ClientStatus::OK);
+        pool.push(next);
+    }
+}
+
+#[tokio::test]
+async fn a_node_is_gone_with_the_connection_that_carries_only_its_heartbeats() {
+    let reconnect_time = Duration::from_secs(3600);
+    let master = started_with(ServerOptions { reconnect_time, ..ServerOptions::default() });
+    let node = Uuid { first: 1, second: 2 };
+    let mut heartbeats = Connection::to(&master).await;
+    heartbeats.attachment = HEARTBEATS_ONLY;
+    heartbeats.mount(node, 1 << 24).await;
+    drop(heartbeats);
+    is_silent(&master).await;
 }
 
 #[tokio::test]
@@ -252,6 +309,54 @@ async fn a_node_that_returns_is_waited_for_and_gets_nothing_new_meanwhile() {
     // This process has not said that another one follows.
     drop(next);
     is_silent(&master).await;
+}
+
+/// A client's call is not answered in time, so it writes the key again on another connection; then the first call arrives.
+#[tokio::test]
+async fn a_late_end_does_not_end_a_later_upsert() {
+    let master = started();
+    let node = Uuid { first: 1, second: 2 };
+    let [mut late, mut next, mut reader] =
+        [Connection::to(&master).await, Connection::to(&master).await, Connection::to(&master).await];
+    late.mount(node, 1 << 24).await;
+    let start = |size| PutStartArguments {
+        client_id: node,
+        key: "k",
+        size,
+        config: ReplicateConfig::default(),
+        tenant: DEFAULT_TENANT,
+    };
+    let object = ObjectMeta { key: "k", object_checksum: None };
+    let end =
+        PutEndArguments { client_id: node, object, replica_type: ReplicaType::ALL, tenant: DEFAULT_TENANT };
+    let revoke = PutRevokeArguments {
+        client_id: node,
+        key: "k",
+        replica_type: ReplicaType::ALL,
+        tenant: DEFAULT_TENANT,
+    };
+    let size = async |reader: &mut Connection| {
+        reader.replicas("k").await.map(|list| match &list.replicas[0].medium {
+            ReplicaMedium::Memory(buffer) => buffer.size,
+            other => panic!("{other:?}"),
+        })
+    };
+    // The end of a put does not end an upsert.
+    late.put(node, "k", 1000).await;
+    next.call::<UpsertStart>(&start(2000)).await.unwrap();
+    assert_eq!(late.call::<PutEnd>(&end).await, Err(ErrorCode::INVALID_WRITE));
+    assert_eq!(size(&mut reader).await, Ok(1000));
+    // The upsert was begun once, so it may be ended on any connection.
+    assert_eq!(late.call::<UpsertEnd>(&end).await, Ok(()));
+    assert_eq!(size(&mut reader).await, Ok(2000));
+    // The end of an upsert does not end the next one.
+    late.call::<UpsertStart>(&start(3000)).await.unwrap();
+    next.call::<UpsertStart>(&start(4000)).await.unwrap();
+    assert_eq!(late.call::<UpsertEnd>(&end).await, Err(ErrorCode::INVALID_WRITE));
+    assert_eq!(late.call::<UpsertRevoke>(&revoke).await, Err(ErrorCode::INVALID_WRITE));
+    assert_eq!(size(&mut reader).await, Ok(2000));
+    assert_eq!(next.call::<UpsertEnd>(&end).await, Ok(()));
+    assert_eq!(size(&mut reader).await, Ok(4000));
 }
 
 /// As many connections as can be had with both of their ends in this process, ten thousand at most.

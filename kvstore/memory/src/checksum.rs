@@ -38,6 +38,12 @@ impl Crc32c {
     }
 }
 
+/// The checksum of bytes whose first part has the checksum `first`, and whose last `len` bytes have the checksum `last`.
+pub(crate) fn combine(first: u32, last: u32, len: u64) -> u32 {
+    let whole = crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, first.into(), last.into(), len);
+    (whole & u64::from(u32::MAX)) as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,6 +55,16 @@ mod tests {
         assert_eq!(Crc32c::of(&[0; 32]), 0x8a91_36aa);
         assert_eq!(Crc32c::of(&[0xff; 32]), 0x62a8_ab43);
         assert_eq!(Crc32c::of(b""), 0);
+    }
+
+    #[test]
+    fn checksums_of_parts_are_combined() {
+        let bytes: Vec<u8> = (0..5000u32).map(|at| (at * 7) as u8).collect();
+        for at in [0, 1, 2500, 5000] {
+            let (first, last) = bytes.split_at(at);
+            let whole = combine(Crc32c::of(first), Crc32c::of(last), last.len() as u64);
+            assert_eq!(whole, Crc32c::of(&bytes), "cut at {at}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 mod header;
 mod index;
+mod objects;
 mod slots;
 
 use std::fs::{File, TryLockError};
@@ -21,7 +22,10 @@ use parking_lot::Mutex;
 
 pub use header::{Identity, MAX_NAME};
 pub use index::Entry;
+pub use objects::RecordOutcome;
+pub(crate) use slots::touched_slots;
 
+use crate::catalog::Catalog;
 use crate::region::{self, OutOfRange, Region};
 use crate::reopen;
 use header::Header;
@@ -92,6 +96,8 @@ pub struct Ledger {
     table: Table,
     header: Mutex<Header>,
     index: Mutex<Index>,
+    /// Which objects lie where, if that is kept too. Locked after `index`.
+    catalog: Mutex<Option<Catalog>>,
     size: u64,
     damaged: u64,
     unrecorded: AtomicU64,
@@ -199,7 +205,13 @@ impl Ledger {
     /// # Errors
     /// [`Error::Name`]; its size cannot change either.
     pub fn set_identity(&self, identity: Identity) -> Result<(), Error> {
-        self.change(|header| header.identity = Identity { size: self.size, ..identity })
+        let segment = identity.segment;
+        let is_other = segment != self.identity().segment;
+        self.change(|header| header.identity = Identity { size: self.size, ..identity })?;
+        match self.catalog.lock().as_mut() {
+            Some(catalog) if is_other => Ok(catalog.restart(segment)?),
+            _ => Ok(()),
+        }
     }
 
     /// Drops all that is known, to begin another segment.
@@ -238,6 +250,9 @@ impl Ledger {
         let (entries, slots) = index.remove(offset, len);
         for slot in &slots {
             self.table.clear(*slot);
+        }
+        if let Some(catalog) = self.catalog.lock().as_mut() {
+            catalog.remove(offset, len);
         }
         // What follows (bytes written here or by the kernel, a slot's next use) stays behind the entries' end.
         fence(Ordering::SeqCst);
@@ -345,6 +360,7 @@ impl Blank {
     fn ledger(self, header: Header, records: Vec<(u64, Record)>, damaged: u64) -> Ledger {
         Ledger {
             index: Mutex::new(Index::new(self.table.capacity(), records)),
+            catalog: Mutex::default(),
             table: self.table,
             header: Mutex::new(header),
             size: self.size,

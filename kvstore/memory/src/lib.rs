@@ -3,11 +3,13 @@
 //! - [`Region`]: mapped memory, anonymous or shared. Peers write into it while others read, so its bytes are never lent as a slice:
 //!   they are copied out and in, and go between a socket and the mapping in the kernel.
 //! - [`ledger`]: which parts of a region were written to their end. A process that comes after one that was killed goes on with them.
+//! - [`catalog`]: which objects lie there, for a master that has lost its log.
 //! - [`holder`]: who keeps memory while its process is away.
 //! - [`Segment`]: a region with its ledger, opened with what it holds, or begun anew.
 //! - [`Scrubber`]: reads them again in the background, and finds bits that have changed.
 //! - [`numa`]: on which memory node a region's pages lie.
 
+pub mod catalog;
 mod checksum;
 pub mod holder;
 pub mod ledger;
@@ -20,6 +22,7 @@ pub mod segment;
 mod socket;
 mod stream;
 
+pub use catalog::{ObjectRecord, ObjectVersion};
 pub use checksum::Crc32c;
 pub use ledger::Ledger;
 pub use memfd::{memfd, reopen};

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::catalog;
 use crate::holder::{self, Holder};
 use crate::ledger::{self, Identity, Ledger, Opened, bytes_for};
 use crate::numa::Placement;
@@ -95,11 +96,39 @@ impl Segment {
             Keep::Holder(holder) => from_holder(holder, wanted)?,
             Keep::Folder(folder) => from_folder(folder, wanted)?,
         };
-        match Ledger::open(&kept.ledger, wanted.size)? {
+        let opened = match Ledger::open(&kept.ledger, wanted.size)? {
             Opened::Kept(ledger) if !kept.fresh => Self::go_on(wanted, kept.memory, ledger),
             // Entries without their memory, or memory without its entries, are worth nothing.
             Opened::Kept(ledger) => Self::begin(wanted, kept.memory, ledger.wipe(), identity),
             Opened::Empty(blank) => Self::begin(wanted, kept.memory, blank, identity),
+        }?;
+        opened.open_catalog(wanted);
+        Ok(opened)
+    }
+
+    /// Opens the catalog of objects beside the ledger. A segment without one serves as well; only a master that has lost its log
+    /// cannot be offered what it holds.
+    fn open_catalog(&self, wanted: &Wanted) {
+        let opened = match &wanted.keep {
+            Keep::Process => return,
+            Keep::Holder(holder) => catalog_of_holder(holder, wanted),
+            Keep::Folder(folder) => {
+                let path = folder.join(format!("{}.objects", wanted.label));
+                sized(path, catalog::bytes_for(wanted.size)).map(|(memory, _)| memory)
+            }
+        };
+        match opened.and_then(|memory| Ok(self.ledger.open_catalog(memory)?)) {
+            Ok(counts) if counts == catalog::CatalogCounts::default() => {}
+            Ok(counts) => tracing::info!(
+                objects = counts.objects,
+                stale = counts.stale,
+                damaged = counts.damaged,
+                "the segment's catalog of objects"
+            ),
+            Err(error) => tracing::warn!(
+                %error,
+                "no catalog of objects: a master that loses its log cannot restore this segment's objects"
+            ),
         }
     }
 
@@ -190,6 +219,17 @@ fn from_holder(holder: &Holder, wanted: &Wanted) -> Result<Kept, Error> {
             Ok(take()?)
         }
         taken => Ok(taken?),
+    }
+}
+
+fn catalog_of_holder(holder: &Holder, wanted: &Wanted) -> Result<OwnedFd, Error> {
+    let (name, len) = (format!("{}.objects", wanted.label), catalog::bytes_for(wanted.size));
+    match holder.memory(&name, len, Pages::Normal) {
+        Err(holder::Error::Length { .. }) => {
+            holder.forget(&name)?;
+            Ok(holder.memory(&name, len, Pages::Normal)?.fd)
+        }
+        taken => Ok(taken?.fd),
     }
 }
 

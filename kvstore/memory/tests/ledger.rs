@@ -1,6 +1,8 @@
 //! The ledger against a model of it, over processes that end at any time, and over memory whose bits change.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod objects;
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;

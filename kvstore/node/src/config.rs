@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use moongate_kvstore::rpc::{CLUSTER_VARIABLE, MasterAddress};
 use moongate_transfer::Metadata;
 use serde_json::Value;
 
@@ -43,7 +44,7 @@ pub struct Config {
     pub protocol: String,
     /// RDMA devices, by name; all that the machine has if there are no names.
     pub devices: Vec<String>,
-    /// The master, as `host:port`.
+    /// The master, as the text of a [`MasterAddress`].
     pub master: String,
     /// Whose objects the REST API puts and gets.
     pub tenant: String,
@@ -126,12 +127,13 @@ impl Config {
                 return Err(ConfigError::Missing { place, key, example });
             }
         }
-        Self::from_values(&values, environment(CLUSTER))
+        Self::from_values(&values, environment(CLUSTER), environment(CLUSTER_VARIABLE))
     }
 
     fn from_values(
         values: &BTreeMap<&'static str, String>,
-        cluster: Option<String>,
+        metadata_cluster: Option<String>,
+        masters: Option<String>,
     ) -> Result<Self, ConfigError> {
         let text = |key: &'static str| values.get(key).map_or("", String::as_str).trim().to_owned();
         let wrong =
@@ -142,8 +144,10 @@ impl Config {
             .parse()
             .map_err(|error: moongate_transfer::MetadataError| wrong("metadata_server", error.to_string()))?;
         if let Metadata::Http { cluster_id, .. } = &mut metadata {
-            *cluster_id = cluster;
+            *cluster_id = metadata_cluster;
         }
+        let master = MasterAddress::parse(&text("master_server_address"), masters.as_deref())
+            .map_err(|error| wrong("master_server_address", error.reason.to_owned()))?;
         let segment_size = size("global_segment_size")?;
         if segment_size < SMALLEST {
             let problem = format!("a segment has at least {SMALLEST} bytes");
@@ -159,7 +163,7 @@ impl Config {
             segment_size,
             protocol: text("protocol").to_ascii_lowercase(),
             devices: devices(&text("device_name")),
-            master: text("master_server_address"),
+            master: master.to_string(),
             tenant: text("tenant_id"),
             client_http_port: flag("enable_client_http_server")?.then_some(port),
             ssd_offload: flag("enable_ssd_offload")?,
@@ -235,6 +239,7 @@ mod tests {
             ("MOONCAKE_PROTOCOL", "RDMA"),
             ("MOONCAKE_DEVICE", "mlx5_0, mlx5_1"),
             ("MC_METADATA_CLUSTER_ID", "blue"),
+            ("MC_STORE_CLUSTER_ID", "red"),
         ];
         let config = from_variables(&variables, &["client_http_port=9301"]).unwrap();
         assert_eq!((config.segment_size, config.client_http_port), (4 << 30, Some(9301)));
@@ -244,6 +249,15 @@ mod tests {
             (config.protocol.as_str(), config.devices),
             ("rdma", vec!["mlx5_0".to_owned(), "mlx5_1".to_owned()])
         );
+    }
+
+    #[test]
+    fn masters_are_found_in_etcd() {
+        let etcd = ("MOONCAKE_MASTER", "etcd://a:2379;b:2379");
+        let config = from_variables(&[etcd], &[]).unwrap();
+        assert_eq!(config.master, "etcd://a:2379;b:2379/mooncake_cluster");
+        let config = from_variables(&[etcd, ("MC_STORE_CLUSTER_ID", "red")], &[]).unwrap();
+        assert_eq!(config.master, "etcd://a:2379;b:2379/red");
     }
 
     #[test]
@@ -273,6 +287,7 @@ mod tests {
             (&[master], &["nothing"], "write -D KEY=VALUE"),
             (&[master], &["some=1"], "where KEY is one of local_hostname, metadata_server"),
             (&[master], &["metadata_server=m:8080"], "write P2PHANDSHAKE or http://HOST:PORT/metadata"),
+            (&[master], &["master_server_address=redis://m:1"], "write HOST:PORT, or etcd://"),
             (&[master], &["global_segment_size=lots"], "global_segment_size cannot be `lots`"),
             (&[master], &["global_segment_size=1"], "a segment has at least 16777216 bytes"),
             (&[master], &["enable_ssd_offload=perhaps"], "write true or false"),

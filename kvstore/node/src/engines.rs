@@ -1,6 +1,7 @@
 //! Lending memory that an engine made: the part of the REST API of Mooncake's store service that is about files in `/dev/shm`.
 
 use std::fs::File;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -8,6 +9,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use mooncake_wire::types::Uuid;
 use moongate_memory::Segment;
+use rustix::fs::OFlags;
 use serde_json::{Map, Value};
 
 use crate::memory::new_identity;
@@ -50,10 +52,18 @@ impl<'a> Part<'a> {
 
     fn open(&self) -> Result<Segment, String> {
         let told = |problem: String| format!("{FOLDER}/{}: {problem}", self.name);
-        let file = File::options().read(true).write(true).open(format!("{FOLDER}/{}", self.name));
+        let mut options = File::options();
+        // Neither a link to another file, nor a pipe that would be waited for.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let file = options.read(true).write(true).custom_flags(flags).open(format!("{FOLDER}/{}", self.name));
         let file = file.map_err(|problem| told(problem.to_string()))?;
-        if !file.metadata().is_ok_and(|it| it.is_file()) {
-            return Err(told("it is no file".to_owned()));
+        let found = file.metadata().map_err(|problem| told(problem.to_string()))?;
+        if !found.is_file() {
+            return Err(told("it is not a regular file".to_owned()));
+        }
+        let own = rustix::process::geteuid().as_raw();
+        if found.uid() != own {
+            return Err(told(format!("it belongs to the user {}, and this node runs as {own}", found.uid())));
         }
         let opened = Segment::of_file(file, self.from, self.size, |base| new_identity(base, self.size));
         opened.map_err(|problem| told(problem.to_string()))
@@ -62,6 +72,7 @@ impl<'a> Part<'a> {
 
 impl Shared {
     async fn mount_part(&self, part: &Part<'_>) -> Result<Uuid, String> {
+        self.check_capacity(part.size)?;
         self.lend(part.open()?).await
     }
 }

@@ -1,6 +1,7 @@
 //! Why a node cannot be started.
 
 use std::io;
+use std::net::IpAddr;
 
 use moongate_kvstore::rpc::RpcError;
 use moongate_memory::segment;
@@ -19,6 +20,14 @@ pub enum StartError {
     /// Its addresses.
     #[error(transparent)]
     Place(#[from] PlaceError),
+    /// The networks of its clients are not configured.
+    #[error(
+        "this node listens on {address}, where its memory can be read and written without authentication: set --allow-peers (MOONGATE_STORE_ALLOW_PEERS) to the networks of its clients, as 10.0.0.0/8, or to 0.0.0.0/0,::/0 for all"
+    )]
+    NoPeers {
+        /// Where it would listen.
+        address: IpAddr,
+    },
     /// Its HTTP port.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -60,4 +69,19 @@ pub enum StartError {
     /// The system.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
+}
+
+impl StartError {
+    /// Whether a setting is wrong or missing: the same start fails again until it is corrected.
+    #[must_use]
+    pub fn is_invalid_setting(&self) -> bool {
+        matches!(
+            self,
+            Self::Config(_)
+                | Self::Place(PlaceError::Host { .. })
+                | Self::NoPeers { .. }
+                | Self::NoDiskPath
+                | Self::NoDiskSize
+        )
+    }
 }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use moongate_runtime::Secret;
 use moongate_telemetry::LogOptions;
 use moongate_transfer::Peers;
 
@@ -31,15 +32,19 @@ pub struct Flags {
     /// Address to listen on, if it is not that of the local hostname
     #[arg(long, env = "MOONGATE_STORE_LISTEN", value_name = "IP")]
     pub listen: Option<IpAddr>,
-    /// Networks that may connect, as 10.0.0.0/8,fd00::/8; the protocol itself asks nobody who they are
+    /// Networks that may connect, as 10.0.0.0/8,fd00::/8: the protocol has no authentication. Required unless the node listens on
+    /// loopback, where it is loopback
+    #[arg(long, alias = "allow_peers", env = "MOONGATE_STORE_ALLOW_PEERS", value_name = "CIDR,...")]
+    pub allow_peers: Option<Peers>,
+    /// Bearer token of the REST API under /api, for callers from --allow-peers; without one, only callers on loopback may use it
     #[arg(
         long,
-        alias = "allow_peers",
-        env = "MOONGATE_STORE_ALLOW_PEERS",
-        value_name = "CIDR,...",
-        default_value_t = Peers::all()
+        alias = "api_token",
+        env = "MOONGATE_STORE_API_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true
     )]
-    pub allow_peers: Peers,
+    pub api_token: Option<Secret>,
     /// Port of transfers; 0 for the one of the last run with the same memory, or else any that is free
     #[arg(
         long,
@@ -174,6 +179,9 @@ mod tests {
             assert!(wrong.parse::<Keeping>().is_err(), "{wrong}");
         }
         let flags = Flags::try_parse_from(["x", "--allow_peers", "10.0.0.0/8", "--on_stop=unmount"]).unwrap();
-        assert_eq!((flags.allow_peers.to_string().as_str(), flags.on_stop), ("10.0.0.0/8", OnStop::Unmount));
+        assert_eq!(
+            (flags.allow_peers.unwrap().to_string().as_str(), flags.on_stop),
+            ("10.0.0.0/8", OnStop::Unmount)
+        );
     }
 }

@@ -99,21 +99,33 @@ fn text(shared: &Shared) -> String {
     );
     counter(
         "transfer_failures",
-        "Transfers that have not ended well: `rejected` (outside the memory), `broken` (connections), `damaged` (wrong checksums), `malformed` (not the protocol).",
+        "Transfers that have not ended well: `rejected` (outside the memory), `broken` (connections), `damaged` (wrong checksums), `malformed` (not the protocol), `unfinished` (reads of what a client had not written to its end).",
         &[
             (r#"{reason="rejected"}"#, number(counts.rejected)),
             (r#"{reason="broken"}"#, number(counts.failed)),
             (r#"{reason="damaged"}"#, number(counts.damaged)),
             (r#"{reason="malformed"}"#, number(counts.malformed)),
+            (r#"{reason="unfinished"}"#, number(counts.unfinished)),
         ],
     );
     counter(
+        "delayed_reads",
+        "Reads that waited for a write of the protocol without acknowledgements (`v1`) in their range.",
+        &[("", number(counts.waited))],
+    );
+    counter(
         "connections_refused",
-        "Connections that were not taken: `not_allowed` (`--allow-peers`), `too_many`.",
+        "Connections that were not taken or were closed for others: `not_allowed` (`--allow-peers`), `too_many`, `silent` (no request on them).",
         &[
             (r#"{reason="not_allowed"}"#, number(counts.strangers)),
             (r#"{reason="too_many"}"#, number(counts.crowded)),
+            (r#"{reason="silent"}"#, number(counts.evicted)),
         ],
+    );
+    counter(
+        "refused_api_calls",
+        "Calls of the REST API that were refused: not from this machine, or without the token.",
+        &[("", number(shared.refused_calls.load(Relaxed)))],
     );
     counter(
         "heartbeats",
@@ -151,6 +163,23 @@ fn text(shared: &Shared) -> String {
         "Ranges of which bits had changed.",
         &[("", number(scrubbed.damaged.load(Relaxed)))],
     );
+    let catalog = shared.membership.pool.catalog_counts();
+    counter(
+        "catalog_dropped_records",
+        "Records of objects that a master without its log cannot be offered: `damaged` (failed their checksum), `stale` (their range was overwritten or lost before this process began), `unrecorded` (no slot, or the key is too long), `unproven` (their bytes were never all there), `unconfirmed` (the master does not have them).",
+        &[
+            (r#"{reason="damaged"}"#, number(catalog.damaged)),
+            (r#"{reason="stale"}"#, number(catalog.stale)),
+            (r#"{reason="unrecorded"}"#, number(catalog.unrecorded)),
+            (r#"{reason="unproven"}"#, number(shared.cataloged.unproven.load(Relaxed))),
+            (r#"{reason="unconfirmed"}"#, number(shared.cataloged.unconfirmed.load(Relaxed))),
+        ],
+    );
+    counter(
+        "catalog_recorded_objects",
+        "Objects that were recorded for a master without its log.",
+        &[("", number(shared.cataloged.recorded.load(Relaxed)))],
+    );
     if let Some(keeper) = &shared.keeper {
         write_disk(&mut out, &keeper.disk);
     }
@@ -158,6 +187,11 @@ fn text(shared: &Shared) -> String {
         family(&mut out, &format!("moongate_store_{name}"), "gauge", help, &[("", value)]);
     };
     gauge("lent_bytes", "Bytes that are lent.", number(shared.membership.pool.bytes()));
+    gauge(
+        "catalog_objects",
+        "Objects that a master without its log can be offered.",
+        number(catalog.objects),
+    );
     gauge("segments", "Segments that are lent.", shared.membership.pool.lent().len() as f64);
     gauge("connections", "Connections for transfers that are open.", shared.serving.open() as f64);
     gauge(
@@ -165,6 +199,7 @@ fn text(shared: &Shared) -> String {
         "Whether the master has answered the last heartbeat.",
         f64::from(u8::from(shared.pulse.is_healthy())),
     );
+    moongate_runtime::append_process_metrics(&mut out);
     out
 }
 
@@ -183,7 +218,18 @@ fn write_disk(out: &mut String, disk: &Disk) {
     }
     for (name, kind, help, value) in [
         ("disk_evicted_objects_total", "counter", "Objects that made room for others.", held.evicted),
-        ("disk_damaged_objects_total", "counter", "Objects of which bits had changed.", held.damaged),
+        (
+            "disk_damaged_objects_total",
+            "counter",
+            "Objects that failed their checksum, and damaged pages about objects.",
+            held.damaged,
+        ),
+        (
+            "disk_quarantined_buffers",
+            "gauge",
+            "Buffers out of use since io_uring failed with operations under way.",
+            held.quarantined_buffers,
+        ),
         ("disk_objects", "gauge", "Objects on the disk.", held.objects),
         ("disk_bytes", "gauge", "Bytes of objects on the disk.", held.bytes),
         ("disk_capacity_bytes", "gauge", "Bytes of the disk that are for objects.", disk.capacity),

@@ -49,10 +49,11 @@ pub(crate) fn start(
     membership: &Membership,
     pulse: Arc<Pulse>,
     stop: CancellationToken,
+    supervisor: &Supervisor,
 ) -> std::io::Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let membership = membership.clone();
-    std::thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
+    let beating = supervisor.essential_thread("heartbeat", move || {
         runtime.block_on(async {
             let supervisor = Supervisor::new();
             let options = rpc::Options { connections: 1, time_limit: TIME_LIMIT, ..rpc::Options::default() };
@@ -61,7 +62,8 @@ pub(crate) fn start(
             stop.run_until_cancelled(beat(&membership, &pulse)).await;
             supervisor.token().cancel();
         });
-    })
+    });
+    std::thread::Builder::new().name("heartbeat".to_owned()).spawn(beating)
 }
 
 async fn beat(membership: &Membership, pulse: &Pulse) {
@@ -99,7 +101,7 @@ async fn remount(membership: &Membership, pulse: &Pulse) -> Result<(), rpc::RpcE
     pulse.remounts.fetch_add(1, Ordering::Relaxed);
     pulse.remounted.notify_one();
     tracing::warn!(
-        "the master had forgotten this node; it lends its memory again, and what it held is not found any more"
+        "the master had forgotten this node; it lends its memory again, and what the master has not restored is not found any more"
     );
     Ok(())
 }

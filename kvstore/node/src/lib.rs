@@ -5,6 +5,7 @@
 //! servers for people and for Prometheus. Memory that outlives the process is lent again under the ids, the name and
 //! the address that it had.
 
+mod catalog_sync;
 pub mod config;
 mod disk;
 mod engines;
@@ -13,6 +14,7 @@ pub mod flags;
 mod health;
 mod heartbeat;
 mod hooks;
+mod inventory;
 mod membership;
 mod memory;
 mod node;
@@ -23,6 +25,7 @@ mod rdma;
 mod rest;
 mod scrub;
 pub mod size;
+mod start_retry;
 mod tasks;
 
 pub use config::{Config, ConfigError};

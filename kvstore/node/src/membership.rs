@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc::{
-    ClientArguments, DRAINED, MountArguments, MountSegment, NoArguments, Ping, RETURNS, ReMountSegment,
-    RemountArguments, ServiceReady, UnmountArguments, UnmountSegment,
+    ClientArguments, DRAINED, HEARTBEATS_ONLY, MountArguments, MountSegment, NoArguments, Ping, RETURNS,
+    ReMountSegment, RemountArguments, ServiceReady, UnmountArguments, UnmountSegment,
 };
 use mooncake_wire::types::{ClientStatus, Segment, Uuid};
 use mooncake_wire::whole::WholeArguments;
@@ -24,6 +24,8 @@ const PARTS: usize = 16_384;
 #[derive(Clone, Debug)]
 pub(crate) struct Membership {
     pub(crate) master: Master,
+    /// Whether the connection to the master carries heartbeats only.
+    pub(crate) heartbeats_only: bool,
     pub(crate) client_id: Uuid,
     /// The node's name, which is also where it answers handshakes.
     pub(crate) endpoint: Arc<str>,
@@ -38,9 +40,9 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// The same with other connections, for another runtime.
+    /// The same with a connection of its own for heartbeats, for another runtime.
     pub(crate) fn with(&self, master: Master) -> Self {
-        Self { master, ..self.clone() }
+        Self { master, heartbeats_only: true, ..self.clone() }
     }
 
     /// Whether the master is there.
@@ -62,7 +64,17 @@ impl Membership {
         let lent = self.pool.lent();
         let segments = lent.iter().map(|lent| self.segment(lent)).collect();
         let arguments = RemountArguments { segments, client_id: self.client_id };
-        Ok(self.master.call_attaching::<ReMountSegment, &str>(&arguments, self.about()).await??)
+        let mut wanted = Vec::new();
+        for it in lent.iter() {
+            if self.announce_inventory(it).await? {
+                wanted.push(it);
+            }
+        }
+        self.master.call_attaching::<ReMountSegment, &str>(&arguments, self.about()).await??;
+        for it in wanted {
+            self.offer_inventory(it).await?;
+        }
+        Ok(())
     }
 
     /// Takes a segment back. What is kept in it is gone.
@@ -115,6 +127,7 @@ impl Membership {
         match (self.returns(), self.drained.is_set()) {
             (true, true) => DRAINED,
             (true, false) => RETURNS,
+            (false, _) if self.heartbeats_only => HEARTBEATS_ONLY,
             (false, _) => &[],
         }
     }

@@ -1,6 +1,7 @@
 //! The memory that a node lends from its start, and under which ids.
 
 use std::io;
+use std::time::Duration;
 
 use mooncake_wire::types::Uuid;
 use moongate_memory::holder::Holder;
@@ -12,7 +13,9 @@ use tokio::time::Instant;
 use crate::config::Config;
 use crate::error::StartError;
 use crate::flags::{Flags, Keeping, PageSize};
-use crate::node::PAUSE;
+
+/// Pause between two attempts to open memory that another process has.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// Opens the memory. A node that is being replaced may still have it.
 pub(crate) async fn open_memory(

@@ -1,7 +1,9 @@
 //! A node from its start to its end.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use moongate_memory::numa::Placement;
 use moongate_memory::{Keep, Pages, Segment, Wanted};
 use moongate_rdma::Fabric;
 use moongate_runtime::{ListenerLimits, Supervisor};
+use moongate_transfer::Peers;
 use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, Serving};
 use tokio::net::TcpListener;
@@ -19,6 +22,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::catalog_sync::CatalogCounts;
 use crate::config::Config;
 use crate::disk::{self, Disk, Keeper};
 use crate::engines::Engines;
@@ -30,12 +34,14 @@ use crate::memory::{new_identity, open_memory, settle, uuid};
 use crate::place::{Host, Place};
 use crate::pool::{Lent, Pool};
 use crate::presence::{Presence, present};
+use crate::rest::ApiAccess;
 use crate::scrub::{self, ScrubCounts};
+use crate::start_retry::StartRetry;
 use crate::tasks::{TaskCounts, Worker};
-use crate::{health, hooks, rdma, rest};
+use crate::{catalog_sync, health, hooks, rdma, rest};
 
-/// Pause between two attempts at something that must be there at start.
-pub(crate) const PAUSE: Duration = Duration::from_millis(500);
+/// Segments at most, with those that the REST API mounts.
+const MAX_SEGMENTS: usize = 256;
 /// Time for the last words to master and metadata server.
 const FAREWELL: Duration = Duration::from_secs(3);
 
@@ -47,6 +53,9 @@ pub(crate) struct Shared {
     pub(crate) serving: Arc<Serving>,
     pub(crate) tasks: Arc<TaskCounts>,
     pub(crate) scrubbed: Arc<ScrubCounts>,
+    pub(crate) cataloged: Arc<CatalogCounts>,
+    /// Calls of the REST API that were refused for who made them.
+    pub(crate) refused_calls: Arc<AtomicU64>,
     pub(crate) client: Client,
     /// The tier on a disk, if there is one.
     pub(crate) keeper: Option<Keeper>,
@@ -78,11 +87,16 @@ pub async fn start(
     let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
     let deadline = Instant::now() + wait;
     let lasts = flags.memory != Keeping::Process;
-    let segment = open_memory(&flags, &config, deadline).await?;
     let host = Host::parse(&config.local_hostname);
+    let address = match flags.listen {
+        Some(address) => address,
+        None => host.address().await?,
+    };
+    let peers = allowed_peers(&flags, address)?;
+    let segment = open_memory(&flags, &config, deadline).await?;
     let disk = Disk::open(&flags, &config).await?;
     let (memory, label) = (&flags.memory, &flags.memory_label);
-    let place = Place::open(&host, flags.listen, flags.data_port, memory, label, disk.is_some()).await?;
+    let place = Place::open(&host, address, flags.data_port, memory, label, disk.is_some())?;
     let endpoint = host.endpoint(place.handshake.local_addr()?.port());
     let identity = settle(&segment.ledger, &endpoint, segment.kept)?;
     let pool = Arc::new(Pool::default());
@@ -96,6 +110,7 @@ pub async fn start(
 
     let master = Master::new(&config.master, rpc::Options::default(), supervisor);
     let membership = Membership {
+        heartbeats_only: false,
         master,
         client_id: uuid(identity.client),
         endpoint: endpoint.as_str().into(),
@@ -107,24 +122,23 @@ pub async fn start(
     };
     let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
     let options = serve::Options {
-        peers: flags.allow_peers.clone(),
+        peers: peers.clone(),
         connections: flags.max_connections,
         connections_per_peer: flags.max_connections_per_peer,
         ..serve::Options::default()
     };
     let answers = rdma::answers(Arc::clone(&presence.answers), fabric.clone(), &endpoint);
     let limits = HandshakeLimits::default();
-    let (peers, stop) = (flags.allow_peers.clone(), supervisor.token());
-    handshake::listen(place.handshake, answers, peers, limits, stop, supervisor);
+    handshake::listen(place.handshake, answers, peers.clone(), limits, supervisor.token(), supervisor);
 
     presence.enter(deadline).await?;
     join(&membership, deadline).await?;
     // Who connects meanwhile waits. What they wrote would not be among what the master was told is whole.
     let target: Arc<dyn serve::Target> = pool;
-    let serving = Arc::new(serve::listen(place.data, target, options, supervisor));
+    let serving = Arc::new(serve::listen(place.data, target, options, supervisor)?);
     let pulse = Arc::new(Pulse::default());
     let beating = CancellationToken::new();
-    let heartbeat = heartbeat::start(&membership, Arc::clone(&pulse), beating.clone())?;
+    let heartbeat = heartbeat::start(&membership, Arc::clone(&pulse), beating.clone(), supervisor)?;
     let client_options = ClientOptions {
         tenant: config.tenant.clone(),
         metadata: config.metadata.clone(),
@@ -133,7 +147,7 @@ pub async fn start(
     };
     let client = Client::new(&config.master, client_options, supervisor)?;
     let keeper = disk.zip(place.disk).map(|(disk, listener)| {
-        start_disk(disk, listener, &host, &membership, &presence, &flags, supervisor)
+        start_disk(disk, listener, &host, &membership, &presence, peers.clone(), supervisor)
     });
     let shared = Shared {
         keeper: keeper.transpose()?,
@@ -142,19 +156,21 @@ pub async fn start(
         serving,
         tasks: Arc::default(),
         scrubbed: Arc::default(),
+        cataloged: Arc::default(),
+        refused_calls: Arc::default(),
         client,
         engines: Arc::default(),
         presence,
         fabric,
     };
     shared.start_background(flags.scrub_rate, supervisor);
-    let http = shared.serve_http(&flags, &config, place.address, supervisor)?;
+    let http = shared.serve_http(&flags, &config, (place.address, &peers), supervisor)?;
     tracing::info!(
         name = %shared.membership.endpoint,
         data = %shared.presence.answers.descriptor.load().tcp_data_port,
         %http,
         bytes = config.segment_size,
-        peers = %flags.allow_peers,
+        %peers,
         "this node lends memory"
     );
     let unmounts = !lasts || flags.on_stop == OnStop::Unmount;
@@ -228,9 +244,10 @@ impl Shared {
         };
         worker.start(supervisor);
         let (presence, pulse, stop) = (self.presence.clone(), Arc::clone(&self.pulse), supervisor.token());
-        supervisor.spawn("store-presence", async move {
+        supervisor.spawn_essential("store-presence", async move {
             stop.run_until_cancelled(presence.keep(&pulse)).await;
         });
+        catalog_sync::start(self.membership.clone(), Arc::clone(&self.cataloged), supervisor);
         scrub::start(Arc::clone(&self.membership.pool), Arc::clone(&self.scrubbed), scrub_rate, supervisor);
     }
 
@@ -238,7 +255,7 @@ impl Shared {
         &self,
         flags: &Flags,
         config: &Config,
-        address: std::net::IpAddr,
+        (address, peers): (IpAddr, &Peers),
         supervisor: &Supervisor,
     ) -> Result<std::net::SocketAddr, StartError> {
         let serve = |port, router: axum::Router| -> Result<_, StartError> {
@@ -251,13 +268,35 @@ impl Shared {
         if let Some(port) = config.client_http_port {
             serve(port, health::router().with_state(self.clone()))?;
         }
-        let rest = rest::router(flags.allow_peers.clone());
-        let hooks = hooks::router(flags.allow_peers.clone());
+        let rest = rest::router(ApiAccess::new(
+            peers.clone(),
+            flags.api_token.as_ref(),
+            Arc::clone(&self.refused_calls),
+        ));
+        let hooks = hooks::router(peers.clone());
         serve(flags.port, rest.merge(hooks).merge(health::router()).with_state(self.clone()))
+    }
+
+    /// Whether the machine has memory for so many bytes beside what is mounted.
+    pub(crate) fn check_capacity(&self, size: u64) -> Result<(), String> {
+        let pool = &self.membership.pool;
+        if pool.lent().len() >= MAX_SEGMENTS {
+            return Err(format!("this node has {MAX_SEGMENTS} segments already, which is the limit"));
+        }
+        let limit = moongate_runtime::memory_limit()
+            .ok_or("the memory of this machine cannot be read from /proc/meminfo")?;
+        let mounted = pool.bytes();
+        if mounted.checked_add(size).is_none_or(|sum| sum > limit) {
+            return Err(format!(
+                "{size} bytes beside the {mounted} that are mounted exceed the {limit} bytes of memory of this machine or container"
+            ));
+        }
+        Ok(())
     }
 
     /// Lends a further segment, which ends with the process.
     pub(crate) async fn mount_more(&self, size: u64) -> Result<Uuid, String> {
+        self.check_capacity(size)?;
         let wanted = Wanted {
             keep: Keep::Process,
             label: "more".to_owned(),
@@ -304,6 +343,15 @@ impl Shared {
     }
 }
 
+/// Networks of clients. Required beyond loopback: the protocol has no authentication.
+fn allowed_peers(flags: &Flags, address: IpAddr) -> Result<Peers, StartError> {
+    match &flags.allow_peers {
+        Some(peers) => Ok(peers.clone()),
+        None if address.is_loopback() => Ok(Peers::loopback()),
+        None => Err(StartError::NoPeers { address }),
+    }
+}
+
 /// Lets the disk be used: by the master for what it moves there, and by readers.
 fn start_disk(
     disk: Arc<Disk>,
@@ -311,11 +359,11 @@ fn start_disk(
     host: &Host,
     membership: &Membership,
     presence: &Presence,
-    flags: &Flags,
+    peers: Peers,
     supervisor: &Supervisor,
 ) -> Result<Keeper, StartError> {
     let endpoint = host.endpoint(listener.local_addr()?.port());
-    let (own, peers) = (Arc::clone(&membership.endpoint), flags.allow_peers.clone());
+    let own = Arc::clone(&membership.endpoint);
     disk::listen(listener, Arc::clone(&disk), own, peers, supervisor);
     let keeper = Keeper {
         disk,
@@ -330,11 +378,16 @@ fn start_disk(
 
 /// Waits for the master, and lends it the memory.
 async fn join(membership: &Membership, deadline: Instant) -> Result<(), StartError> {
+    let mut retry = StartRetry::new(deadline);
     loop {
         let joined = async {
             membership.ready().await?;
             for lent in membership.pool.lent().iter() {
+                let is_wanted = membership.announce_inventory(lent).await?;
                 membership.mount(lent).await?;
+                if is_wanted {
+                    membership.offer_inventory(lent).await?;
+                }
                 membership.tell_whole(lent).await?;
             }
             Ok::<_, RpcError>(())
@@ -343,15 +396,14 @@ async fn join(membership: &Membership, deadline: Instant) -> Result<(), StartErr
             Ok(()) => return Ok(()),
             Err(source) => {
                 let refused = matches!(source, RpcError::Refused(_) | RpcError::UnknownRelease { .. });
-                if refused || Instant::now() + PAUSE > deadline {
+                if refused || retry.is_over() {
                     return Err(StartError::Master {
                         address: membership.master.address().to_owned(),
                         source,
                     });
                 }
-                tracing::warn!(error = %source, "waiting for the master");
+                retry.pause("the master", &source).await;
             }
         }
-        tokio::time::sleep(PAUSE).await;
     }
 }

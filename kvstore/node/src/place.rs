@@ -59,7 +59,8 @@ impl Host {
         if name.contains(':') { format!("[{name}]:{port}") } else { format!("{name}:{port}") }
     }
 
-    async fn address(&self) -> Result<IpAddr, PlaceError> {
+    /// Where a node of this host listens, unless another address is configured.
+    pub(crate) async fn address(&self) -> Result<IpAddr, PlaceError> {
         let error = |problem: String| PlaceError::Host { host: self.name.clone(), problem };
         let found = tokio::net::lookup_host((self.name.as_str(), 0)).await;
         let found: Vec<IpAddr> = found.map_err(|it| error(it.to_string()))?.map(|it| it.ip()).collect();
@@ -91,18 +92,14 @@ struct Ports {
 
 impl Place {
     /// Listens where it is told to, or where the node has listened before: peers keep what they were told.
-    pub(crate) async fn open(
+    pub(crate) fn open(
         host: &Host,
-        listen: Option<IpAddr>,
+        address: IpAddr,
         data_port: u16,
         keeping: &Keeping,
         label: &str,
         has_disk: bool,
     ) -> Result<Self, PlaceError> {
-        let address = match listen {
-            Some(address) => address,
-            None => host.address().await?,
-        };
         let place = match keeping {
             Keeping::Holder(path) => {
                 let holder = Holder::at(path);
@@ -193,7 +190,8 @@ mod tests {
         let keeping = Keeping::Folder(folder.clone());
         let ports = async || {
             let host = Host::parse("127.0.0.1");
-            let place = Place::open(&host, None, 0, &keeping, "segment", true).await.unwrap();
+            let address = host.address().await.unwrap();
+            let place = Place::open(&host, address, 0, &keeping, "segment", true).unwrap();
             [&place.handshake, &place.data, place.disk.as_ref().unwrap()]
                 .map(|it| it.local_addr().unwrap().port())
         };
@@ -201,7 +199,7 @@ mod tests {
         assert_eq!(ports().await, first);
         std::fs::remove_dir_all(&folder).unwrap();
         let nowhere = Host::parse("no.such.host.invalid");
-        let error = Place::open(&nowhere, None, 0, &Keeping::Process, "x", false).await;
+        let error = nowhere.address().await;
         assert!(error.unwrap_err().to_string().contains("--listen"));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
+use moongate_memory::catalog::CatalogCounts;
 use moongate_memory::ledger::Finished;
 use moongate_memory::{Ledger, Region, Scrubber, Segment};
 use moongate_rdma::Lent as Registered;
@@ -95,6 +96,10 @@ impl Lent {
         Self { registered, ..self }
     }
 
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
     fn offset(&self, span: Span) -> Option<u64> {
         let offset = span.start.checked_sub(self.base)?;
         let end = offset.checked_add(span.size)?;
@@ -170,6 +175,18 @@ impl Pool {
     /// Takes a segment out. Transfers in progress end well.
     pub(crate) fn remove(&self, id: Uuid) {
         self.lent.rcu(|all| all.iter().filter(|lent| lent.id != id).cloned().collect::<Vec<_>>());
+    }
+
+    /// Numbers about the catalogs of all segments.
+    pub(crate) fn catalog_counts(&self) -> CatalogCounts {
+        let each = self.lent.load();
+        let counts = each.iter().filter_map(|lent| lent.ledger.catalog_counts());
+        counts.fold(CatalogCounts::default(), |sum, it| CatalogCounts {
+            objects: sum.objects + it.objects,
+            damaged: sum.damaged + it.damaged,
+            stale: sum.stale + it.stale,
+            unrecorded: sum.unrecorded + it.unrecorded,
+        })
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -14,9 +14,9 @@ use crate::config::Config;
 use crate::error::StartError;
 use crate::heartbeat::Pulse;
 use crate::membership::{Membership, PROTOCOL};
-use crate::node::PAUSE;
 use crate::place::{Host, Place};
 use crate::rdma;
+use crate::start_retry::StartRetry;
 
 /// How often it is looked whether the metadata server still has the descriptor.
 const PUBLISH: Duration = Duration::from_secs(10);
@@ -48,14 +48,14 @@ impl Presence {
 
     /// Tells the metadata server of the node, which may not be there yet.
     pub(crate) async fn enter(&self, deadline: Instant) -> Result<(), StartError> {
+        let mut retry = StartRetry::new(deadline);
         loop {
             match self.publish().await {
                 Ok(()) => return Ok(()),
                 Err(error @ DirectoryError::Taken { .. }) => return Err(error.into()),
-                Err(error) if Instant::now() + PAUSE > deadline => return Err(error.into()),
-                Err(error) => tracing::warn!(%error, "trying again"),
+                Err(error) if retry.is_over() => return Err(error.into()),
+                Err(error) => retry.pause("the metadata server", &error).await,
             }
-            tokio::time::sleep(PAUSE).await;
         }
     }
 

@@ -1,28 +1,77 @@
 //! The REST API of Mooncake's store service: the same paths, codes and bodies.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{delete, get, post, put};
 use mooncake_wire::types::Uuid;
 use moongate_kvclient::{KvError, PutOptions};
-use moongate_runtime::PeerAddr;
+use moongate_runtime::{PeerAddr, Secret};
 use moongate_transfer::Peers;
 use serde_json::{Map, Value};
+use subtle::ConstantTimeEq as _;
 
 use crate::engines;
 use crate::node::Shared;
 
 /// Largest body in bytes.
 const MAX_BODY: usize = 100 << 20;
+const NOT_A_PEER: &str = "your address is not among those that --allow-peers lists";
 
-/// All routes. The API is for `peers` only: whoever reaches it can remove everything.
-pub(crate) fn router(peers: Peers) -> Router<Shared> {
+/// Access control of the API, which can remove all objects and mount memory: open to programs on this machine, or, with a token, to
+/// callers that send it from an allowed network.
+#[derive(Debug)]
+pub(crate) struct ApiAccess {
+    peers: Peers,
+    /// `Authorization` as it must be.
+    authorization: Option<Secret>,
+    refused: Arc<AtomicU64>,
+}
+
+impl ApiAccess {
+    /// Refused calls are counted in `refused`.
+    pub(crate) fn new(peers: Peers, token: Option<&Secret>, refused: Arc<AtomicU64>) -> Self {
+        let authorization = token.and_then(|token| format!("Bearer {}", token.expose()).parse().ok());
+        Self { peers, authorization, refused }
+    }
+
+    /// Why a caller is refused.
+    fn check(&self, from: Option<IpAddr>, headers: &HeaderMap) -> Result<(), (StatusCode, &'static str)> {
+        let Some(from) = from.map(|from| from.to_canonical()) else {
+            return Err((StatusCode::FORBIDDEN, "the address of the caller cannot be determined"));
+        };
+        let Some(expected) = &self.authorization else {
+            // A page in a browser on this machine is not a program that may.
+            return if from.is_loopback() && !headers.contains_key(header::ORIGIN) {
+                Ok(())
+            } else {
+                Err((
+                    StatusCode::FORBIDDEN,
+                    "this API is for programs on the node's own machine: start it with --api-token to use it from elsewhere",
+                ))
+            };
+        };
+        if !from.is_loopback() && !self.peers.allow(from) {
+            return Err((StatusCode::FORBIDDEN, NOT_A_PEER));
+        }
+        let given = headers.get(header::AUTHORIZATION).map_or(&[][..], |given| given.as_bytes());
+        if given.ct_eq(expected.expose().as_bytes()).into() {
+            Ok(())
+        } else {
+            Err((StatusCode::UNAUTHORIZED, "send the token of --api-token as Authorization: Bearer TOKEN"))
+        }
+    }
+}
+
+/// All routes.
+pub(crate) fn router(access: ApiAccess) -> Router<Shared> {
     Router::new()
         .route("/api/put", put(put_object))
         .route("/api/get/{key}", get(get_object))
@@ -40,7 +89,19 @@ pub(crate) fn router(peers: Peers) -> Router<Shared> {
             plain(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn_with_state(Arc::new(peers), only_peers))
+        .layer(middleware::from_fn_with_state(Arc::new(access), only_with_access))
+}
+
+async fn only_with_access(State(access): State<Arc<ApiAccess>>, request: Request, next: Next) -> Response {
+    let from = request.extensions().get::<PeerAddr>().map(|from| from.0.ip());
+    match access.check(from, request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err((status, problem)) => {
+            access.refused.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(?from, %status, "a call of the REST API is refused");
+            error(status, problem)
+        }
+    }
 }
 
 pub(crate) async fn only_peers(State(peers): State<Arc<Peers>>, request: Request, next: Next) -> Response {
@@ -48,7 +109,7 @@ pub(crate) async fn only_peers(State(peers): State<Arc<Peers>>, request: Request
     if from.is_some_and(|from| peers.allow(from.0.ip())) {
         return next.run(request).await;
     }
-    error(StatusCode::FORBIDDEN, "your address is not among those that --allow-peers lists")
+    error(StatusCode::FORBIDDEN, NOT_A_PEER)
 }
 
 fn plain(status: StatusCode, text: &'static str) -> Response {
@@ -215,6 +276,35 @@ mod tests {
     async fn text(response: Response) -> String {
         let body = axum::body::to_bytes(response.into_body(), MAX_BODY).await.unwrap();
         String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn the_api_is_for_this_machine_or_with_the_token() {
+        let headers = |pairs: &[(header::HeaderName, &'static str)]| -> HeaderMap {
+            pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
+        };
+        let (none, token) = (headers(&[]), headers(&[(header::AUTHORIZATION, "Bearer moon")]));
+        let other = headers(&[(header::AUTHORIZATION, "Bearer sun!")]);
+        let page = headers(&[(header::ORIGIN, "http://evil.example")]);
+        let open = ApiAccess::new(Peers::all(), None, Arc::default());
+        let secret = "moon".parse().unwrap();
+        let guarded = ApiAccess::new("10.0.0.0/8".parse().unwrap(), Some(&secret), Arc::default());
+        for (access, from, headers, refused) in [
+            (&open, "127.0.0.1", &none, None),
+            (&open, "::ffff:127.0.0.1", &none, None),
+            (&open, "127.0.0.1", &page, Some(403)),
+            (&open, "10.0.0.1", &none, Some(403)),
+            (&open, "10.0.0.1", &token, Some(403)),
+            (&guarded, "10.0.0.1", &token, None),
+            (&guarded, "127.0.0.1", &token, None),
+            (&guarded, "127.0.0.1", &none, Some(401)),
+            (&guarded, "10.0.0.1", &other, Some(401)),
+            (&guarded, "11.0.0.1", &token, Some(403)),
+        ] {
+            let checked = access.check(Some(from.parse().unwrap()), headers);
+            assert_eq!(checked.err().map(|(status, _)| status.as_u16()), refused, "{from} {headers:?}");
+        }
+        assert!(open.check(None, &none).is_err());
     }
 
     #[tokio::test]

@@ -24,7 +24,7 @@ pub(crate) fn start(pool: Arc<Pool>, counts: Arc<ScrubCounts>, rate: u64, superv
         return;
     }
     let stop = supervisor.token();
-    supervisor.spawn("store-scrub", async move {
+    supervisor.spawn_essential("store-scrub", async move {
         let look = async {
             loop {
                 tokio::time::sleep(PERIOD).await;

@@ -111,7 +111,7 @@ impl Worker {
     /// Asks for tasks and does them, until the supervisor shuts down.
     pub(crate) fn start(self, supervisor: &Supervisor) {
         let (tasks, stop) = (supervisor.clone(), supervisor.token());
-        supervisor.spawn("store-tasks", async move {
+        supervisor.spawn_essential("store-tasks", async move {
             stop.run_until_cancelled(self.run(&tasks)).await;
         });
     }

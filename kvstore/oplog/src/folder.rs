@@ -1,83 +1,17 @@
-//! Where files are made. A test can put a disk of its own in its place.
+//! A folder that belongs to one process.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// A file that grows.
-pub trait Growing: Send {
-    /// Writes at its end.
-    ///
-    /// # Errors
-    /// As the file system. Then a part may have been written.
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+use crate::disk::{Disk, FileSystem, FolderLock};
 
-    /// Cuts it off.
-    ///
-    /// # Errors
-    /// As the file system.
-    fn cut(&mut self, length: u64) -> io::Result<()>;
-
-    /// Flushes its bytes to the disk.
-    ///
-    /// # Errors
-    /// As the file system.
-    fn flush(&mut self) -> io::Result<()>;
-
-    /// What flushes the bytes written so far, while more are written.
-    ///
-    /// # Errors
-    /// As the file system.
-    fn flusher(&self) -> io::Result<Flush>;
-}
-
-/// Flushes a file.
-pub type Flush = Box<dyn FnOnce() -> io::Result<()> + Send>;
-
-impl Growing for File {
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.write_all(bytes)
-    }
-
-    fn cut(&mut self, length: u64) -> io::Result<()> {
-        self.set_len(length)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.sync_data()
-    }
-
-    fn flusher(&self) -> io::Result<Flush> {
-        let file = self.try_clone()?;
-        Ok(Box::new(move || file.sync_data()))
-    }
-}
-
-/// How files are opened for writing.
-pub trait Disk: Send + Sync {
-    /// Opens a file at its end, or makes it.
-    ///
-    /// # Errors
-    /// As the file system.
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Growing>>;
-}
-
-/// The file system.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct FileSystem;
-
-impl Disk for FileSystem {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Growing>> {
-        Ok(Box::new(OpenOptions::new().append(true).create(true).open(path)?))
-    }
-}
-
-/// A folder that belongs to one process.
-#[derive(Debug)]
+/// A folder that belongs to one process, and the disk that it is on.
 pub struct Folder {
     path: PathBuf,
+    disk: Arc<dyn Disk>,
     /// Locked as long as this lives.
-    _lock: File,
+    _lock: FolderLock,
 }
 
 impl Folder {
@@ -86,14 +20,22 @@ impl Folder {
     /// # Errors
     /// [`crate::Error::InUse`], or what the file system says.
     pub fn take(path: &Path) -> Result<Self, crate::Error> {
-        fs::create_dir_all(path).map_err(crate::failed(path))?;
+        Self::take_on(Arc::new(FileSystem), path)
+    }
+
+    /// The same on another disk.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn take_on(disk: Arc<dyn Disk>, path: &Path) -> Result<Self, crate::Error> {
+        disk.create_folder(path).map_err(crate::failed(path))?;
         let lock_path = path.join("lock");
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).open(&lock_path);
-        let lock = lock.map_err(crate::failed(&lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
-            Err(fs::TryLockError::WouldBlock) => Err(crate::Error::InUse(path.to_owned())),
-            Err(fs::TryLockError::Error(problem)) => Err(crate::failed(lock_path)(problem)),
+        match disk.lock(&lock_path) {
+            Ok(lock) => Ok(Self { path: path.to_owned(), disk, _lock: lock }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(crate::Error::InUse(path.to_owned()))
+            }
+            Err(error) => Err(crate::failed(lock_path)(error)),
         }
     }
 
@@ -102,9 +44,21 @@ impl Folder {
         &self.path
     }
 
+    /// Bytes that can still be written.
+    ///
+    /// # Errors
+    /// As the file system.
+    pub fn free_bytes(&self) -> io::Result<u64> {
+        self.disk.free_bytes(&self.path)
+    }
+
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
     /// Flushes what files there are.
     pub(crate) fn flush(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        self.disk.flush_folder(&self.path)
     }
 
     /// Puts a whole file in place of the one of that name. After a crash it is the old one or the new one.
@@ -112,26 +66,39 @@ impl Folder {
     /// # Errors
     /// As the file system.
     pub fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let unfinished = self.path.join(format!("{name}.tmp"));
-        let mut file = File::create(&unfinished)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&unfinished, self.path.join(name))?;
+        self.replace(name, bytes)?;
         self.flush()
+    }
+
+    /// [`Self::put`], but a crash of the machine some time later may still bring the old one back.
+    pub(crate) fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let unfinished = self.path.join(format!("{name}.tmp"));
+        let mut file = self.disk.open(&unfinished)?;
+        file.cut(0)?;
+        file.append(bytes)?;
+        file.flush()?;
+        self.disk.rename(&unfinished, &self.path.join(name))
+    }
+
+    /// The content of a file, none if it is not there.
+    pub(crate) fn get(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        match self.disk.read(&self.path.join(name)) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The files called `PREFIX-NUMBER.SUFFIX`, by number.
     pub(crate) fn numbered(&self, prefix: &str, suffix: &str) -> io::Result<Vec<(u64, PathBuf)>> {
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
-            let path = entry?.path();
-            let number = path.file_name().and_then(|name| name.to_str()).and_then(|name| {
-                let digits =
-                    name.strip_prefix(prefix)?.strip_prefix('-')?.strip_suffix(suffix)?.strip_suffix('.')?;
-                digits.parse().ok()
-            });
-            files.extend(number.map(|number| (number, path)));
-        }
+        let number = |name: &str| {
+            let digits =
+                name.strip_prefix(prefix)?.strip_prefix('-')?.strip_suffix(suffix)?.strip_suffix('.')?;
+            digits.parse().ok()
+        };
+        let names = self.disk.list(&self.path)?;
+        let mut files: Vec<(u64, PathBuf)> =
+            names.iter().filter_map(|name| Some((number(name)?, self.path.join(name)))).collect();
         files.sort();
         Ok(files)
     }
@@ -139,5 +106,11 @@ impl Folder {
     /// The path of such a file.
     pub(crate) fn file(&self, prefix: &str, number: u64, suffix: &str) -> PathBuf {
         self.path.join(format!("{prefix}-{number:020}.{suffix}"))
+    }
+}
+
+impl std::fmt::Debug for Folder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Folder").field("path", &self.path).finish_non_exhaustive()
     }
 }

@@ -34,23 +34,39 @@ pub(crate) fn write(number: u64, record: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(record);
 }
 
+/// The header of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) length: usize,
+    sum: u32,
+    pub(crate) number: u64,
+}
+
+/// Reads the header of a record, without a check.
+pub(crate) fn header(bytes: &[u8]) -> Option<Header> {
+    let (length, rest) = bytes.split_first_chunk::<4>()?;
+    let (sum, rest) = rest.split_first_chunk::<4>()?;
+    let number = u64::from_le_bytes(*rest.first_chunk::<8>()?);
+    Some(Header { length: u32::from_le_bytes(*length) as usize, sum: u32::from_le_bytes(*sum), number })
+}
+
+/// Whether a record is whole if it is taken to have this length, whatever its header says.
+pub(crate) fn fits(bytes: &[u8], length: usize) -> bool {
+    let record = bytes.get(HEADER..).and_then(|rest| rest.get(..length));
+    let (Some(header), Some(record), Ok(size)) = (header(bytes), record, u32::try_from(length)) else {
+        return false;
+    };
+    length <= MAX_RECORD && checksum(size.to_le_bytes(), header.number.to_le_bytes(), record) == header.sum
+}
+
 /// Reads the record with which `bytes` begin.
 pub(crate) fn read(bytes: &[u8]) -> Found<'_> {
     if bytes.is_empty() {
         return Found::End;
     }
-    let parts = bytes
-        .split_first_chunk::<4>()
-        .and_then(|(length, rest)| rest.split_first_chunk::<4>().map(|(sum, rest)| (*length, *sum, rest)))
-        .and_then(|(length, sum, rest)| {
-            rest.split_first_chunk::<8>().map(|(number, rest)| (length, sum, *number, rest))
-        });
-    let Some((length, sum, number, rest)) = parts else { return Found::Torn };
-    let size = u32::from_le_bytes(length) as usize;
-    match rest.get(..size) {
-        Some(record) if size <= MAX_RECORD && checksum(length, number, record) == u32::from_le_bytes(sum) => {
-            Found::Record(u64::from_le_bytes(number), record)
-        }
+    let Some(Header { length, number, .. }) = header(bytes) else { return Found::Torn };
+    match bytes.get(HEADER..).and_then(|rest| rest.get(..length)) {
+        Some(record) if fits(bytes, length) => Found::Record(number, record),
         _ => Found::Torn,
     }
 }

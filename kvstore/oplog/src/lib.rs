@@ -5,20 +5,28 @@
 //! snapshot on ([`snapshot`]); older ones are then of no use ([`Log::prune`]).
 //!
 //! - A record is written or not: each has a checksum, and what a crash left of the last one is cut off when the log is opened.
+//! - Damage is distinguished from such a torn tail. A log with missing or unreadable records reports them
+//!   ([`Opened::damage`]), and nothing is truncated: the log continues in a new file, and [`Folder::preserve`] keeps the old ones.
 //! - A disk that is full makes [`Log::commit`] fail and loses nothing: what could not be written stays in memory, in its order, and is
 //!   written when there is room.
 //! - A process that dies loses nothing that was committed. A machine that dies may lose what was not yet flushed to its disk, unless
 //!   [`Options::flush_always`] is set; the log knows when it is opened whether that can have happened ([`Opened::may_lack_records`]).
 
+mod damage;
+mod disk;
 mod file;
 mod folder;
 mod frame;
 mod log;
+mod mark;
 mod reader;
+mod scan;
 pub mod snapshot;
 
-pub use folder::{Disk, Flush, Folder, Growing};
-pub use log::{Log, Opened, Options};
+pub use damage::LogDamage;
+pub use disk::{Disk, FileSystem, Flush, FolderLock, Growing};
+pub use folder::Folder;
+pub use log::{Log, LogFiles, Opened, Options};
 pub use reader::Reader;
 
 use std::io;

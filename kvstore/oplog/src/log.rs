@@ -3,20 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::damage::LogDamage;
+use crate::disk::Growing;
 use crate::file::{HEAD, Head};
-use crate::folder::{Disk, FileSystem, Folder, Growing};
-use crate::frame::{self, Found};
+use crate::folder::Folder;
+use crate::frame;
+use crate::mark::SyncedMark;
 use crate::reader::Reader;
+use crate::scan::{LogScan, RecordRun, WriterState};
 use crate::{Error, failed};
 
 const PREFIX: &str = "log";
 const SUFFIX: &str = "log";
 /// Tells that the log was closed, by the number of its last record.
-const CLOSED: &str = "closed";
+pub(crate) const CLOSED: &str = "closed";
 
 /// How a log is kept.
 #[derive(Debug, Clone)]
@@ -41,7 +45,7 @@ fn boot_id() -> String {
 }
 
 /// What was there when a log was opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
     /// The oldest record.
     pub first: u64,
@@ -51,20 +55,29 @@ pub struct Opened {
     pub torn_bytes: u64,
     /// Whether the machine may have died with committed records that were not on its disk.
     pub may_lack_records: bool,
+    /// Records that had been written and cannot be read any more.
+    pub damage: Option<LogDamage>,
+    /// Nothing is missing between this record and the end.
+    pub unbroken_from: u64,
 }
 
 /// A log, open for writing. Records are numbered from 1.
 pub struct Log {
     folder: Arc<Folder>,
-    disk: Box<dyn Disk>,
     options: Options,
     pending: Mutex<Pending>,
     active: Mutex<Active>,
     /// The last record that is written.
     written: AtomicU64,
     oldest: AtomicU64,
+    /// The last record that the file `synced` covers.
+    marked: Mutex<u64>,
     /// Bytes that could not be written the last time that it was tried.
     waiting: AtomicUsize,
+    /// Whether the last attempt to write failed.
+    failing: AtomicBool,
+    /// The records after the last damage, as long as damaged files are there.
+    unbroken: Option<RecordRun>,
 }
 
 /// Records that nobody has begun to write.
@@ -85,109 +98,194 @@ struct Active {
     last: u64,
 }
 
-impl Log {
-    /// Opens a folder's log, or begins one. What a crash left of the last record is cut off.
+/// The files of a log, as they are found before it is opened.
+pub struct LogFiles {
+    all: Vec<(u64, PathBuf)>,
+    /// Files that a crash left before they had a head.
+    unfinished: Vec<PathBuf>,
+    /// Of the newest.
+    head: Option<Head>,
+    scan: LogScan,
+    closed_at: Option<u64>,
+}
+
+impl LogFiles {
+    /// Reads the files. Nothing is changed.
     ///
     /// # Errors
-    /// [`Error::Damaged`] if a record before the last file's end is not what was written; what the file system says.
-    pub fn open(folder: Arc<Folder>, options: Options) -> Result<(Self, Opened), Error> {
-        Self::open_on(Box::new(FileSystem), folder, options)
+    /// Errors of the file system.
+    pub fn read(folder: &Folder, options: &Options) -> Result<Self, Error> {
+        let (mut all, mut unfinished) =
+            (folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))?, Vec::new());
+        while let Some((_, path)) = all.last()
+            && is_unfinished(folder, path)?
+        {
+            unfinished.extend(all.pop().map(|(_, path)| path));
+        }
+        let closed = folder.get(CLOSED).map_err(failed(folder.path().join(CLOSED)))?;
+        let closed_at = closed.and_then(|bytes| String::from_utf8(bytes).ok()?.trim().parse::<u64>().ok());
+        let marked = SyncedMark::read(folder)?;
+        let flushed_through = marked.number().max(closed_at.unwrap_or(0));
+        let (mut scan, mut head) = (LogScan::default(), None);
+        for (nth, (first, path)) in all.iter().enumerate() {
+            let bytes = folder.disk().read(path).map_err(failed(path))?;
+            head = scan.file(path, *first, &bytes);
+            if nth + 1 < all.len() {
+                scan.rest_of_older(path, &bytes);
+                continue;
+            }
+            let same_start = head.as_ref().is_some_and(|head| is_same_start(head, options));
+            scan.rest_of_newest(path, *first, &bytes, WriterState { same_start, flushed_through });
+        }
+        if all.is_empty() {
+            scan.ends_too_early(folder.path(), 0, 0, flushed_through);
+        }
+        if marked == SyncedMark::Damaged {
+            scan.note(&folder.path().join(crate::mark::NAME), 0, 0, "it is not what was written");
+        }
+        Ok(Self { all, unfinished, head, scan, closed_at })
     }
 
-    /// The same on another disk.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn open_on(
-        disk: Box<dyn Disk>,
-        folder: Arc<Folder>,
-        options: Options,
-    ) -> Result<(Self, Opened), Error> {
-        let mut files = folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))?;
-        let mut torn_bytes = 0;
-        while let Some((_, path)) = files.last()
-            && is_unfinished(path)?
-        {
-            fs::remove_file(path).map_err(failed(path))?;
-            files.pop();
-        }
-        let Some((_, newest)) = files.last() else {
-            let log = Self::begin(disk, folder, options, 1)?;
-            return Ok((log, Opened { first: 1, next: 1, torn_bytes, may_lack_records: false }));
-        };
-        let first = files[0].0;
-        let Scanned { head, length, last } = scan(newest)?;
-        let size = fs::metadata(newest).map_err(failed(newest))?.len();
-        torn_bytes += size - length;
-        let mut file = disk.open(newest).map_err(failed(newest))?;
-        if size > length {
-            file.cut(length).map_err(failed(newest))?;
-        }
-        let closed = folder.path().join(CLOSED);
-        let same_start = is_same_start(&head, &options);
-        let may_lack_records = is_doubted(&folder, &head, last, &options);
-        let active = Active { file, path: newest.clone(), length, torn: false, bytes: Vec::new(), last };
-        let log = Self {
-            disk,
-            options,
-            pending: Mutex::new(Pending { bytes: Vec::new(), next: last + 1 }),
-            active: Mutex::new(active),
-            written: AtomicU64::new(last),
-            oldest: AtomicU64::new(first),
-            waiting: AtomicUsize::new(0),
-            folder,
-        };
-        // The head tells under which start of the machine records were written, so this one gets a file of its own.
-        if !same_start || head.flushed != log.options.flush_always {
-            log.next_file(&mut log.active.lock(), last + 1)?;
-        }
-        if closed.exists() {
-            fs::remove_file(&closed).map_err(failed(closed))?;
-        }
-        Ok((log, Opened { first, next: last + 1, torn_bytes, may_lack_records }))
+    /// The last record that can be read.
+    fn last(&self) -> u64 {
+        self.all.last().map_or(0, |(first, _)| self.scan.last(*first).max(first.saturating_sub(1)))
+    }
+
+    /// Records that had been written and cannot be read any more.
+    pub fn damage(&self) -> Option<&LogDamage> {
+        self.scan.damage()
     }
 
     /// Whether the machine may have died with committed records that were not on its disk. Once the log has been opened, that is
     /// forgotten.
+    pub fn may_lack_records(&self, options: &Options) -> bool {
+        if self.all.is_empty() || self.closed_at == Some(self.last()) {
+            return false;
+        }
+        let Some(head) = &self.head else { return true };
+        !is_same_start(head, options) && !head.flushed
+    }
+}
+
+impl Log {
+    /// Opens a folder's log, or begins one. What a crash left of the last record is cut off. Where records are missing that had been
+    /// written, nothing is truncated: the log continues in a new file, after all numbers that were used.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn open(folder: Arc<Folder>, options: Options) -> Result<(Self, Opened), Error> {
+        let files = LogFiles::read(&folder, &options)?;
+        Self::open_read(folder, options, &files)
+    }
+
+    /// [`Self::open`] with files that have just been read.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn may_lack_records(folder: &Folder, options: &Options) -> Result<bool, Error> {
-        let files = folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))?;
-        for (_, path) in files.iter().rev() {
-            if !is_unfinished(path)? {
-                let Scanned { head, last, .. } = scan(path)?;
-                return Ok(is_doubted(folder, &head, last, options));
-            }
+    pub fn open_read(
+        folder: Arc<Folder>,
+        options: Options,
+        files: &LogFiles,
+    ) -> Result<(Self, Opened), Error> {
+        for path in &files.unfinished {
+            folder.disk().remove(path).map_err(failed(path))?;
         }
-        Ok(false)
+        let may_lack_records = files.may_lack_records(&options);
+        let (last, damage) = (files.last(), files.scan.damage().cloned());
+        let closed = folder.path().join(CLOSED);
+        let is_closed = files.closed_at.is_some();
+        let end = files.scan.end_run().cloned();
+        let is_broken = damage.is_some() && end.is_none();
+        let missing = damage.as_ref().map_or(0, |it| it.missing_records);
+        let log = match (files.all.first(), files.all.last()) {
+            (Some((first, _)), Some((_, newest))) if !is_broken => {
+                let mut log = Self::resume(&folder, options, (newest, files), *first)?;
+                log.unbroken = end.clone().filter(|_| damage.is_some());
+                log
+            }
+            (oldest, _) => {
+                // Never the name of a file that is there: that one stays as it is.
+                let used = files.all.last().map_or(0, |(first, _)| *first);
+                let next = last.saturating_add(missing).max(used).saturating_add(1);
+                let mut log = Self::begin(Arc::clone(&folder), options, next)?;
+                log.oldest = AtomicU64::new(oldest.map_or(next, |(first, _)| *first));
+                log
+            }
+        };
+        if is_closed {
+            folder.disk().remove(&closed).map_err(failed(closed))?;
+        }
+        let first = log.oldest();
+        let next = log.next();
+        let unbroken_from = match (&damage, end) {
+            (None, _) => first,
+            (Some(_), Some(run)) => run.first,
+            (Some(_), None) => next,
+        };
+        let torn_bytes = files.scan.torn_bytes;
+        Ok((log, Opened { first, next, torn_bytes, may_lack_records, damage, unbroken_from }))
+    }
+
+    /// Goes on with the newest file.
+    fn resume(
+        folder: &Arc<Folder>,
+        options: Options,
+        (newest, files): (&Path, &LogFiles),
+        oldest: u64,
+    ) -> Result<Self, Error> {
+        let (last, length) = (files.last(), files.scan.length as u64);
+        let size = folder.disk().length(newest).map_err(failed(newest))?;
+        let mut file = folder.disk().open(newest).map_err(failed(newest))?;
+        if size > length {
+            file.cut(length).map_err(failed(newest))?;
+        }
+        let active = Active { file, path: newest.to_owned(), length, torn: false, bytes: Vec::new(), last };
+        let is_damaged = files.scan.damage().is_some();
+        let goes_on = files.head.as_ref().is_some_and(|head| {
+            is_same_start(head, &options) && head.flushed == options.flush_always && !is_damaged
+        });
+        let log = Self::new(Arc::clone(folder), options, active, oldest);
+        // The head has the machine's boot id, so this start gets a file of its own. So that a damaged
+        // file can be put aside, nothing more is written to it.
+        if !goes_on {
+            log.next_file(&mut log.active.lock(), last + 1)?;
+        }
+        Ok(log)
+    }
+
+    fn new(folder: Arc<Folder>, options: Options, active: Active, oldest: u64) -> Self {
+        Self {
+            folder,
+            options,
+            pending: Mutex::new(Pending { bytes: Vec::new(), next: active.last + 1 }),
+            written: AtomicU64::new(active.last),
+            active: Mutex::new(active),
+            oldest: AtomicU64::new(oldest),
+            marked: Mutex::new(0),
+            waiting: AtomicUsize::new(0),
+            failing: AtomicBool::new(false),
+            unbroken: None,
+        }
     }
 
     /// Forgets all records, and begins with the number `first`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn begin_at(folder: Arc<Folder>, options: Options, first: u64) -> Result<Self, Error> {
+        // What is about to go was not lost.
+        SyncedMark::remove(&folder)?;
         for (_, path) in folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))? {
-            fs::remove_file(&path).map_err(failed(path))?;
+            folder.disk().remove(&path).map_err(failed(path))?;
         }
-        Self::begin(Box::new(FileSystem), folder, options, first)
+        Self::begin(folder, options, first)
     }
 
-    fn begin(disk: Box<dyn Disk>, folder: Arc<Folder>, options: Options, first: u64) -> Result<Self, Error> {
-        let (file, path) = new_file(&*disk, &folder, &options, first)?;
+    fn begin(folder: Arc<Folder>, options: Options, first: u64) -> Result<Self, Error> {
+        let (file, path) = new_file(&folder, &options, first)?;
         let last = first - 1;
         let active = Active { file, path, length: HEAD as u64, torn: false, bytes: Vec::new(), last };
-        Ok(Self {
-            folder,
-            disk,
-            options,
-            pending: Mutex::new(Pending { bytes: Vec::new(), next: first }),
-            active: Mutex::new(active),
-            written: AtomicU64::new(last),
-            oldest: AtomicU64::new(first),
-            waiting: AtomicUsize::new(0),
-        })
+        Ok(Self::new(folder, options, active, first))
     }
 
     /// Puts a record of at most [`crate::MAX_RECORD`] bytes behind the others. Returns its number. Quick: nothing is written yet.
@@ -202,7 +300,7 @@ impl Log {
     /// Returns once all records up to `number` are written.
     ///
     /// # Errors
-    /// What the file system says. The records stay, and the next commit tries again.
+    /// Errors of the file system. The records stay, and the next commit tries again.
     pub fn commit(&self, number: u64) -> Result<(), Error> {
         if self.written() >= number {
             return Ok(());
@@ -232,9 +330,15 @@ impl Log {
         self.waiting.load(Ordering::Relaxed)
     }
 
+    /// Whether the last attempt to write failed, and has not been repeated with success.
+    pub fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
     fn write(&self, active: &mut Active) -> Result<(), Error> {
         let written = self.try_to_write(active);
         self.waiting.store(active.bytes.len(), Ordering::Relaxed);
+        self.failing.store(written.is_err(), Ordering::Relaxed);
         written
     }
 
@@ -273,32 +377,44 @@ impl Log {
 
     fn next_file(&self, active: &mut Active, first: u64) -> Result<(), Error> {
         active.file.flush().map_err(failed(&active.path))?;
-        let (file, path) = new_file(&*self.disk, &self.folder, &self.options, first)?;
+        let (file, path) = new_file(&self.folder, &self.options, first)?;
         (active.file, active.path, active.length) = (file, path, HEAD as u64);
         Ok(())
     }
 
-    /// Flushes what is written to the disk.
+    /// Flushes what is written to the disk, and remembers how far that is.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn flush(&self) -> Result<(), Error> {
-        let (flush, path) = {
+        let (flush, path, last) = {
             let active = self.active.lock();
-            (active.file.flusher(), active.path.clone())
+            (active.file.flusher(), active.path.clone(), self.written())
         };
         // Others can go on writing.
-        flush.and_then(|flush| flush()).map_err(failed(path))
+        flush.and_then(|flush| flush()).map_err(failed(path))?;
+        self.mark(last);
+        Ok(())
+    }
+
+    /// Remembers that the log is flushed up to a record.
+    fn mark(&self, last: u64) {
+        let mut marked = self.marked.lock();
+        // Where there is no room for it the older mark stays, which is as true as before.
+        if last > *marked && SyncedMark::write(&self.folder, last).is_ok() {
+            *marked = last;
+        }
     }
 
     /// Writes and flushes all, and remembers that nothing is missing.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn close(&self) -> Result<(), Error> {
         let mut active = self.active.lock();
         self.write(&mut active)?;
         active.file.flush().map_err(failed(&active.path))?;
+        self.mark(self.written());
         self.folder.put(CLOSED, self.written().to_string().as_bytes()).map_err(failed(self.folder.path()))
     }
 
@@ -323,7 +439,7 @@ impl Log {
     /// Removes files with nothing but records before `number`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn prune(&self, number: u64) -> Result<(), Error> {
         let files = self.folder.numbered(PREFIX, SUFFIX).map_err(failed(self.folder.path()))?;
         for pair in files.windows(2) {
@@ -332,9 +448,26 @@ impl Log {
                 break;
             }
             self.oldest.store(*next, Ordering::Release);
-            fs::remove_file(path).map_err(failed(path))?;
+            self.folder.disk().remove(path).map_err(failed(path))?;
         }
         Ok(())
+    }
+
+    /// Where the folder is in which it is kept.
+    pub fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// Where a record is in a file that cannot be read from its beginning.
+    pub(crate) fn offset_in(&self, path: &Path, number: u64) -> Option<usize> {
+        let run = self.unbroken.as_ref()?;
+        (run.path == path && number >= run.first).then_some(run.offset)
+    }
+}
+
+impl std::fmt::Debug for LogFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogFiles").field("files", &self.all).field("scan", &self.scan).finish_non_exhaustive()
     }
 }
 
@@ -347,15 +480,10 @@ impl std::fmt::Debug for Log {
     }
 }
 
-fn new_file(
-    disk: &dyn Disk,
-    folder: &Folder,
-    options: &Options,
-    first: u64,
-) -> Result<(Box<dyn Growing>, PathBuf), Error> {
+fn new_file(folder: &Folder, options: &Options, first: u64) -> Result<(Box<dyn Growing>, PathBuf), Error> {
     let path = folder.file(PREFIX, first, SUFFIX);
     let head = Head { first, boot_id: options.boot_id.clone(), flushed: options.flush_always };
-    let made = disk.open(&path).and_then(|mut file| {
+    let made = folder.disk().open(&path).and_then(|mut file| {
         // A file of that number has nothing but a head: it was made when the disk was full.
         file.cut(0)?;
         file.append(&head.write())?;
@@ -367,43 +495,13 @@ fn new_file(
 }
 
 /// Whether a crash came between making a file and writing its head.
-fn is_unfinished(path: &Path) -> Result<bool, Error> {
-    if fs::metadata(path).map_err(failed(path))?.len() > HEAD as u64 {
+fn is_unfinished(folder: &Folder, path: &Path) -> Result<bool, Error> {
+    if folder.disk().length(path).map_err(failed(path))? > HEAD as u64 {
         return Ok(false);
     }
-    Ok(Head::read(&fs::read(path).map_err(failed(path))?).is_none())
+    Ok(Head::read(&folder.disk().read(path).map_err(failed(path))?).is_none())
 }
 
 fn is_same_start(head: &Head, options: &Options) -> bool {
     !options.boot_id.is_empty() && head.boot_id == options.boot_id
-}
-
-/// Whether records may be missing behind `last`, the last one of the newest file.
-fn is_doubted(folder: &Folder, head: &Head, last: u64, options: &Options) -> bool {
-    let closed = fs::read_to_string(folder.path().join(CLOSED)).ok();
-    let closed_at = closed.and_then(|number| number.trim().parse::<u64>().ok());
-    closed_at != Some(last) && !is_same_start(head, options) && !head.flushed
-}
-
-/// What a file has.
-struct Scanned {
-    head: Head,
-    /// Up to where it is whole.
-    length: u64,
-    last: u64,
-}
-
-/// Reads the newest file.
-fn scan(path: &Path) -> Result<Scanned, Error> {
-    let bytes = fs::read(path).map_err(failed(path))?;
-    let damaged = |at: usize, what| Error::Damaged { path: path.to_owned(), at: at as u64, what };
-    let head = Head::read(&bytes).ok_or_else(|| damaged(0, "its head is not what was written"))?;
-    let (mut at, mut last) = (HEAD, head.first - 1);
-    while let Found::Record(number, record) = frame::read(&bytes[at..]) {
-        if number != last + 1 {
-            return Err(damaged(at, "a record has another number than it should have"));
-        }
-        (at, last) = (at + frame::HEADER + record.len(), number);
-    }
-    Ok(Scanned { head, length: at as u64, last })
 }

@@ -1,9 +1,8 @@
 //! Reading what is written.
 
-use std::fs;
 use std::path::PathBuf;
 
-use crate::file::{HEAD, Head};
+use crate::file::HEAD;
 use crate::frame::{self, Found};
 use crate::log::Log;
 use crate::{Error, failed};
@@ -66,7 +65,7 @@ impl<'a> Reader<'a> {
             return Err(Error::Pruned { first: self.log.oldest(), wanted: self.next });
         };
         let again = path == self.path;
-        self.bytes = match fs::read(&path) {
+        self.bytes = match self.log.folder().disk().read(&path) {
             Ok(bytes) => bytes,
             Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::Pruned { first: self.log.oldest(), wanted: self.next });
@@ -74,13 +73,9 @@ impl<'a> Reader<'a> {
             Err(problem) => return Err(failed(path)(problem)),
         };
         self.path = path;
-        if Head::read(&self.bytes).is_none() {
-            self.at = 0;
-            return Err(self.damaged("its head is not what was written"));
-        }
         // The same file has grown since it was read: go on where it ended.
         if !again {
-            self.at = HEAD;
+            self.at = self.log.offset_in(&self.path, self.next).unwrap_or(HEAD);
         }
         Ok(())
     }

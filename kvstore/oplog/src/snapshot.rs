@@ -3,11 +3,10 @@
 //! It is written under another name and renamed when it is whole, so a snapshot that can be found has been written to its end. The one
 //! before it is kept, in case that the newest cannot be read.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::disk::Growing;
 use crate::folder::Folder;
 use crate::frame::{self, Found};
 use crate::{Error, failed};
@@ -19,34 +18,46 @@ const UNFINISHED: &str = "snapshot.tmp";
 const END: u64 = u64::MAX;
 /// Snapshots that are kept.
 const KEPT: usize = 2;
+/// Bytes that are written at a time.
+const BUFFER: usize = 1 << 20;
 
 /// A snapshot that is being written.
-#[derive(Debug)]
 pub struct Writer {
     folder: Arc<Folder>,
     /// The last record that it contains.
     number: u64,
     path: PathBuf,
-    file: BufWriter<File>,
+    file: Box<dyn Growing>,
     entries: u64,
-    frame: Vec<u8>,
+    /// What is not written yet.
+    buffer: Vec<u8>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer")
+            .field("number", &self.number)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Writer {
     /// Begins a snapshot that contains all records up to `number`, and maybe some of the later ones.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn begin(folder: Arc<Folder>, number: u64) -> Result<Self, Error> {
         let path = folder.path().join(UNFINISHED);
-        let file = BufWriter::with_capacity(1 << 20, File::create(&path).map_err(failed(&path))?);
-        Ok(Self { folder, number, path, file, entries: 0, frame: Vec::new() })
+        let opened = folder.disk().open(&path).and_then(|mut file| file.cut(0).map(|()| file));
+        let file = opened.map_err(failed(&path))?;
+        Ok(Self { folder, number, path, file, entries: 0, buffer: Vec::new() })
     }
 
     /// Writes a part of the state, of at most [`crate::MAX_RECORD`] bytes.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn write(&mut self, entry: &[u8]) -> Result<(), Error> {
         let number = self.entries;
         self.entries += 1;
@@ -54,28 +65,33 @@ impl Writer {
     }
 
     fn put(&mut self, number: u64, entry: &[u8]) -> Result<(), Error> {
-        self.frame.clear();
-        frame::write(number, entry, &mut self.frame);
-        self.file.write_all(&self.frame).map_err(failed(&self.path))
+        frame::write(number, entry, &mut self.buffer);
+        if self.buffer.len() >= BUFFER { self.write_buffer() } else { Ok(()) }
+    }
+
+    fn write_buffer(&mut self) -> Result<(), Error> {
+        let written = self.file.append(&self.buffer).map_err(failed(&self.path));
+        self.buffer.clear();
+        written
     }
 
     /// Makes it the newest snapshot. Older ones but one are removed. Returns from which record on the log is still needed.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn finish(mut self) -> Result<u64, Error> {
         let entries = self.entries;
         self.put(END, &entries.to_le_bytes())?;
-        let Self { folder, number, path, file, .. } = self;
-        let file = file.into_inner().map_err(|error| failed(&path)(error.into_error()))?;
-        file.sync_all().map_err(failed(&path))?;
+        self.write_buffer()?;
+        let Self { folder, number, path, mut file, .. } = self;
+        file.flush().map_err(failed(&path))?;
         let whole = folder.file(PREFIX, number, SUFFIX);
-        fs::rename(&path, &whole).map_err(failed(&whole))?;
+        folder.disk().rename(&path, &whole).map_err(failed(&whole))?;
         folder.flush().map_err(failed(folder.path()))?;
         let mut all = folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))?;
         while all.len() > KEPT {
             let (_, path) = all.remove(0);
-            fs::remove_file(&path).map_err(failed(path))?;
+            folder.disk().remove(&path).map_err(failed(path))?;
         }
         Ok(all.first().map_or(0, |(number, _)| number + 1))
     }
@@ -84,7 +100,7 @@ impl Writer {
 /// The snapshots in a folder, the newest first: of each the last record that it contains, and its file.
 ///
 /// # Errors
-/// What the file system says.
+/// Errors of the file system.
 pub fn list(folder: &Folder) -> Result<Vec<(u64, PathBuf)>, Error> {
     let mut all = folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))?;
     all.reverse();
@@ -95,11 +111,11 @@ pub fn list(folder: &Folder) -> Result<Vec<(u64, PathBuf)>, Error> {
 ///
 /// # Errors
 /// [`Error::Damaged`], or what the file system says.
-pub fn read(path: &PathBuf, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
-    let bytes = fs::read(path).map_err(failed(path))?;
+pub fn read(folder: &Folder, path: &Path, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
+    let bytes = folder.disk().read(path).map_err(failed(path))?;
     let (mut at, mut entries) = (0, 0_u64);
     loop {
-        let damaged = |what| Error::Damaged { path: path.clone(), at: at as u64, what };
+        let damaged = |what| Error::Damaged { path: path.to_owned(), at: at as u64, what };
         match frame::read(&bytes[at..]) {
             Found::Record(END, count) if count == entries.to_le_bytes() => return Ok(()),
             Found::Record(number, entry) if number == entries => {
@@ -117,10 +133,20 @@ pub fn read(path: &PathBuf, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
 /// Removes all snapshots.
 ///
 /// # Errors
-/// What the file system says.
+/// Errors of the file system.
 pub fn remove_all(folder: &Folder) -> Result<(), Error> {
-    for (_, path) in list(folder)? {
-        fs::remove_file(&path).map_err(failed(path))?;
+    remove_others(folder, None)
+}
+
+/// Removes all snapshots but one.
+///
+/// # Errors
+/// Errors of the file system.
+pub fn remove_others(folder: &Folder, kept: Option<u64>) -> Result<(), Error> {
+    for (number, path) in list(folder)? {
+        if Some(number) != kept {
+            folder.disk().remove(&path).map_err(failed(path))?;
+        }
     }
     Ok(())
 }

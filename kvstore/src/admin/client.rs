@@ -91,6 +91,7 @@ impl Admin {
                 service_ready: true,
                 leader_address: None,
                 view_version: None,
+                problems: Vec::new(),
             });
         }
         parsed(&url, &body)

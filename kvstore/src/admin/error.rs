@@ -79,7 +79,7 @@ pub(super) fn shortened(url: &str) -> String {
 }
 
 /// The innermost cause: "Connection refused" says more than "error sending request".
-pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;

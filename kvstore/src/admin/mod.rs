@@ -11,5 +11,6 @@ mod query;
 
 pub use client::{Admin, Options};
 pub use error::AdminError;
+pub(crate) use error::root_cause;
 pub use keys::{Keys, KeysPage};
 pub(crate) use query::Query;

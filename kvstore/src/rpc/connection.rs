@@ -7,12 +7,13 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::error::RpcError;
+use super::locate::MasterLocator;
 use super::master::Options;
 use super::session::{Call, Session};
 use crate::backoff::Backoff;
 
 pub(super) struct Connection {
-    address: Arc<str>,
+    locator: Arc<MasterLocator>,
     options: Options,
     calls: mpsc::Receiver<Call>,
     backoff: Backoff,
@@ -21,8 +22,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(address: Arc<str>, options: Options, calls: mpsc::Receiver<Call>) -> Self {
-        Self { address, options, calls, backoff: Backoff::new(options.retry), pause: None }
+    pub(super) fn new(locator: Arc<MasterLocator>, options: Options, calls: mpsc::Receiver<Call>) -> Self {
+        Self { locator, options, calls, backoff: Backoff::new(options.retry), pause: None }
     }
 
     /// Serves calls until nobody is left who could make one.
@@ -39,14 +40,14 @@ impl Connection {
 
     /// Opens the connection for `call` and uses it as long as it lasts.
     async fn open(&mut self, call: Call) {
-        let stream = match self.dial().await {
-            Ok(stream) => stream,
+        let (address, stream) = match self.dial().await {
+            Ok(dialed) => dialed,
             Err(error) => {
                 let _ = call.reply.send(Err(error.clone()));
                 return self.pause_after(error);
             }
         };
-        let mut session = Session::new(&self.address, &self.options);
+        let mut session = Session::new(&address, &self.options);
         session.begin(call);
         let Err(error) = session.run(stream, &mut self.calls).await else { return };
         session.fail(&error);
@@ -64,16 +65,17 @@ impl Connection {
         self.pause = Some((Instant::now() + self.backoff.pause(), error));
     }
 
-    async fn dial(&self) -> Result<TcpStream, RpcError> {
-        let connecting = TcpStream::connect(&*self.address);
+    async fn dial(&self) -> Result<(Arc<str>, TcpStream), RpcError> {
+        let address = self.locator.locate().await?;
+        let connecting = TcpStream::connect(&*address);
         let failure = match tokio::time::timeout(self.options.connect_limit, connecting).await {
             Ok(Ok(stream)) => match stream.set_nodelay(true) {
-                Ok(()) => return Ok(stream),
+                Ok(()) => return Ok((address, stream)),
                 Err(error) => error.to_string(),
             },
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no connection within {:?}", self.options.connect_limit),
         };
-        Err(RpcError::Unreachable { address: Arc::clone(&self.address), reason: failure })
+        Err(RpcError::Unreachable { address, reason: failure })
     }
 }

@@ -7,6 +7,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::Dialect;
 use mooncake_wire::frame::{self, Fault};
+use mooncake_wire::inventory::{
+    InventoryArguments, InventoryReply, ObjectChangesArguments, ObjectChangesReply,
+};
 use mooncake_wire::pack::{EncodeError, Pack, Unpack};
 use mooncake_wire::rpc::{BatchExistKey, KeysArguments, Outcome, Rpc, decode_reply, encode_request};
 use mooncake_wire::types::DEFAULT_TENANT;
@@ -17,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::attempts::{Guess, attempts};
 use super::connection::Connection;
 use super::error::RpcError;
+use super::locate::MasterLocator;
 use super::session::{Call, Response};
 use crate::backoff::Retry;
 
@@ -65,7 +69,7 @@ pub struct Master {
 
 #[derive(Debug)]
 struct Shared {
-    address: Arc<str>,
+    locator: Arc<MasterLocator>,
     time_limit: Duration,
     queues: Vec<mpsc::Sender<Call>>,
     turn: AtomicUsize,
@@ -74,14 +78,14 @@ struct Shared {
 }
 
 impl Master {
-    /// A client of the master at `address`, a `host:port`. Connects when it is called first. Its tasks end when
-    /// the last clone is dropped, or with the supervisor.
+    /// A client of the master at `address`, the text of a [`MasterAddress`](super::MasterAddress). Connects when it is called first. Its
+    /// tasks end when the last clone is dropped, or with the supervisor.
     #[must_use]
     pub fn new(address: &str, options: Options, supervisor: &Supervisor) -> Self {
-        let address: Arc<str> = address.into();
+        let locator = Arc::new(MasterLocator::new(address, options.connect_limit));
         let start = |_| {
             let (queue, calls) = mpsc::channel(options.queue.max(1));
-            let connection = Connection::new(Arc::clone(&address), options, calls);
+            let connection = Connection::new(Arc::clone(&locator), options, calls);
             let token = supervisor.token();
             supervisor.spawn("kvstore-rpc", async move {
                 token.run_until_cancelled(connection.run()).await;
@@ -91,13 +95,13 @@ impl Master {
         let queues = (0..options.connections.max(1)).map(start).collect();
         let (turn, sequence, guess) = (AtomicUsize::new(0), AtomicU32::new(0), Guess::new());
         let time_limit = options.time_limit;
-        Self { shared: Arc::new(Shared { address, time_limit, queues, turn, sequence, guess }) }
+        Self { shared: Arc::new(Shared { locator, time_limit, queues, turn, sequence, guess }) }
     }
 
-    /// Where the master is.
+    /// The address that it was given.
     #[must_use]
     pub fn address(&self) -> &str {
-        &self.shared.address
+        self.shared.locator.address()
     }
 
     /// The newest dialect that fits what the master has answered so far.
@@ -200,6 +204,27 @@ impl Master {
         Ok(decode_whole(&body).map_err(|error| self.broken(error))??)
     }
 
+    /// Announces or offers what a segment holds to a master that may have lost its log.
+    ///
+    /// # Errors
+    /// [`RpcError::Fault`] from Mooncake's masters, which do not have this.
+    pub async fn inventory(&self, arguments: &InventoryArguments<&str>) -> Result<InventoryReply, RpcError> {
+        let body = self.ask(|sequence, out| arguments.encode(sequence, out)).await?;
+        Ok(InventoryReply::decode(&body).map_err(|error| self.broken(error))??)
+    }
+
+    /// Polls which objects lie in a segment.
+    ///
+    /// # Errors
+    /// [`RpcError::Fault`] from Mooncake's masters, which do not have this.
+    pub async fn object_changes(
+        &self,
+        arguments: &ObjectChangesArguments,
+    ) -> Result<ObjectChangesReply<String>, RpcError> {
+        let body = self.ask(|sequence, out| arguments.encode(sequence, out)).await?;
+        Ok(ObjectChangesReply::decode(&body).map_err(|error| self.broken(error))??)
+    }
+
     /// Sends the request that `write` appends, and returns the body of the response.
     pub(super) async fn ask(
         &self,
@@ -247,6 +272,6 @@ impl Master {
     }
 
     fn shared_address(&self) -> Arc<str> {
-        Arc::clone(&self.shared.address)
+        Arc::clone(self.shared.locator.address())
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A [`Master`] has a few connections, each driven by one supervised task. Any number of calls is under way on
 //! each; replies find their calls by the sequence number. A connection is opened by the first call that needs it,
-//! and again after it broke; while the master cannot be reached, calls fail at once instead of waiting.
+//! and again after it broke; while the master cannot be reached, calls fail at once instead of waiting. Where several masters publish
+//! their leader in etcd, it is looked up before each connection ([`MasterAddress`]).
 //!
 //! Nothing tells the master's release beforehand. A call is made in the dialect that fitted last, at first in the
 //! newest. A master that refuses the arguments is asked in older forms; one that answers in another form than
@@ -15,11 +16,13 @@ mod attempts;
 mod connection;
 mod disk;
 mod error;
+mod locate;
 mod master;
 mod objects;
 mod session;
 
 pub use disk::DiskNode;
 pub use error::RpcError;
+pub use locate::{AddressError, CLUSTER_VARIABLE, MasterAddress, MasterLocator, leader_key};
 pub use master::{Master, Options};
 pub use objects::{Mode, Objects};

@@ -58,6 +58,11 @@ impl Engine {
         self.lanes.is_some()
     }
 
+    /// Buffers that are out of use because io_uring has failed and the kernel may still use them.
+    pub(crate) fn quarantined_buffers(&self) -> usize {
+        self.lanes.as_ref().map_or(0, Lanes::quarantined)
+    }
+
     /// Transfers all pieces, and returns when each is over.
     ///
     /// # Errors

@@ -55,21 +55,44 @@ pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
     }
 }
 
-/// None when there is none that is whole.
-pub(crate) fn read_superblock(file: &File, engine: &Engine) -> io::Result<Option<Superblock>> {
-    struct First(Option<Superblock>, Option<io::Error>);
+/// What a file begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileStart {
+    /// Nothing: the file is new.
+    Empty,
+    /// A superblock.
+    Superblock(Superblock),
+    /// Something else.
+    Damaged,
+}
+
+/// Reads the file's beginning.
+pub(crate) fn read_start(file: &File, engine: &Engine) -> io::Result<FileStart> {
+    struct First(FileStart, Option<io::Error>);
     impl Visit for First {
         fn fill(&mut self, _: usize, _: &mut [u8]) {}
         fn over(&mut self, _: usize, outcome: io::Result<&[u8]>) {
             match outcome {
-                Ok(bytes) => self.0 = Superblock::decode(bytes),
-                // A new file has no first block.
+                Ok(bytes) => {
+                    self.0 = match Superblock::decode(bytes) {
+                        Some(superblock) => FileStart::Superblock(superblock),
+                        // A file that was given its space, but whose first start was cut short.
+                        None if bytes.iter().all(|byte| *byte == 0) => FileStart::Empty,
+                        None => FileStart::Damaged,
+                    };
+                }
+                // Shorter than a superblock.
                 Err(problem) if problem.kind() == io::ErrorKind::UnexpectedEof => {}
                 Err(problem) => self.1 = Some(problem),
             }
         }
     }
-    let mut first = First(None, None);
+    let length = file.metadata()?.len();
+    let mut first = First(FileStart::Empty, None);
     engine.transfer(file, Direction::Read, &[Piece { offset: 0, len: ALIGN }], &mut first)?;
-    first.1.map_or(Ok(first.0), Err)
+    match first {
+        First(_, Some(problem)) => Err(problem),
+        First(FileStart::Empty, None) if length > 0 && length < ALIGN as u64 => Ok(FileStart::Damaged),
+        First(start, None) => Ok(start),
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::ManuallyDrop;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -21,13 +21,15 @@ const BUFFERS: usize = 128;
 const MAX_BYTES: usize = 64 << 20;
 /// Buffers of one transfer at most.
 const MAX_BUFFERS: usize = 64;
+/// How long completions are polled after the ring of a failed transfer has refused to be waited on. Disks answer sooner, or report an
+/// error after about as long.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Rings and buffers.
 pub(crate) struct Lanes {
     free: Mutex<Free>,
     returned: Condvar,
-    /// Of a buffer.
-    bytes: usize,
+    drain_limit: Duration,
 }
 
 struct Free {
@@ -35,6 +37,37 @@ struct Free {
     lanes: Vec<Lane>,
     buffers: Vec<Buffer>,
     transfers: usize,
+    /// Lanes of failed transfers with buffers that the kernel may still use. Each holds a buffer at least, and none is replaced, so
+    /// there are at most [`BUFFERS`]. They are checked again whenever a transfer begins.
+    quarantined: Vec<Lane>,
+}
+
+impl Free {
+    /// Takes back the buffers of quarantined lanes whose operations have completed meanwhile.
+    fn recover(&mut self) {
+        let Self { buffers, quarantined, .. } = self;
+        quarantined.retain_mut(|lane| {
+            let settled = lane.is_settled();
+            if settled {
+                tracing::warn!(
+                    "io_uring has completed late: {} buffers are usable again",
+                    lane.buffers.len()
+                );
+                buffers.append(&mut lane.buffers);
+            }
+            !settled
+        });
+    }
+}
+
+/// A transfer failed and left operations behind that the kernel has not completed: it may write to the file later.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; operations of the transfer are still under way")]
+struct Unsettled(io::Error);
+
+/// Whether blocks of the transfer that failed with this error may still be written.
+pub(crate) fn is_unsettled(problem: &io::Error) -> bool {
+    problem.get_ref().is_some_and(|cause| cause.is::<Unsettled>())
 }
 
 impl Lanes {
@@ -46,13 +79,14 @@ impl Lanes {
         let count = (MAX_BYTES / bytes.max(1)).clamp(2, BUFFERS);
         let lanes = vec![Lane::new(MAX_BUFFERS)?];
         let buffers = Buffer::several(count, bytes);
-        Ok(Self { free: Mutex::new(Free { lanes, buffers, transfers: 0 }), returned: Condvar::new(), bytes })
+        let free = Free { lanes, buffers, transfers: 0, quarantined: Vec::new() };
+        Ok(Self { free: Mutex::new(free), returned: Condvar::new(), drain_limit: DRAIN_LIMIT })
     }
 
     /// Transfers all pieces, and returns when each is over.
     ///
     /// # Errors
-    /// When a ring fails. What a piece comes to is told to `visit`.
+    /// When a ring fails, or no buffer is left because all are quarantined. What becomes of a piece is reported to `visit`.
     pub(crate) fn transfer(
         &self,
         file: &File,
@@ -63,53 +97,240 @@ impl Lanes {
         if pieces.is_empty() {
             return Ok(());
         }
-        let (turn, lane, mut buffers) = self.take(pieces.len());
-        // Not dropped by an error or a panic: the kernel may still have the buffers.
-        let mut lane = ManuallyDrop::new(lane.map_or_else(|| Lane::new(MAX_BUFFERS), Ok)?);
-        lane.buffers.append(&mut buffers);
-        lane.transfer(file, direction, pieces, visit)?;
-        turn.give_back(ManuallyDrop::into_inner(lane));
+        let mut turn = self.take(pieces.len())?;
+        let outcome = turn.lane()?.transfer(file, direction, pieces, visit);
+        match outcome {
+            Ok(()) => turn.give_back(),
+            Err(problem) if turn.settle() => return Err(problem),
+            Err(problem) => return Err(io::Error::new(problem.kind(), Unsettled(problem))),
+        }
         Ok(())
     }
 
-    /// A turn, a ring if one is free, and buffers for so many pieces: at most half of the free ones, so that the next transfer, which
-    /// may be of few pieces, does not wait for this one.
-    fn take(&self, pieces: usize) -> (Turn<'_>, Option<Lane>, Vec<Buffer>) {
+    /// Buffers that the kernel may still use after failed transfers.
+    pub(crate) fn quarantined(&self) -> usize {
+        self.free.lock().quarantined.iter().map(|lane| lane.buffers.len()).sum()
+    }
+
+    /// A turn with a ring if one is free, and buffers for so many pieces: at most half of the free ones, so that the next transfer,
+    /// which may be of few pieces, does not wait for this one.
+    fn take(&self, pieces: usize) -> io::Result<Turn<'_>> {
         let mut free = self.free.lock();
-        while free.transfers >= MAX_TRANSFERS || free.buffers.is_empty() {
+        loop {
+            free.recover();
+            if free.transfers < MAX_TRANSFERS && !free.buffers.is_empty() {
+                break;
+            }
+            if free.transfers == 0 {
+                return Err(io::Error::other(
+                    "io_uring has failed in all buffers and does not complete their operations; restart this process",
+                ));
+            }
             self.returned.wait(&mut free);
         }
         free.transfers += 1;
         let left = free.buffers.len();
         let taken = pieces.min(MAX_BUFFERS).min(left.div_ceil(2));
         let buffers = free.buffers.split_off(left - taken);
-        (Turn { lanes: self, missing: taken }, free.lanes.pop(), buffers)
+        Ok(Turn { lanes: self, lane: free.lanes.pop(), buffers })
     }
 }
 
-/// A transfer's turn. If it ends without giving ring and buffers back, there are others in their place.
+/// A transfer's turn. Ring and buffers go back however it ends; what the kernel may still use is quarantined.
 struct Turn<'a> {
     lanes: &'a Lanes,
-    /// Buffers that it has.
-    missing: usize,
+    lane: Option<Lane>,
+    /// Those that the lane does not have.
+    buffers: Vec<Buffer>,
 }
 
 impl Turn<'_> {
-    fn give_back(mut self, mut lane: Lane) {
-        let mut free = self.lanes.free.lock();
-        free.buffers.append(&mut lane.buffers);
-        free.lanes.push(lane);
-        self.missing = 0;
+    /// The lane, with the buffers.
+    fn lane(&mut self) -> io::Result<&mut Lane> {
+        let mut lane = self.lane.take().map_or_else(|| Lane::new(MAX_BUFFERS), Ok)?;
+        lane.buffers.append(&mut self.buffers);
+        Ok(self.lane.insert(lane))
+    }
+
+    /// After a transfer that succeeded.
+    fn give_back(mut self) {
+        let Some(mut lane) = self.lane.take() else { return };
+        self.buffers.append(&mut lane.buffers);
+        self.lanes.free.lock().lanes.push(lane);
+    }
+
+    /// After a transfer that did not: waits until the kernel uses no buffer, and closes the ring. Returns whether it came to that.
+    fn settle(&mut self) -> bool {
+        let Some(mut lane) = self.lane.take() else { return true };
+        match lane.drain(self.lanes.drain_limit) {
+            Ok(()) => {
+                self.buffers.append(&mut lane.buffers);
+                true
+            }
+            Err(problem) => {
+                tracing::warn!(
+                    "io_uring fails ({problem}) and does not complete what is under way: {} buffers are not used until it does",
+                    lane.buffers.len()
+                );
+                self.lanes.free.lock().quarantined.push(lane);
+                false
+            }
+        }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let others: Vec<Buffer> = (0..self.missing).map(|_| Buffer::new(self.lanes.bytes)).collect();
+        // There is a lane after a panic only.
+        self.settle();
         let mut free = self.lanes.free.lock();
-        free.buffers.extend(others);
+        free.buffers.append(&mut self.buffers);
         free.transfers -= 1;
         // A transfer may return buffers for several.
         self.lanes.returned.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::fd::OwnedFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::buffer::ALIGN;
+    use crate::ring::faults;
+
+    /// Open rings are counted in the whole process, so one test at a time.
+    static ONE_TEST: Mutex<()> = Mutex::new(());
+
+    struct Nothing;
+
+    impl Visit for Nothing {
+        fn fill(&mut self, _: usize, _: &mut [u8]) {}
+        fn over(&mut self, _: usize, outcome: io::Result<&[u8]>) {
+            outcome.unwrap();
+        }
+    }
+
+    struct Panics;
+
+    impl Visit for Panics {
+        fn fill(&mut self, piece: usize, _: &mut [u8]) {
+            assert!(piece < 5, "a panic in a transfer");
+        }
+        fn over(&mut self, _: usize, _: io::Result<&[u8]>) {}
+    }
+
+    fn pieces(count: usize) -> Vec<Piece> {
+        (0..count).map(|at| Piece { offset: (at * ALIGN) as u64, len: ALIGN }).collect()
+    }
+
+    fn open_rings() -> usize {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let targets = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+        targets.filter(|target| target.to_string_lossy().contains("io_uring")).count()
+    }
+
+    /// A ring or None where the kernel permits none, and a file with room for 20 pieces.
+    fn lanes() -> Option<(Lanes, File)> {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(20 * ALIGN as u64).unwrap();
+        Some((Lanes::new(ALIGN).ok()?, file))
+    }
+
+    #[test]
+    fn failures_of_rings_leave_no_ring_and_no_buffer_behind() {
+        let _one = ONE_TEST.lock();
+        let Some((lanes, file)) = lanes() else { return };
+        lanes.transfer(&file, Direction::Write, &pieces(20), &mut Nothing).unwrap();
+        let rings = open_rings();
+        let addresses = |lanes: &Lanes| {
+            let mut all: Vec<usize> =
+                lanes.free.lock().buffers.iter().map(|buffer| buffer.get().as_ptr().addr()).collect();
+            all.sort_unstable();
+            all
+        };
+        let buffers = addresses(&lanes);
+        for failure in 0..40 {
+            faults::plan(failure % 21, 1);
+            let direction = if failure % 2 == 0 { Direction::Read } else { Direction::Write };
+            lanes.transfer(&file, direction, &pieces(20), &mut Nothing).unwrap_err();
+            faults::plan(0, 0);
+        }
+        for _ in 0..5 {
+            let panics = std::panic::AssertUnwindSafe(|| {
+                lanes.transfer(&file, Direction::Write, &pieces(20), &mut Panics)
+            });
+            std::panic::catch_unwind(panics).unwrap_err();
+        }
+        assert_eq!(lanes.free.lock().transfers, 0);
+        assert!(addresses(&lanes) == buffers, "buffers were replaced, so the old ones have leaked");
+        lanes.transfer(&file, Direction::Read, &pieces(20), &mut Nothing).unwrap();
+        assert_eq!(open_rings(), rings);
+    }
+
+    /// Reads of this file last until something is written into the pipe.
+    fn pipe() -> (File, io::PipeWriter) {
+        let (reader, writer) = io::pipe().unwrap();
+        (File::from(OwnedFd::from(reader)), writer)
+    }
+
+    #[test]
+    fn a_transfer_that_fails_waits_for_operations_under_way() {
+        let _one = ONE_TEST.lock();
+        let Some((lanes, _)) = lanes() else { return };
+        let (pipe, mut writer) = pipe();
+        let written = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // Time for an implementation that does not wait to return too early.
+                thread::sleep(Duration::from_millis(100));
+                written.store(true, Ordering::SeqCst);
+                writer.write_all(&[7; 2 * ALIGN]).unwrap();
+            });
+            // The second operation is submitted when the ring, after one more refusal, can be waited on.
+            faults::plan(1, 2);
+            let problem = lanes.transfer(&pipe, Direction::Read, &pieces(2), &mut Nothing).unwrap_err();
+            assert!(!is_unsettled(&problem), "{problem}");
+            assert!(written.load(Ordering::SeqCst), "the kernel had a buffer that was given back");
+        });
+        assert_eq!((lanes.quarantined(), lanes.free.lock().buffers.len()), (0, BUFFERS));
+    }
+
+    #[test]
+    fn buffers_that_the_kernel_may_use_are_quarantined_until_it_does_not() {
+        let _one = ONE_TEST.lock();
+        let Some((mut lanes, file)) = lanes() else { return };
+        lanes.drain_limit = Duration::ZERO;
+        let rings = open_rings();
+        let (pipe, mut writer) = pipe();
+        let mut failures = 0;
+        while !lanes.free.lock().buffers.is_empty() {
+            faults::plan(1, usize::MAX);
+            let problem =
+                lanes.transfer(&pipe, Direction::Read, &pieces(MAX_BUFFERS), &mut Nothing).unwrap_err();
+            faults::plan(0, 0);
+            assert!(is_unsettled(&problem), "{problem}");
+            failures += 1;
+        }
+        assert_eq!(lanes.quarantined(), BUFFERS, "none is replaced");
+        let problem = lanes.transfer(&file, Direction::Read, &pieces(1), &mut Nothing).unwrap_err();
+        assert!(problem.to_string().contains("restart this process"), "{problem}");
+        assert_eq!(lanes.quarantined(), BUFFERS);
+
+        for _ in 0..failures {
+            writer.write_all(&[7; ALIGN]).unwrap();
+        }
+        while lanes.transfer(&file, Direction::Read, &pieces(20), &mut Nothing).is_err() {
+            thread::yield_now();
+        }
+        while lanes.quarantined() > 0 {
+            lanes.free.lock().recover();
+        }
+        assert_eq!(lanes.free.lock().buffers.len(), BUFFERS);
+        assert_eq!(open_rings(), rings);
     }
 }

@@ -27,6 +27,17 @@ pub(crate) struct Page {
     pub(crate) blocks: Vec<(u32, u32)>,
 }
 
+/// What the page of a block holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PageContent {
+    /// An object begins in the block.
+    Object(Page),
+    /// Nothing: never written, wiped, or of a former life of the file.
+    Vacant,
+    /// Something that is not what was written, or not where it was written.
+    Damaged,
+}
+
 /// Blocks that so many bytes take.
 pub(crate) fn blocks_of(len: u64, block: u32) -> u64 {
     len.div_ceil(u64::from(block))
@@ -53,17 +64,29 @@ impl Page {
         into.copy_from_slice(&bytes);
     }
 
-    /// Reads the page of block `at`. None when there is no object: never was, no longer, or its page is damaged.
-    pub(crate) fn decode(bytes: &[u8], life: u64, at: u32, layout: Layout) -> Option<Self> {
-        let (body, seal) = bytes.split_at_checked(SEAL)?;
-        if body.get(..8)? != MAGIC || Crc32c::of(body).to_le_bytes() != seal {
-            return None;
+    /// Reads the page of block `at`.
+    pub(crate) fn decode(bytes: &[u8], life: u64, at: u32, layout: Layout) -> PageContent {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return PageContent::Vacant;
         }
+        let Some(body) = Self::sealed(bytes).filter(|body| body.starts_with(MAGIC)) else {
+            return PageContent::Damaged;
+        };
+        if body.get(8..16) != Some(&life.to_le_bytes()) {
+            return PageContent::Vacant;
+        }
+        Self::parse(body, at, layout).map_or(PageContent::Damaged, PageContent::Object)
+    }
+
+    /// What the checksum covers, if it is right.
+    fn sealed(bytes: &[u8]) -> Option<&[u8]> {
+        let (body, seal) = bytes.split_at_checked(SEAL)?;
+        (Crc32c::of(body).to_le_bytes() == seal).then_some(body)
+    }
+
+    fn parse(body: &[u8], at: u32, layout: Layout) -> Option<Self> {
         let number = |at: usize| Some(u32::from_le_bytes(body.get(at..at + 4)?.try_into().ok()?));
         let word = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
-        if word(8)? != life {
-            return None;
-        }
         let count = usize::try_from(number(36)?).ok().filter(|count| *count <= MAX_BLOCKS)?;
         let blocks: Option<Vec<_>> = (0..count)
             .map(|which| Some((number(BLOCKS + which * 8)?, number(BLOCKS + which * 8 + 4)?)))
@@ -107,32 +130,32 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_bit_ends_it() {
+    fn any_changed_bit_is_damage() {
         let good = encoded(&page(20, 3));
-        assert_eq!(Page::decode(&good, 5, 9, LAYOUT), Some(page(20, 3)));
+        assert_eq!(Page::decode(&good, 5, 9, LAYOUT), PageContent::Object(page(20, 3)));
         for bit in 0..ALIGN * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Page::decode(&bad, 5, 9, LAYOUT), None, "bit {bit}");
+            assert_eq!(Page::decode(&bad, 5, 9, LAYOUT), PageContent::Damaged, "bit {bit}");
         }
     }
 
     #[test]
-    fn pages_of_another_life_place_or_layout_are_none() {
+    fn a_page_in_another_place_is_damage_and_one_of_another_life_is_none() {
         let good = encoded(&page(20, 3));
-        assert_eq!(Page::decode(&good, 6, 9, LAYOUT), None);
-        assert_eq!(Page::decode(&good, 5, 11, LAYOUT), None);
-        assert_eq!(Page::decode(&good, 5, 9, Layout { blocks: 13, ..LAYOUT }), None);
-        assert_eq!(Page::decode(&good, 5, 9, Layout { block: 8192, ..LAYOUT }), None);
-        assert_eq!(Page::decode(&good[..4000], 5, 9, LAYOUT), None);
-        assert_eq!(Page::decode(&[0; ALIGN], 0, 0, LAYOUT), None);
+        assert_eq!(Page::decode(&good, 6, 9, LAYOUT), PageContent::Vacant);
+        assert_eq!(Page::decode(&[0; ALIGN], 5, 0, LAYOUT), PageContent::Vacant);
+        assert_eq!(Page::decode(&good, 5, 11, LAYOUT), PageContent::Damaged);
+        assert_eq!(Page::decode(&good, 5, 9, Layout { blocks: 13, ..LAYOUT }), PageContent::Damaged);
+        assert_eq!(Page::decode(&good, 5, 9, Layout { block: 8192, ..LAYOUT }), PageContent::Damaged);
+        assert_eq!(Page::decode(&good[..4000], 5, 9, LAYOUT), PageContent::Damaged);
     }
 
     proptest! {
         #[test]
         fn what_is_written_is_read(key in 1..=MAX_KEY, blocks in 1..=MAX_BLOCKS as u32) {
             let page = page(key, blocks);
-            prop_assert_eq!(Page::decode(&encoded(&page), 5, 9, LAYOUT), Some(page));
+            prop_assert_eq!(Page::decode(&encoded(&page), 5, 9, LAYOUT), PageContent::Object(page));
         }
     }
 }

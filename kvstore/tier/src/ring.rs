@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
 
@@ -14,12 +16,18 @@ use crate::engine::{Direction, Piece, Visit};
 /// Operations under way at a time: a queue that is longer makes no disk quicker.
 const AT_ONCE: usize = 32;
 
-/// A ring, and during a transfer the buffers that its operations use. Between transfers none is under way.
+/// Pause between looking for completions while the ring refuses to be waited on.
+const DRAIN_POLL: Duration = Duration::from_millis(2);
+
+/// A ring, and during a transfer the buffers that its operations use.
 ///
-/// A lane in which a transfer did not end well must be forgotten, not dropped: the kernel may still have its buffers.
+/// After a transfer that failed or panicked the kernel may still use some of the buffers, until [`Lane::drain`] has succeeded. A lane
+/// that is dropped before that leaks its buffers.
 pub(crate) struct Lane {
     ring: IoUring,
     pub(crate) buffers: Vec<Buffer>,
+    /// For each buffer, the operation that was queued and has not been reported complete.
+    ops: Vec<Option<Op>>,
 }
 
 /// What a buffer is used for.
@@ -37,13 +45,14 @@ impl Lane {
     /// When io_uring is not there, or not permitted.
     pub(crate) fn new(buffers: usize) -> io::Result<Self> {
         let ring = IoUring::new(u32::try_from(buffers).unwrap_or(u32::MAX).next_power_of_two())?;
-        Ok(Self { ring, buffers: Vec::new() })
+        Ok(Self { ring, buffers: Vec::new(), ops: Vec::new() })
     }
 
     /// Transfers all pieces. Each has its turn with `visit`: before it is written, or when it is over.
     ///
     /// # Errors
-    /// When the ring itself fails; then the lane must be forgotten. What a piece comes to is told to `visit`.
+    /// When the ring itself fails; then the lane must be drained before its buffers are used again. What becomes of a piece is reported
+    /// to `visit`.
     pub(crate) fn transfer(
         &mut self,
         file: &File,
@@ -55,7 +64,8 @@ impl Lane {
         // Where there is not a buffer for each piece, half of them are for bytes that are looked at.
         let at_once = if buffers < pieces.len() { buffers.div_ceil(2) } else { buffers }.min(AT_ONCE);
         let mut free: Vec<usize> = (0..buffers).collect();
-        let mut ops: Vec<Option<Op>> = vec![None; buffers];
+        self.ops.clear();
+        self.ops.resize(buffers, None);
         let mut over = VecDeque::new();
         let (mut next, mut under_way) = (0, 0);
         loop {
@@ -69,7 +79,7 @@ impl Lane {
                 {
                     visit.fill(next, buffer.get_mut().get_mut(..piece.len).unwrap_or_default());
                 }
-                self.push(file, direction, pieces, slot, Op { piece: next, done: 0 }, &mut ops)?;
+                self.push(file, direction, pieces, slot, Op { piece: next, done: 0 })?;
                 submit(&mut self.ring, Wait::No)?;
                 next += 1;
                 under_way += 1;
@@ -77,16 +87,18 @@ impl Lane {
             if under_way > 0 && over.is_empty() {
                 submit(&mut self.ring, Wait::ForOne)?;
             }
-            let ended: Vec<(u64, i32)> =
-                self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-            for (slot, result) in ended {
-                let slot = usize::try_from(slot).unwrap_or(usize::MAX);
-                let Some(op) = ops.get_mut(slot).and_then(Option::take) else {
+            let mut ended = Vec::new();
+            for entry in self.ring.completion() {
+                let slot = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+                ended.push((slot, self.ops.get_mut(slot).and_then(Option::take), entry.result()));
+            }
+            for (slot, op, result) in ended {
+                let Some(op) = op else {
                     return Err(io::Error::other("io_uring answered what was not asked"));
                 };
                 let len = pieces.get(op.piece).map_or(0, |piece| piece.len);
                 match advance(op, result, len) {
-                    Step::Again(op) => self.push(file, direction, pieces, slot, op, &mut ops)?,
+                    Step::Again(op) => self.push(file, direction, pieces, slot, op)?,
                     Step::Over(outcome) => {
                         under_way -= 1;
                         over.push_back((slot, op.piece, len, outcome));
@@ -105,6 +117,35 @@ impl Lane {
         }
     }
 
+    /// After a transfer that failed or panicked: waits until the kernel uses no buffer of this lane any more. While the ring refuses to
+    /// be waited on, completions are polled for at most `limit`: the kernel may report them all the same.
+    ///
+    /// # Errors
+    /// Why the ring cannot be waited on. The kernel may still use the buffers; another call may find that it no longer does.
+    pub(crate) fn drain(&mut self, limit: Duration) -> io::Result<()> {
+        let mut until = None;
+        while !self.is_settled() {
+            let Err(problem) = submit(&mut self.ring, Wait::ForOne) else { continue };
+            if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + limit) {
+                return if self.is_settled() { Ok(()) } else { Err(problem) };
+            }
+            thread::sleep(DRAIN_POLL);
+        }
+        Ok(())
+    }
+
+    /// Takes the completions that have come, and returns whether the kernel uses no buffer any more. Operations that were queued and
+    /// never submitted do not count, so the ring must not be used for another transfer.
+    pub(crate) fn is_settled(&mut self) -> bool {
+        for entry in self.ring.completion() {
+            if let Some(op) = usize::try_from(entry.user_data()).ok().and_then(|slot| self.ops.get_mut(slot))
+            {
+                *op = None;
+            }
+        }
+        self.ops.iter().flatten().count() <= self.ring.submission().len()
+    }
+
     /// Queues what is left of a piece. It is submitted by the next wait.
     fn push(
         &mut self,
@@ -113,10 +154,9 @@ impl Lane {
         pieces: &[Piece],
         slot: usize,
         op: Op,
-        ops: &mut [Option<Op>],
     ) -> io::Result<()> {
         let (Some(piece), Some(buffer), Some(entry)) =
-            (pieces.get(op.piece), self.buffers.get_mut(slot), ops.get_mut(slot))
+            (pieces.get(op.piece), self.buffers.get_mut(slot), self.ops.get_mut(slot))
         else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -128,11 +168,20 @@ impl Lane {
             Direction::Write => opcode::Write::new(fd, address, len).offset(offset).build(),
         };
         // SAFETY: `rest` lies in a buffer of this lane and is touched by nobody until its operation has ended: `ops` holds the slot
-        // until then. Should the transfer end before (an error, a panic in `visit`), its caller forgets the lane, so the buffer is
-        // never freed. The file is open until the operation is submitted, which is within this transfer or never.
+        // until then. Should the transfer end before (an error, a panic in `visit`), the lane keeps the buffer until `drain` or
+        // `is_settled` has seen the completions, and leaks it if it is dropped earlier. The file is open until the operation is
+        // submitted, which is within this transfer, or while its caller drains the lane, or never.
         unsafe { self.ring.submission().push(&asked.user_data(slot as u64)) }.map_err(io::Error::other)?;
         *entry = Some(op);
         Ok(())
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if !self.is_settled() {
+            std::mem::forget(std::mem::take(&mut self.buffers));
+        }
     }
 }
 
@@ -166,6 +215,8 @@ enum Wait {
 
 /// Submits what is queued.
 fn submit(ring: &mut IoUring, wait: Wait) -> io::Result<()> {
+    #[cfg(test)]
+    faults::next()?;
     loop {
         match ring.submit_and_wait(usize::from(wait == Wait::ForOne)) {
             Ok(_) => return Ok(()),
@@ -175,6 +226,36 @@ fn submit(ring: &mut IoUring, wait: Wait) -> io::Result<()> {
                 return Ok(());
             }
             Err(problem) => return Err(problem),
+        }
+    }
+}
+
+/// Submissions of the current thread that fail without reaching the kernel.
+#[cfg(test)]
+pub(crate) mod faults {
+    use std::cell::Cell;
+    use std::io;
+
+    thread_local! {
+        static PLAN: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    }
+
+    /// After `successes` submissions, `failures` of them fail.
+    pub(crate) fn plan(successes: usize, failures: usize) {
+        PLAN.set((successes, failures));
+    }
+
+    pub(super) fn next() -> io::Result<()> {
+        match PLAN.get() {
+            (0, 0) => Ok(()),
+            (0, failures) => {
+                PLAN.set((0, failures - 1));
+                Err(rustix::io::Errno::NXIO.into())
+            }
+            (successes, failures) => {
+                PLAN.set((successes - 1, failures));
+                Ok(())
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::block::{Free, Layout, Taken};
 use crate::buffer::ALIGN;
 use crate::engine::{Direction, Engine, Piece, Visit};
 use crate::index::{Index, Stored};
-use crate::page::Page;
+use crate::page::{Page, PageContent};
 
 /// What was found.
 pub(crate) struct Found {
@@ -19,6 +19,8 @@ pub(crate) struct Found {
     pub(crate) generation: u64,
     /// Blocks whose pages tell of objects that are no longer: to be wiped before those blocks are used.
     pub(crate) stale: Vec<u32>,
+    /// Blocks whose pages are damaged: their objects are lost. To be wiped too.
+    pub(crate) damaged: Vec<u32>,
 }
 
 /// Reads the pages about all blocks.
@@ -35,12 +37,12 @@ pub(crate) fn scan(file: &File, engine: &Engine, layout: Layout, life: u64) -> i
             Piece { offset: layout.page(first), len: pages as usize * ALIGN }
         })
         .collect();
-    let mut pages = Pages { layout, life, per_piece, found: Vec::new(), problem: None };
+    let mut pages = Pages { layout, life, per_piece, found: Vec::new(), damaged: Vec::new(), problem: None };
     engine.transfer(file, Direction::Read, &pieces, &mut pages)?;
     if let Some(problem) = pages.problem {
         return Err(problem);
     }
-    Ok(settle(pages.found, layout))
+    Ok(Found { damaged: pages.damaged, ..settle(pages.found, layout) })
 }
 
 struct Pages {
@@ -48,6 +50,7 @@ struct Pages {
     life: u64,
     per_piece: u32,
     found: Vec<Page>,
+    damaged: Vec<u32>,
     problem: Option<io::Error>,
 }
 
@@ -58,9 +61,13 @@ impl Visit for Pages {
         match outcome {
             Ok(bytes) => {
                 let first = piece as u32 * self.per_piece;
-                let pages = bytes.chunks(ALIGN).zip(first..);
-                let decoded = pages.filter_map(|(page, at)| Page::decode(page, self.life, at, self.layout));
-                self.found.extend(decoded);
+                for (page, at) in bytes.chunks(ALIGN).zip(first..) {
+                    match Page::decode(page, self.life, at, self.layout) {
+                        PageContent::Object(page) => self.found.push(page),
+                        PageContent::Damaged => self.damaged.push(at),
+                        PageContent::Vacant => {}
+                    }
+                }
             }
             Err(problem) => self.problem = Some(problem),
         }
@@ -96,7 +103,7 @@ fn settle(mut pages: Vec<Page>, layout: Layout) -> Found {
         let taken = Taken::these(blocks, &free);
         index.enter(&page.key, Arc::new(Stored { generation: page.generation, len: page.len, crcs, taken }));
     }
-    Found { index, free, generation, stale }
+    Found { index, free, generation, stale, damaged: Vec::new() }
 }
 
 #[cfg(test)]

@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 use crate::block::{Free, Layout, Taken};
 use crate::buffer::{ALIGN, aligned};
 use crate::engine::{Direction, Engine, Piece};
-use crate::file::{lock, open_direct, read_superblock, reserve};
+use crate::file::{FileStart, lock, open_direct, read_start, reserve};
 use crate::index::{Index, Stored};
+use crate::lanes::is_unsettled;
 use crate::page::{MAX_BLOCKS, MAX_KEY, Page, blocks_of};
 use crate::parts::{Part, Reading, Writing, part_len};
 use crate::scan::{Found, scan};
@@ -49,10 +50,13 @@ pub struct Counts {
     pub free: u64,
     /// Objects that made room for others, since it was opened.
     pub evicted: u64,
-    /// Objects that were damaged and dropped, since it was opened.
+    /// Damaged objects that were dropped since it was opened, and damaged pages that were found then: each may have held an object. A
+    /// file that was truncated or has lost its first page counts as one more, since the number of its objects cannot be determined.
     pub damaged: u64,
     /// Whether it reads and writes through io_uring.
     pub io_uring: bool,
+    /// Buffers that are out of use because io_uring has failed and the kernel may still use them.
+    pub quarantined_buffers: u64,
 }
 
 impl Tier {
@@ -67,24 +71,52 @@ impl Tier {
         let file = open_direct(&options.path).map_err(failed)?;
         lock(&file, &options.path)?;
         let engine = Engine::new(layout.block as usize, options.io_uring);
-        let before = read_superblock(&file, &engine).map_err(failed)?;
-        let usable =
-            before.filter(|before| before.layout == layout && (before.clean || before.boot == boot()));
-        if before.is_some() && usable.is_none() {
-            tracing::warn!(
-                "{}: other sizes, or not closed before the machine went down: beginning anew",
-                options.path.display()
-            );
-        }
+        let path = options.path.display();
+        let start = read_start(&file, &engine).map_err(failed)?;
+        let usable = match start {
+            FileStart::Superblock(it) if it.layout == layout && (it.clean || it.boot == boot()) => Some(it),
+            FileStart::Superblock(_) => {
+                tracing::warn!(
+                    "{path}: other sizes, or not closed before the machine went down: starting empty"
+                );
+                None
+            }
+            FileStart::Damaged => {
+                tracing::warn!(
+                    "{path}: its first page is damaged or not a tier's: starting empty, its objects are lost"
+                );
+                None
+            }
+            FileStart::Empty => None,
+        };
         let life = usable.map_or_else(|| fastrand::u64(..), |usable| usable.life);
         let superblock = Superblock { layout, life, boot: boot(), clean: false };
+        let length = file.metadata().map_err(failed)?.len();
+        let is_cut = usable.is_some() && length < layout.end();
+        if is_cut {
+            tracing::warn!(
+                "{path}: {length} bytes of {} are left; objects in the rest are lost",
+                layout.end()
+            );
+        }
+        if usable.is_none() {
+            // So that pages that were never written are zeros, and all else is damage.
+            file.set_len(0).map_err(failed)?;
+        }
+        if usable.is_none() || is_cut {
+            reserve(&file, layout.end()).map_err(failed)?;
+        }
         let found = if usable.is_some() {
             scan(&file, &engine, layout, life).map_err(failed)?
         } else {
-            reserve(&file, layout.end()).map_err(failed)?;
             let free = Free::new((0..layout.blocks).rev().collect());
-            Found { index: Index::default(), free, generation: 0, stale: Vec::new() }
+            Found { index: Index::default(), free, generation: 0, stale: Vec::new(), damaged: Vec::new() }
         };
+        if !found.damaged.is_empty() {
+            let (pages, kept) = (found.damaged.len(), found.index.len());
+            tracing::warn!(pages, kept, "{path}: pages about objects are damaged; those objects are lost");
+        }
+        let damaged = found.damaged.len() + usize::from(is_cut) + usize::from(start == FileStart::Damaged);
         let tier = Self {
             path: options.path.clone(),
             file,
@@ -95,11 +127,12 @@ impl Tier {
             free: found.free,
             generation: AtomicU64::new(found.generation),
             evicted: AtomicU64::new(0),
-            damaged: AtomicU64::new(0),
+            damaged: AtomicU64::new(damaged as u64),
             gone: Mutex::default(),
             kept: usable.is_some(),
         };
         tier.wipe(&found.stale)?;
+        tier.wipe(&found.damaged)?;
         tier.write_superblock(superblock)?;
         Ok(tier)
     }
@@ -162,7 +195,12 @@ impl Tier {
         }
         let mut taken = self.room(blocks_of(len, self.layout.block))?;
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        let crcs = self.write_blocks(&taken, len, fill)?;
+        let crcs = self.write_blocks(&taken, len, fill).inspect_err(|error| {
+            if matches!(error, Error::Io { problem, .. } if is_unsettled(problem)) {
+                // A late write must not change what another object has there.
+                taken.retire();
+            }
+        })?;
         let blocks = taken.blocks.iter().copied().zip(crcs.iter().copied()).collect();
         let page = Page { generation, key: key.to_vec(), len, blocks };
         // The page comes after all blocks: with it the object is there.
@@ -287,6 +325,7 @@ impl Tier {
             evicted: self.evicted.load(Ordering::Relaxed),
             damaged: self.damaged.load(Ordering::Relaxed),
             io_uring: self.engine.is_ring(),
+            quarantined_buffers: self.engine.quarantined_buffers() as u64,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Who may connect. The protocol itself asks nobody who they are.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -22,6 +22,15 @@ impl Peers {
     #[must_use]
     pub fn all() -> Self {
         Self(vec![IpNet::V4(ipnet::Ipv4Net::default()), IpNet::V6(ipnet::Ipv6Net::default())])
+    }
+
+    /// Programs of this machine.
+    #[must_use]
+    pub fn loopback() -> Self {
+        let (v4, v6) = (Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
+        let whole = ipnet::Ipv4Net::new(v4, 8)
+            .map_or_else(|_| IpNet::from(IpAddr::V4(v4)), |net| IpNet::V4(net.trunc()));
+        Self(vec![whole, IpAddr::V6(v6).into()])
     }
 
     /// Whether connections from `address` are taken. An IPv4 address in the form of an IPv6 one counts as IPv4.
@@ -73,6 +82,9 @@ mod tests {
             assert_eq!(peers.allow(address.parse().unwrap()), allowed, "{address}");
             assert!(Peers::all().allow(address.parse().unwrap()));
         }
+        let loopback = Peers::loopback();
+        assert_eq!(loopback.to_string(), "127.0.0.0/8,::1/128");
+        assert!(loopback.allow("127.9.0.1".parse().unwrap()) && !loopback.allow("10.0.0.1".parse().unwrap()));
         assert_eq!(peers.to_string().parse(), Ok(peers));
         for wrong in ["", "10.0.0.0/40", "everyone", "10.0.0.1,,"] {
             assert!(wrong.parse::<Peers>().is_err(), "{wrong}");

@@ -14,7 +14,7 @@ use crate::types::{SegmentStatus, Uuid};
 /// `GET /health`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
-    /// `ok`.
+    /// `ok`; a master of ours whose disk is full or broken: `degraded`.
     pub status: String,
     /// `leader` or `standby`.
     pub role: String,
@@ -26,6 +26,9 @@ pub struct Health {
     pub leader_address: Option<String>,
     /// Counts changes of the leader, if there are several masters.
     pub view_version: Option<i64>,
+    /// What is wrong, in words. Masters of ours only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
 }
 
 /// `GET /kv_events/status`.

@@ -19,6 +19,7 @@ pub mod disk;
 mod error;
 pub mod events;
 pub mod frame;
+pub mod inventory;
 pub mod key;
 pub mod pack;
 pub mod rpc;

@@ -112,6 +112,7 @@ fn answer(shared: &Shared, request: &Request<Incoming>) -> Reply {
             service_ready: true,
             leader_address: None,
             view_version: None,
+            problems: Vec::new(),
         }),
         "/kv_events/status" => json(&KvEventsStatus::default()),
         // Nodes that can be watched are no part of the simulation.

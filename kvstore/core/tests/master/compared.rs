@@ -7,7 +7,7 @@ use mooncake_wire::types::{SegmentStatus, Uuid};
 use moongate_kvcore::{Fact, Settings, SnapshotCursor, Work};
 use proptest::prelude::*;
 
-use crate::model::{KEYS, Model, Object, RELEASE_MS, Step, name, step};
+use crate::model::{KEYS, Model, Object, Pending, RELEASE_MS, Step, name, step};
 use crate::world::{
     Config, MIB, TENANT, WRITER, World, endpoints, hard_pinned, id, known, replayed, segment, snapshot,
     soft_pinned,
@@ -31,6 +31,8 @@ impl Pair {
             client_ttl_ms: 1 << 40,
             ramp_ms: 0,
             high_watermark: 1.0,
+            // Then nothing is protected from eviction because it was written a moment ago, which the model does not have.
+            eviction_ratio: 0.0,
             ..Settings::default()
         };
         let world = World::with_segments(settings.clone(), &[2 * MIB, 2 * MIB, MIB]);
@@ -68,7 +70,8 @@ impl Pair {
             // Only if nothing is left that could go and would make enough room by itself. What several make together need not lie side by side.
             let may_go = |it: &Object| {
                 let is_heard = it.nodes.iter().any(|node| !self.model.silent.contains(node));
-                let is_free = it.written && !it.hard_pin && it.transfer.is_none() && it.stamp <= now;
+                let is_idle = it.transfer.is_none() && it.pending.is_none();
+                let is_free = it.written && !it.hard_pin && is_idle && it.stamp <= now;
                 is_free && is_heard && it.size >= size
             };
             let left: Vec<_> =
@@ -83,13 +86,21 @@ impl Pair {
         let Ok(replicas) = answer else { return Ok(()) };
         let nodes: BTreeSet<String> = endpoints(&replicas).into_iter().collect();
         prop_assert_eq!(nodes.len(), replicas.len());
+        let hard_pin = config.with_hard_pin;
+        if let Some(present) = self.model.objects.get_mut(key).filter(|it| it.written) {
+            present.abandon_pending();
+            present.pending = Some(Pending { size, nodes, stamp: now, hard_pin });
+            return Ok(());
+        }
         let object = Object {
             size,
             nodes,
             written: false,
             stamp: now,
-            hard_pin: config.with_hard_pin,
+            hard_pin,
             transfer: None,
+            pending: None,
+            disowned: false,
         };
         self.model.objects.insert(key, object);
         Ok(())
@@ -111,6 +122,12 @@ impl Pair {
                         let was_target = object.transfer.is_some_and(|(_, to)| name(to) == gone);
                         if was_there || was_target {
                             object.transfer = None;
+                        }
+                        if let Some(pending) = &mut object.pending {
+                            pending.nodes.remove(&gone);
+                            if pending.nodes.is_empty() {
+                                object.abandon_pending();
+                            }
                         }
                     }
                 }
@@ -135,6 +152,12 @@ impl Pair {
             master.copy_start(*now, work, &source, &[&target], None, facts).map(|it| !it.targets.is_empty())
         };
         let Some(object) = self.model.objects.get_mut(key) else { return Ok(()) };
+        if object.pending.is_some() {
+            let is_refused =
+                matches!(answer, Err(ErrorCode::REPLICA_IS_NOT_READY | ErrorCode::SEGMENT_NOT_FOUND));
+            prop_assert!(is_refused, "{answer:?}");
+            return Ok(());
+        }
         if object.transfer.is_some() {
             // The target is looked for first.
             let is_refused =
@@ -193,18 +216,19 @@ impl Pair {
             Step::Start { key, size, kind, upsert } => self.start(KEYS[key], size, kind, upsert)?,
             Step::End { key } => {
                 let key = KEYS[key];
-                let expected =
-                    self.model.objects.get_mut(key).ok_or(ErrorCode::OBJECT_NOT_FOUND).map(|object| {
-                        if !object.written {
-                            (object.written, object.stamp) = (true, self.world.now);
-                        }
-                    });
+                let object = self.model.objects.get_mut(key).ok_or(ErrorCode::OBJECT_NOT_FOUND);
+                let expected = object.and_then(|object| object.end(self.world.now));
                 prop_assert_eq!(self.world.end(key), expected);
             }
             Step::Revoke { key } => {
                 let key = KEYS[key];
-                let expected = match self.model.objects.get(key) {
+                let expected = match self.model.objects.get_mut(key) {
                     None => Err(ErrorCode::OBJECT_NOT_FOUND),
+                    Some(object) if object.pending.is_some() => {
+                        object.pending = None;
+                        Ok(())
+                    }
+                    Some(object) if object.disowned => Err(ErrorCode::ILLEGAL_CLIENT),
                     Some(object) if object.written => Err(ErrorCode::INVALID_WRITE),
                     Some(_) => Ok(()),
                 };
@@ -282,6 +306,10 @@ impl Pair {
 
     fn tick(&mut self, ms: u64) {
         self.world.tick(ms);
+        let now = self.world.now;
+        let objects = self.model.objects.values_mut();
+        let is_late = |it: &&mut Object| it.pending.as_ref().is_some_and(|it| it.stamp + RELEASE_MS <= now);
+        objects.filter(is_late).for_each(Object::abandon_pending);
         if ms >= RELEASE_MS {
             // Everything that goes on has gone on for too long by now.
             self.model.objects.values_mut().for_each(|object| object.transfer = None);
@@ -307,14 +335,15 @@ impl Pair {
                 prop_assert!(taken.insert((place.segment, place.offset), object.size).is_none());
             }
             let nodes: BTreeSet<String> = object.places.iter().map(|it| name(it.segment.first)).collect();
-            found.insert(object.key.to_string(), (object.size, nodes, written));
+            found.insert((object.key.to_string(), written), (object.size, nodes));
         }
-        let expected: BTreeMap<_, _> = self
-            .model
-            .objects
-            .iter()
-            .map(|(key, it)| ((*key).to_owned(), (it.size, it.nodes.clone(), it.written)))
-            .collect();
+        let mut expected = BTreeMap::new();
+        for (key, it) in &self.model.objects {
+            expected.insert(((*key).to_owned(), it.written), (it.size, it.nodes.clone()));
+            if let Some(pending) = &it.pending {
+                expected.insert(((*key).to_owned(), false), (pending.size, pending.nodes.clone()));
+            }
+        }
         prop_assert_eq!(found, expected);
         let rounded =
             |size: u64| if size < 8 { size } else { size.next_multiple_of(1 << (size.ilog2() - 3)) };

@@ -1,7 +1,7 @@
 //! Objects on nodes' disks.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StoredObject};
+use mooncake_wire::types::{ObjectMeta, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StoredObject};
 use moongate_kvcore::{DiskTier, Fact, RemoveCause, Settings, StoreCause, Work};
 use proptest::prelude::*;
 
@@ -156,7 +156,10 @@ fn bytes_of_an_object_that_is_gone_are_not_taken_for_the_next_one() {
         .master
         .upsert_start(world.now, NODE, TENANT, "a", 100, &Config::default(), &mut world.facts)
         .unwrap();
-    assert_eq!(world.master.disk_fill().copies, 0);
+    assert_eq!(world.master.disk_fill().copies, 1);
+    let object = ObjectMeta { key: "a", object_checksum: None };
+    world.master.put_end(world.now, NODE, TENANT, &object, ReplicaType::ALL, &mut world.facts).unwrap();
+    assert_eq!((world.master.disk_fill().copies, world.media("a")), (0, (true, false)));
 }
 
 #[test]

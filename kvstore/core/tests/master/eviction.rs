@@ -144,3 +144,48 @@ fn silent_nodes_lose_nothing_to_eviction() {
     }
     assert_eq!(world.keys().iter().filter(|key| key.starts_with("old")).count(), 4);
 }
+
+/// The writer gets `NO_AVAILABLE_HANDLE`, rather than success for an object that the next put evicts.
+#[test]
+fn what_was_put_while_everything_is_leased_stays() {
+    let mut world = World::with_segments(Settings::default(), &[100 * MIB]);
+    for number in 0..94 {
+        world.now += 1;
+        world.put(&format!("old{number}"), MIB, &Config::default()).unwrap();
+        assert!(world.exists(&format!("old{number}")));
+    }
+    let mut acknowledged = Vec::new();
+    for number in 0..60 {
+        let key = format!("new{number}");
+        match world.put(&key, MIB, &Config::default()) {
+            Ok(()) => acknowledged.push(key),
+            Err(error) => assert_eq!(error, mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE),
+        }
+        world.tick(10);
+    }
+    assert_eq!(acknowledged.len(), 6);
+    assert!(acknowledged.iter().all(|key| world.has(key)));
+    // With their leases the others can go, and what was put longest ago.
+    world.live(10_000, &[1]);
+    world.put("next", MIB, &Config::default()).unwrap();
+    assert!(world.has("next") && world.keys().len() < 100);
+}
+
+/// Where only a part of the pool is leased, writers share the rest, and what was written longest ago goes.
+#[test]
+fn a_pool_that_is_half_leased_takes_everything() {
+    let mut world = World::with_segments(Settings::default(), &[100 * MIB]);
+    for number in 0..50 {
+        world.put(&format!("old{number}"), MIB, &Config::default()).unwrap();
+        assert!(world.exists(&format!("old{number}")));
+    }
+    for number in 0..500_u64 {
+        world.now += 1;
+        world.put(&format!("new{number}"), MIB, &Config::default()).unwrap();
+        world.tick(0);
+        for recent in number.saturating_sub(14)..=number {
+            assert!(world.has(&format!("new{recent}")), "{recent} after {number}");
+        }
+    }
+    assert!((0..50).all(|number| world.has(&format!("old{number}"))));
+}

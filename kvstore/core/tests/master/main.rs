@@ -8,6 +8,7 @@ mod groups;
 mod model;
 mod nodes;
 mod puts;
+mod rebuild;
 mod replay;
 mod tenants;
 mod threads;

@@ -63,6 +63,36 @@ pub(crate) struct Object {
     pub(crate) stamp: u64,
     pub(crate) hard_pin: bool,
     pub(crate) transfer: Option<(bool, u64)>,
+    pub(crate) pending: Option<Pending>,
+    /// Whether a new version was given up without its writer's doing, so that its end would be mistaken for that of this one.
+    pub(crate) disowned: bool,
+}
+
+/// A new version of an object that is being written.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) size: u64,
+    pub(crate) nodes: BTreeSet<String>,
+    pub(crate) stamp: u64,
+    pub(crate) hard_pin: bool,
+}
+
+impl Object {
+    pub(crate) fn end(&mut self, now: u64) -> Result<(), ErrorCode> {
+        if let Some(Pending { size, nodes, hard_pin, .. }) = self.pending.take() {
+            (self.size, self.nodes, self.hard_pin, self.stamp) = (size, nodes, hard_pin, now);
+            self.disowned = false;
+        } else if self.disowned {
+            return Err(ErrorCode::ILLEGAL_CLIENT);
+        } else if !self.written {
+            (self.written, self.stamp) = (true, now);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn abandon_pending(&mut self) {
+        self.disowned |= self.pending.take().is_some();
+    }
 }
 
 #[derive(Default)]
@@ -119,6 +149,9 @@ impl Model {
         if object.stamp > now && self.readable(key).is_ok() && !force {
             return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
+        if object.pending.is_some() {
+            return Err(ErrorCode::REPLICA_IS_NOT_READY);
+        }
         if let Some((_, to)) = object.transfer {
             let is_there = object.nodes.contains(&name(to));
             let error = if is_there {
@@ -136,7 +169,8 @@ impl Model {
         let Some(object) = self.objects.remove(key) else { return false };
         match cause {
             RemoveCause::Evicted => {
-                object.written && !object.hard_pin && object.transfer.is_none() && object.stamp <= now
+                let is_idle = object.transfer.is_none() && object.pending.is_none();
+                object.written && !object.hard_pin && is_idle && object.stamp <= now
             }
             RemoveCause::Unended => !object.written && object.stamp + DISCARD_MS <= now,
             RemoveCause::Revoked => !object.written,

@@ -1,8 +1,8 @@
 //! The life of an object from its first byte to its removal.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ObjectMeta, ReplicaType};
-use moongate_kvcore::{Fact, RemoveCause, Settings};
+use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
+use moongate_kvcore::{Fact, RemoveCause, Replicas, Settings};
 
 use crate::world::{Config, MIB, TENANT, WRITER, World, endpoints, grouped, hard_pinned, id, soft_pinned};
 
@@ -81,34 +81,116 @@ fn a_put_that_nobody_ends_is_forgotten() {
     assert!(world.facts.iter().any(|it| matches!(it, Fact::Removed { cause: RemoveCause::Unended, .. })));
 }
 
-#[test]
-fn an_upsert_of_the_same_size_keeps_its_place_unless_somebody_reads() {
-    let mut world = World::with_segments(Settings::default(), &[MIB]);
-    let config = Config::default();
-    let upsert = |world: &mut World, size| {
-        let World { master, now, facts } = world;
-        master.upsert_start(*now, WRITER, TENANT, "k", size, &config, facts)
-    };
-    let first = upsert(&mut world, 1000).unwrap();
-    world.end("k").unwrap();
-    let again = upsert(&mut world, 1000).unwrap();
-    assert_eq!((&again, world.has("k"), world.used()), (&first, false, 1000));
-    world.end("k").unwrap();
-    assert!(world.exists("k"));
-    let elsewhere = upsert(&mut world, 1000).unwrap();
-    assert_ne!(elsewhere[0].medium, first[0].medium);
-    assert_eq!(world.used(), 2000);
-    world.end("k").unwrap();
-    world.live(10_000, &[1]);
-    assert_eq!(world.used(), 1000);
-    assert_eq!(upsert(&mut world, 5000).unwrap().len(), 1);
-    assert_eq!(world.used(), 5000);
-    world.revoke("k").unwrap();
-    assert_eq!((world.used(), world.has("k")), (0, false));
+fn upsert(world: &mut World, client: Uuid, key: &str, size: u64) -> Result<Replicas, ErrorCode> {
+    let World { master, now, facts } = world;
+    master.upsert_start(*now, client, TENANT, key, size, &Config::default(), facts)
+}
 
+/// Where a key's bytes are, without leasing it.
+fn peek(world: &World, key: &str) -> Result<Replicas, ErrorCode> {
+    world.master.peek(TENANT, &[key])[0].clone()
+}
+
+#[test]
+fn a_failed_upsert_leaves_the_present_version_as_it_was() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    world.put("k", 1000, &Config::default()).unwrap();
+    let before = peek(&world, "k");
+    for size in [1000, 5000] {
+        // Revoked.
+        let new = upsert(&mut world, WRITER, "k", size).unwrap();
+        assert_ne!(new[0].medium, before.as_ref().unwrap()[0].medium);
+        assert_eq!(
+            (peek(&world, "k"), world.remove("k")),
+            (before.clone(), Err(ErrorCode::REPLICA_IS_NOT_READY))
+        );
+        world.revoke("k").unwrap();
+        assert_eq!((peek(&world, "k"), world.used()), (before.clone(), 1000));
+        // The master is restarted in the middle, and the writer never comes back.
+        upsert(&mut world, WRITER, "k", size).unwrap();
+        let settings = world.master.settings().clone();
+        world.master = crate::world::replayed(&settings, &world.facts, world.now);
+        assert_eq!(peek(&world, "k"), before);
+        world.live(600_000, &[1]);
+        assert_eq!((peek(&world, "k"), world.used()), (before.clone(), 1000));
+        // A late end must not match the present version: its writer would get success for a version that is gone.
+        assert_eq!(world.end("k"), Err(ErrorCode::ILLEGAL_CLIENT));
+    }
+}
+
+#[test]
+fn an_upsert_replaces_the_present_version_when_it_ends() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    world.put("k", 1000, &Config::default()).unwrap();
+    assert!(world.exists("k"));
+    let new = upsert(&mut world, WRITER, "k", 5000).unwrap();
+    world.end("k").unwrap();
+    let now = peek(&world, "k").unwrap();
+    assert_eq!((now[0].id, &now[0].medium), (new[0].id, &new[0].medium));
+    // The former version may still be read by who has leased it.
+    assert_eq!(world.used(), 6000);
+    world.live(10_000, &[1]);
+    assert_eq!((world.used(), world.end("k")), (5000, Ok(())));
+    // An end by another client ends nothing.
+    upsert(&mut world, id(9), "k", 10).unwrap();
+    assert_eq!(
+        (world.end("k"), world.revoke("k")),
+        (Err(ErrorCode::ILLEGAL_CLIENT), Err(ErrorCode::ILLEGAL_CLIENT))
+    );
     world.put("pinned", 10, &hard_pinned()).unwrap();
-    let World { master, now, facts } = &mut world;
-    assert!(master.upsert_start(*now, WRITER, TENANT, "pinned", 10, &config, facts).is_ok());
+    assert!(upsert(&mut world, WRITER, "pinned", 10).is_ok());
+}
+
+#[test]
+fn an_upsert_evicts_others_before_the_version_that_it_replaces() {
+    let mut world = World::with_segments(Settings::default(), &[2 * MIB]);
+    world.put("other", MIB, &Config::default()).unwrap();
+    world.now += 1;
+    world.put("k", MIB, &Config::default()).unwrap();
+    let before = peek(&world, "k");
+    upsert(&mut world, WRITER, "k", MIB).unwrap();
+    assert_eq!((world.has("other"), peek(&world, "k")), (false, before));
+    world.end("k").unwrap();
+    // With room for one version only, its own space is all that is left.
+    world.put("leased", MIB, &Config::default()).unwrap();
+    assert!(world.exists("leased"));
+    let before = peek(&world, "k").unwrap();
+    let again = upsert(&mut world, WRITER, "k", MIB).unwrap();
+    assert_eq!((again[0].medium.clone(), world.has("k")), (before[0].medium.clone(), false));
+    world.end("k").unwrap();
+    // It has a lease: nothing may be written there.
+    assert!(world.exists("k"));
+    assert_eq!(upsert(&mut world, WRITER, "k", MIB), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    assert!(world.has("k"));
+}
+
+/// What cannot be evicted is overwritten in place when there is no space for both versions, and that is counted.
+#[test]
+fn an_upsert_without_space_overwrites_in_place() {
+    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    world.put("k", MIB, &hard_pinned()).unwrap();
+    let before = peek(&world, "k").unwrap();
+    let again = world
+        .master
+        .upsert_start(world.now, WRITER, TENANT, "k", MIB, &hard_pinned(), &mut world.facts)
+        .unwrap();
+    assert_eq!((again[0].medium.clone(), world.has("k")), (before[0].medium.clone(), false));
+    assert_eq!(world.master.counts().upserts_in_place, 1);
+}
+
+/// The present version is lost with its segment while a new one is written to another: the space of the new one is held for its writer,
+/// and free after that, in a master that replays the log as in the one that wrote it.
+#[test]
+fn replay_gives_the_space_of_a_new_version_back() {
+    let settings = Settings::default();
+    let mut world = World::with_segments(settings.clone(), &[MIB / 2, MIB]);
+    world.put("k", MIB, &Config::default()).unwrap();
+    upsert(&mut world, WRITER, "k", 1).unwrap();
+    world.master.unmount(world.now, id(2), id(102), &mut world.facts).unwrap();
+    let replayed = |world: &World| crate::world::replayed(&settings, &world.facts, world.now).fill().used;
+    assert_eq!((world.used(), replayed(&world)), (1, 1));
+    world.live(600_000, &[1]);
+    assert_eq!((world.used(), replayed(&world)), (0, 0));
 }
 
 #[test]
@@ -116,19 +198,14 @@ fn an_upsert_takes_a_key_from_whoever_writes_it() {
     let mut world = World::with_segments(Settings::default(), &[MIB]);
     let config = Config::default();
     let first = world.start("k", 1000, &config).unwrap();
-    let upsert = |world: &mut World, client, size| {
-        let World { master, now, facts } = world;
-        master.upsert_start(*now, client, TENANT, "k", size, &config, facts)
-    };
-    assert_eq!(upsert(&mut world, WRITER, 1000), Ok(first.clone()));
     // The first write may still be under way: its space is kept, as that of any put that was not ended.
-    let smaller = upsert(&mut world, WRITER, 500).unwrap();
-    assert_ne!(smaller[0].medium, first[0].medium);
+    let second = upsert(&mut world, WRITER, "k", 500).unwrap();
+    assert_ne!(second[0].medium, first[0].medium);
     assert_eq!(world.used(), 1500);
-    let others = upsert(&mut world, id(9), 500).unwrap();
-    assert_ne!(others[0].medium, smaller[0].medium);
+    let others = upsert(&mut world, id(9), "k", 500).unwrap();
+    assert_ne!(others[0].medium, second[0].medium);
     assert_eq!((world.used(), world.end("k")), (2000, Err(ErrorCode::ILLEGAL_CLIENT)));
-    upsert(&mut world, WRITER, 500).unwrap();
+    upsert(&mut world, WRITER, "k", 500).unwrap();
     world.end("k").unwrap();
     world.live(600_000, &[1]);
     assert_eq!((world.used(), world.has("k")), (500, true));

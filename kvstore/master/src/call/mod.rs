@@ -2,7 +2,9 @@
 
 mod client;
 mod disk;
+mod inventory;
 mod object;
+mod refuse;
 mod segment;
 mod transfer;
 mod whole;
@@ -13,6 +15,7 @@ use std::time::Instant;
 
 use bytes::BytesMut;
 use mooncake_wire::frame::{self, Fault, Frame, FrameError, Parsed, RequestHeader};
+use mooncake_wire::inventory::InventoryRequest;
 use mooncake_wire::pack::{EncodeError, Pack, type_hash};
 use mooncake_wire::rpc::{self, Method, Request, Rpc, encode_reply};
 use mooncake_wire::types::Uuid;
@@ -22,7 +25,9 @@ use moongate_kvcore::Master;
 use crate::count::{Tally, Told};
 use crate::dialects::Speaker;
 use crate::journal::Recorder;
+use crate::presence::Heartbeat;
 use crate::server::Server;
+use refuse::{CANNOT_BE_KEPT, RefusedReply};
 
 /// Bytes of replies after which they are sent before more requests are looked at.
 const REPLIES: usize = 256 * 1024;
@@ -34,8 +39,12 @@ pub struct Caller {
     lane: usize,
     speaker: Speaker,
     recorder: Recorder,
-    /// The node that beats its heart on this connection, and whether it has said that it returns.
-    node: Option<(Uuid, bool)>,
+    /// Whether changes are refused although they might be kept.
+    refuses: bool,
+    /// Its number, by which late calls are recognised.
+    connection: u64,
+    /// The node that sends heartbeats on this connection, and its latest heartbeat.
+    node: Option<(Uuid, Heartbeat)>,
 }
 
 /// How far [`Caller::run`] has come.
@@ -65,7 +74,10 @@ struct Call<'c> {
     now_ms: u64,
     fx: &'c mut Recorder,
     dialect: Dialect,
+    connection: u64,
     sequence: u32,
+    /// How many objects a call is about that is not to be made.
+    refused: Option<usize>,
     out: &'c mut BytesMut,
 }
 
@@ -103,7 +115,10 @@ macro_rules! dispatch {
     ($call:ident, $request:ident: $($method:ident)+) => {
         match $request {
             $(Request::$method(arguments) => {
-                let reply = <rpc::$method as Serve>::serve(&mut $call, arguments);
+                let reply = match $call.refused {
+                    None => <rpc::$method as Serve>::serve(&mut $call, arguments),
+                    Some(objects) => RefusedReply::refused(CANNOT_BE_KEPT, objects),
+                };
                 $call.reply::<rpc::$method>(&reply)
             })+
         }
@@ -122,8 +137,8 @@ impl Call<'_> {
 impl Caller {
     /// A caller who has not said anything yet. `lane` is the number of the thread that serves it.
     pub fn new(server: Arc<Server>, host: std::net::IpAddr, lane: usize) -> Self {
-        let recorder = server.recorder();
-        Self { server, lane, speaker: Speaker::new(host), recorder, node: None }
+        let (recorder, connection) = (server.recorder(), server.upserts.new_connection());
+        Self { server, lane, speaker: Speaker::new(host), recorder, refuses: false, connection, node: None }
     }
 
     /// Runs the requests at the start of `input` and appends their replies to `output`. Before the replies are sent,
@@ -164,6 +179,24 @@ impl Caller {
         self.recorder.take_commit()
     }
 
+    /// [`Caller::run`] again, after [`Caller::commit`] has failed for the same requests: changes are not made again, and their callers are
+    /// answered that they cannot be kept. The replies may be sent without a commit. Nothing if the commit has failed for another reason than
+    /// that changes cannot be written.
+    pub fn refuse(&mut self, input: &[u8], output: &mut BytesMut) -> Option<()> {
+        if self.server.journal.may_write() {
+            return None;
+        }
+        self.refuses = true;
+        let mut used = 0;
+        while let Progress { used: more @ 1.., .. } = self.run(input.get(used..).unwrap_or_default(), output)
+        {
+            used += more;
+        }
+        self.refuses = false;
+        self.recorder.forget();
+        self.recorder.commit().ok()
+    }
+
     fn answer(
         &mut self,
         now_ms: u64,
@@ -172,8 +205,13 @@ impl Caller {
     ) -> Option<(Method, Tally)> {
         let server = &*self.server;
         let Some(method) = Method::from_function_id(header.function_id) else {
-            let call = (header, body);
-            if let Err(fault) = whole::answer(&server.master, now_ms, call, &mut self.recorder, out) {
+            let fx = &mut self.recorder;
+            let answered = match InventoryRequest::decode(header.function_id, body) {
+                Ok(Some(request)) => inventory::answer(server, now_ms, header.sequence, request, fx, out),
+                Ok(None) => whole::answer(&server.master, now_ms, (header, body), fx, out),
+                Err(fault) => Err(fault),
+            };
+            if let Err(fault) = answered {
                 server.counters.add_unknown_function();
                 refuse(&fault, header.sequence, out);
             }
@@ -192,15 +230,25 @@ impl Caller {
         self.speaker.heard(possible, client, &server.dialects);
         let node = client.filter(|_| client::is_node(method));
         if let Some(node) = node {
-            let (before, returns) = (self.node, matches!(attachment, rpc::RETURNS | rpc::DRAINED));
-            if before != Some((node, returns)) {
-                server.presence.heard(before.map(|(before, _)| before), node, returns);
-                self.node = Some((node, returns));
+            let heartbeat = Heartbeat {
+                returns: matches!(attachment, rpc::RETURNS | rpc::DRAINED),
+                dedicated: attachment == rpc::HEARTBEATS_ONLY,
+            };
+            let before = self.node;
+            if before != Some((node, heartbeat)) {
+                server.presence.heard(now_ms, before.map(|(before, _)| before), node, heartbeat);
+                self.node = Some((node, heartbeat));
             }
         }
         let dialect = self.speaker.reply_in(method, possible, &server.dialects);
         let (core, fx, sequence) = (&server.master, &mut self.recorder, header.sequence);
-        let call = Call { server, core, now_ms, fx, dialect, sequence, out };
+        let is_refused = refuse::is_promise(method) && (self.refuses || !server.journal.may_write());
+        let refused = is_refused.then(|| refuse::objects(&request));
+        if let Some(objects) = refused {
+            server.counters.add_refused_writes(objects);
+        }
+        let connection = self.connection;
+        let call = Call { server, core, now_ms, fx, dialect, connection, sequence, refused, out };
         let tally = execute(call, request);
         if let Some(node) = node.filter(|_| attachment == rpc::DRAINED) {
             server.master.client_away(node);
@@ -250,7 +298,7 @@ impl Drop for Caller {
     /// A node whose last connection is gone is not read from until it is heard of again, unless its memory is kept.
     fn drop(&mut self) {
         if let Some((node, _)) = self.node
-            && let Some(gone) = self.server.presence.ended(node)
+            && let Some(gone) = self.server.presence.ended(self.server.clock.now_ms(), node)
         {
             self.server.node_gone(node, gone);
         }

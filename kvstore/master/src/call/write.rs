@@ -1,42 +1,130 @@
 //! Writing.
 
-use mooncake_wire::types::ReplicaType;
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
 
-use super::serve;
+use super::{Call, serve};
+use crate::upserts::WrittenKey;
+
+/// Who writes and whose keys, which all keys of a batch have in common.
+#[derive(Clone, Copy)]
+struct Writer<'a> {
+    client: Uuid,
+    tenant: &'a str,
+}
+
+impl<'a> Writer<'a> {
+    fn write(self, key: &'a str) -> WrittenKey<'a> {
+        WrittenKey { client: self.client, tenant: self.tenant, key }
+    }
+}
+
+impl Call<'_> {
+    fn put_begun<T>(&self, it: Writer<'_>, key: &str, started: &Result<T, ErrorCode>) {
+        if started.is_ok() {
+            self.server.upserts.put_begun(it.write(key));
+        }
+    }
+
+    fn upsert_begun<T>(&self, it: Writer<'_>, key: &str, started: &Result<T, ErrorCode>) {
+        if started.is_ok() {
+            let release_ms = self.core.settings().put_release_ms;
+            self.server.upserts.begun(self.now_ms, self.connection, it.write(key), release_ms);
+        }
+    }
+
+    fn end_put(
+        &mut self,
+        it: Writer<'_>,
+        object: &ObjectMeta<&str>,
+        kind: ReplicaType,
+    ) -> Result<(), ErrorCode> {
+        self.server.upserts.check_put(it.write(object.key))?;
+        self.core.put_end(self.now_ms, it.client, it.tenant, object, kind, self.fx)
+    }
+
+    fn revoke_put(&mut self, it: Writer<'_>, key: &str, kind: ReplicaType) -> Result<(), ErrorCode> {
+        self.server.upserts.check_put(it.write(key))?;
+        self.core.put_revoke(it.client, it.tenant, key, kind, self.fx)
+    }
+
+    fn end_upsert(
+        &mut self,
+        it: Writer<'_>,
+        object: &ObjectMeta<&str>,
+        kind: ReplicaType,
+    ) -> Result<(), ErrorCode> {
+        let write = it.write(object.key);
+        self.server.upserts.check(self.now_ms, self.connection, write)?;
+        let ended = self.core.put_end(self.now_ms, it.client, it.tenant, object, kind, self.fx);
+        self.server.upserts.over(write);
+        ended
+    }
+
+    fn revoke_upsert(&mut self, it: Writer<'_>, key: &str, kind: ReplicaType) -> Result<(), ErrorCode> {
+        let write = it.write(key);
+        self.server.upserts.check(self.now_ms, self.connection, write)?;
+        let revoked = self.core.put_revoke(it.client, it.tenant, key, kind, self.fx);
+        self.server.upserts.over(write);
+        revoked
+    }
+}
 
 serve! {
     PutStart(call, it) => {
-        call.core.put_start(call.now_ms, it.client_id, it.tenant, it.key, it.size, &it.config, call.fx)
+        let started =
+            call.core.put_start(call.now_ms, it.client_id, it.tenant, it.key, it.size, &it.config, call.fx);
+        call.put_begun(Writer { client: it.client_id, tenant: it.tenant }, it.key, &started);
+        started
     },
     BatchPutStart(call, it) => {
         let (keys, sizes) = (&it.keys, &it.sizes);
-        call.core.batch_put_start(call.now_ms, it.client_id, it.tenant, keys, sizes, &it.config, call.fx)
+        let all =
+            call.core.batch_put_start(call.now_ms, it.client_id, it.tenant, keys, sizes, &it.config, call.fx);
+        let writer = Writer { client: it.client_id, tenant: it.tenant };
+        keys.iter().zip(&all).for_each(|(key, started)| call.put_begun(writer, key, started));
+        all
     },
     PutEnd(call, it) => {
-        call.core.put_end(call.now_ms, it.client_id, it.tenant, &it.object, it.replica_type, call.fx)
+        call.end_put(Writer { client: it.client_id, tenant: it.tenant }, &it.object, it.replica_type)
     },
     BatchPutEnd(call, it) => {
-        call.core.batch_put_end(call.now_ms, it.client_id, it.tenant, &it.objects, it.replica_type, call.fx)
+        let writer = Writer { client: it.client_id, tenant: it.tenant };
+        it.objects.iter().map(|object| call.end_put(writer, object, it.replica_type)).collect()
     },
-    PutRevoke(call, it) => call.core.put_revoke(it.client_id, it.tenant, it.key, it.replica_type, call.fx),
+    PutRevoke(call, it) => {
+        call.revoke_put(Writer { client: it.client_id, tenant: it.tenant }, it.key, it.replica_type)
+    },
     BatchPutRevoke(call, it) => {
-        call.core.batch_put_revoke(it.client_id, it.tenant, &it.keys, it.replica_type, call.fx)
+        let writer = Writer { client: it.client_id, tenant: it.tenant };
+        it.keys.iter().map(|key| call.revoke_put(writer, key, it.replica_type)).collect()
     },
     UpsertStart(call, it) => {
-        call.core.upsert_start(call.now_ms, it.client_id, it.tenant, it.key, it.size, &it.config, call.fx)
+        let started =
+            call.core.upsert_start(call.now_ms, it.client_id, it.tenant, it.key, it.size, &it.config, call.fx);
+        call.upsert_begun(Writer { client: it.client_id, tenant: it.tenant }, it.key, &started);
+        started
     },
     BatchUpsertStart(call, it) => {
         let (keys, sizes) = (&it.keys, &it.sizes);
-        call.core.batch_upsert_start(call.now_ms, it.client_id, it.tenant, keys, sizes, &it.config, call.fx)
+        let all =
+            call.core.batch_upsert_start(call.now_ms, it.client_id, it.tenant, keys, sizes, &it.config, call.fx);
+        let writer = Writer { client: it.client_id, tenant: it.tenant };
+        keys.iter().zip(&all).for_each(|(key, started)| call.upsert_begun(writer, key, started));
+        all
     },
     UpsertEnd(call, it) => {
-        call.core.put_end(call.now_ms, it.client_id, it.tenant, &it.object, it.replica_type, call.fx)
+        call.end_upsert(Writer { client: it.client_id, tenant: it.tenant }, &it.object, it.replica_type)
     },
     BatchUpsertEnd(call, it) => {
-        call.core.batch_put_end(call.now_ms, it.client_id, it.tenant, &it.objects, ReplicaType::ALL, call.fx)
+        let writer = Writer { client: it.client_id, tenant: it.tenant };
+        it.objects.iter().map(|object| call.end_upsert(writer, object, ReplicaType::ALL)).collect()
     },
-    UpsertRevoke(call, it) => call.core.put_revoke(it.client_id, it.tenant, it.key, it.replica_type, call.fx),
+    UpsertRevoke(call, it) => {
+        call.revoke_upsert(Writer { client: it.client_id, tenant: it.tenant }, it.key, it.replica_type)
+    },
     BatchUpsertRevoke(call, it) => {
-        call.core.batch_put_revoke(it.client_id, it.tenant, &it.keys, ReplicaType::ALL, call.fx)
+        let writer = Writer { client: it.client_id, tenant: it.tenant };
+        it.keys.iter().map(|key| call.revoke_upsert(writer, key, ReplicaType::ALL)).collect()
     },
 }

@@ -8,6 +8,7 @@ use moongate_kvcore::{Effects, Fact, Master, SnapshotCursor, encode};
 use moongate_oplog::{Error, snapshot};
 
 use super::Durable;
+use crate::record;
 use crate::state::{Beside, PLACES_AT_ONCE};
 
 /// How often what is done.
@@ -81,7 +82,7 @@ impl<'a> Keeper<'a> {
     }
 
     fn snapshot_until(&self, stop: &Receiver<()>) -> Result<u64, Error> {
-        let Durable { log, folder } = self.durable;
+        let Durable { log, folder, .. } = self.durable;
         // All facts up to this one are true already: each is appended while what it is about is locked.
         let mut writer = snapshot::Writer::begin(Arc::clone(folder), log.next() - 1)?;
         let (mut cursor, mut facts) = (Some(SnapshotCursor::default()), 0);
@@ -95,8 +96,10 @@ impl<'a> Keeper<'a> {
             facts += piece.write(&mut writer)?;
         }
         // Its pieces are of different moments: what came in between must not be missing.
-        log.commit(log.next() - 1)?;
+        let last = log.next() - 1;
+        log.commit(last)?;
         log.flush()?;
+        writer.write(&record::snapshot_needs(last))?;
         log.prune(writer.finish()?)?;
         Ok(facts)
     }

@@ -94,7 +94,7 @@ impl Events {
             addresses: (server.local_addr(), responder.as_ref().map(Responder::local_addr)),
         });
         let (serving, stop) = (Arc::clone(&events), supervisor.token());
-        supervisor.spawn("KV events", async move {
+        supervisor.spawn_essential("KV events", async move {
             stop.run_until_cancelled(serving.serve(server, responder)).await;
         });
         Ok(events)

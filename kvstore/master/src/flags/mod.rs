@@ -123,6 +123,12 @@ pub fn read(
     MasterOptions::new(&values).map(|options| Asked::Serve(Box::new(options)))
 }
 
+/// Names of the environment variables that set flags.
+#[must_use]
+pub fn variables() -> Vec<String> {
+    table::FLAGS.iter().map(Flag::variable).collect()
+}
+
 /// The flag of that name. Dashes in it are taken for underscores.
 fn find(name: &str) -> Option<&'static Flag> {
     let same = |flag: &&Flag| {

@@ -14,7 +14,7 @@ use super::flag::{self, Flag, Use};
 use super::ha::HaFlags;
 use super::{FlagError, Values, table};
 use crate::clock;
-use crate::server::{Limits, ServerOptions};
+use crate::server::{Limits, RECONNECT_TIME, ServerOptions};
 
 /// Never, for times that can be off.
 const NEVER_MS: u64 = u64::MAX / 4;
@@ -255,6 +255,7 @@ fn server(values: &Values) -> Result<ServerOptions, FlagError> {
             quota_bytes: values.number("quota_bytes"),
         },
         lost_on_disconnect: values.is_on("client_lost_on_disconnect"),
+        reconnect_time: RECONNECT_TIME,
         limits: Limits {
             connections: values.size("rpc_max_connections"),
             frame_bytes: values.size("rpc_max_frame_bytes"),

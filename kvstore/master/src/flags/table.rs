@@ -34,7 +34,7 @@ const fn nothing(name: &'static str, kind: Kind, default: &'static str) -> Flag 
 pub(super) const FLAGS: &[Flag] = &[
     ours("default_dialect", Text, "0.3.13", "The release of Mooncake that clients speak who do not tell"),
     ours("client_grace", Number(0, MOST), "60", "Seconds for which the objects of a silent node are kept, unread, until it comes back"),
-    ours("client_lost_on_disconnect", Bool, "true", "Take a node for silent as soon as its last connection breaks, unless its memory is kept"),
+    ours("client_lost_on_disconnect", Bool, "true", "Take a node for silent soon after its last connection breaks, unless its memory is kept"),
     ours("segment_ramp", Duration, "60s", "How long a fresh node takes until it gets its full share of new objects"),
     ours("rpc_max_connections", Number(1, 1_000_000), "16384", "RPC connections at a time; others wait"),
     ours("rpc_max_frame_bytes", Number(1024, MOST), "268435456", "Bytes of one request"),

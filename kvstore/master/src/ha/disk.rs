@@ -4,6 +4,8 @@
 //! - `state-N/`: a log and its snapshots. A whole copy of a leader's state gets a new folder, which counts once it is whole; then the one
 //!   before is removed.
 //!
+//! - `damaged/`: the last state whose files were damaged.
+//!
 //! As long as the state is there, the master is the same [`Member`](super::Member) after each start. When the state cannot be trusted
 //! it begins empty, and as another one.
 
@@ -15,12 +17,14 @@ use moongate_kvcore::Settings;
 use moongate_oplog::{Error, Folder, Options, snapshot};
 
 use super::tending::Tending;
-use crate::durable::{Durable, Loaded, Pace, Restored};
+use crate::durable::{Durable, Loaded, Pace, Recovery, Restored, StateDamage};
 use crate::state::State;
 
 /// The file that tells who the master is.
 pub(crate) const MEMBER: &str = "member";
 const PREFIX: &str = "state-";
+/// The folder for the last state that was damaged.
+const DAMAGED: &str = "damaged";
 
 /// How a state is kept.
 #[derive(Clone, Debug)]
@@ -107,31 +111,43 @@ impl Disk {
         if known.is_none() && is_single(&options.folder).map_err(failed(&options.folder))? {
             return Err(DiskError::Single(options.folder));
         }
-        let (mut found, mut why) = (None, None);
+        let (mut found, mut recovery) = (None, Recovery::Intact);
         if let Some(known) = known {
             let path = state_at(&options.folder, known.state);
             // A log that is not there would look like one without records.
             let loaded = match path.is_dir() {
-                true => Durable::load(&path, options.log.clone(), settings)?,
-                false => Loaded::Doubted("its files are gone"),
+                true => Some(Durable::load(&path, options.log.clone(), settings)?),
+                false => None,
             };
             match loaded {
-                Loaded::Trusted(loaded) => found = Some((known, *loaded)),
-                Loaded::Doubted(doubt) => why = Some(doubt),
+                Some(Loaded::Complete(loaded)) => found = Some((known, *loaded)),
+                // A leader has it all: what could be proven here alone is less than what it will send.
+                Some(Loaded::Partial(loaded)) => recovery = loaded.2.recovery,
+                Some(Loaded::MachineDied(None)) => recovery = Recovery::MachineDied,
+                Some(Loaded::MachineDied(Some(damage))) => recovery = Recovery::Damaged(damage),
+                None => {
+                    let what = format!("{} is gone", path.display());
+                    recovery = Recovery::Damaged(StateDamage { what, ..StateDamage::default() });
+                }
             }
         }
-        let (identity, (durable, state, restored)) = match found {
+        let (identity, (mut durable, state, restored)) = match found {
             Some(found) => found,
             None => {
                 let number = known.map_or(1, |it| it.state.saturating_add(1));
                 let identity = Identity { incarnation: fastrand::u64(..), state: number };
+                if let (Some(known), Recovery::Damaged(damage)) = (known, &mut recovery) {
+                    damage.kept = keep_damaged(&options.folder, known.state);
+                }
                 let path = state_at(&options.folder, number);
                 let durable = Durable::begin(&path, options.log.clone(), 1)?;
                 identity.write(&folder).map_err(failed(&options.folder))?;
-                let restored = Restored { began_empty: why, ..Restored::default() };
+                let restored = Restored { recovery, ..Restored::default() };
                 (identity, (durable, State::empty(settings), restored))
             }
         };
+        restored.warn(&options.folder);
+        durable.set_recovery(restored.recovery.clone());
         let tending = Tending::new(durable.log().oldest());
         let disk = Self { options, folder, identity, durable: Arc::new(durable), tending };
         disk.remove_others();
@@ -252,6 +268,26 @@ fn state_at(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{PREFIX}{number}"))
 }
 
+/// Puts a damaged state aside, in place of the one that was put aside before. Returns where it is.
+fn keep_damaged(folder: &Path, number: u64) -> Option<PathBuf> {
+    let kept = folder.join(DAMAGED);
+    let from = state_at(folder, number);
+    if !from.is_dir() {
+        return None;
+    }
+    let replaced = match fs::remove_dir_all(&kept) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => fs::rename(&from, &kept),
+    };
+    match replaced {
+        Ok(()) => Some(kept),
+        Err(error) => {
+            tracing::warn!(%error, path = %from.display(), "a damaged state cannot be put aside");
+            None
+        }
+    }
+}
+
 /// Whether a master without others has its log here.
 fn is_single(folder: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(folder)? {
@@ -313,6 +349,29 @@ mod tests {
         fs::write(folder.path().join(MEMBER), "x").unwrap();
         let refused = Disk::open(options(folder.path(), "b"), &Settings::default());
         assert!(matches!(refused, Err(DiskError::Unknown(_))));
+    }
+
+    #[test]
+    fn a_member_whose_log_is_damaged_begins_empty_and_as_another() {
+        let folder = TempDir::new().unwrap();
+        let (disk, ..) = open(folder.path(), "a");
+        disk.durable().log().append(&record::epoch(5));
+        (0..20).for_each(|number| _ = disk.durable().log().append(&quota(number)));
+        disk.durable().log().commit(21).unwrap();
+        let incarnation = disk.incarnation();
+        drop(disk);
+        let log = folder.path().join("state-1/log-00000000000000000001.log");
+        let mut bytes = fs::read(&log).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&log, &bytes).unwrap();
+        let (disk, state, restored) = open(folder.path(), "a");
+        assert!(disk.incarnation() != incarnation && state.position().is_none(), "{restored:?}");
+        assert!(matches!(&restored.recovery, Recovery::Damaged(it) if it.missing_records > 0));
+        assert_eq!(disk.durable().recovery(), &restored.recovery);
+        // The damaged files are preserved.
+        let kept = folder.path().join("damaged/log-00000000000000000001.log");
+        assert_eq!(fs::read(kept).unwrap(), bytes);
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod replica;
 mod replicated;
 mod run;
 mod session;
+mod standby_journal;
 mod start;
 mod tending;
 mod tenure;

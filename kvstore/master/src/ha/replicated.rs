@@ -12,7 +12,7 @@ use super::fence::{Fence, now};
 use super::member::{InSync, Member};
 use super::quorum::Quorum;
 use crate::durable::Durable;
-use crate::journal::{Journal, MemoryJournal};
+use crate::journal::{Journal, MemoryJournal, StorageStatus};
 use crate::record;
 use crate::state::Beside;
 
@@ -26,6 +26,8 @@ pub struct Replicated {
     durable: Option<Arc<Durable>>,
     /// Nothing goes to `durable` any more.
     sealed: AtomicBool,
+    /// Records of `durable` could not be read.
+    damaged_log: AtomicBool,
     beside: Arc<Beside>,
     fence: Arc<Fence>,
     /// Nothing while this master does not lead.
@@ -51,6 +53,7 @@ impl Replicated {
             facts: MemoryJournal::starting_at(next, capacity),
             durable,
             sealed: AtomicBool::new(false),
+            damaged_log: AtomicBool::new(false),
             beside,
             fence,
             quorum: Mutex::new(None),
@@ -82,6 +85,11 @@ impl Replicated {
         })
     }
 
+    /// Records of the log cannot be read, and are not sent to followers any more.
+    pub fn log_is_damaged(&self) {
+        self.damaged_log.store(true, Relaxed);
+    }
+
     /// The newest records.
     pub fn facts(&self) -> &MemoryJournal {
         &self.facts
@@ -101,7 +109,8 @@ impl Replicated {
     pub fn leads_on_from(&self, (epoch, number): (u64, u64)) -> bool {
         let next = self.facts.next();
         let is_kept = |wanted: u64| {
-            let in_log = self.durable.as_ref().is_some_and(|it| it.log().oldest() <= wanted);
+            let in_log = !self.damaged_log.load(Relaxed)
+                && self.durable.as_ref().is_some_and(|it| it.log().oldest() <= wanted);
             in_log || self.facts.read(wanted, |_, _| {}).is_some()
         };
         self.beside.epochs.lock().have(next - 1, (epoch, number)) && is_kept(number + 1)
@@ -203,6 +212,14 @@ impl Journal for Replicated {
     fn may_answer(&self) -> io::Result<()> {
         self.check()?;
         self.durable.as_ref().map_or(Ok(()), |durable| durable.may_answer())
+    }
+
+    fn may_write(&self) -> bool {
+        self.durable.as_ref().is_none_or(|durable| durable.may_write())
+    }
+
+    fn storage(&self) -> Option<StorageStatus> {
+        self.durable.as_ref()?.storage()
     }
 }
 

@@ -19,9 +19,9 @@ use super::fence::{Fence, now};
 use super::link;
 use super::member::Member;
 use super::replica::Replica;
+use super::standby_journal::StandbyJournal;
 use super::tenure::{Leading, Lists, NotLed, TenureOptions};
 use crate::faces::{Faces, FacesOptions};
-use crate::journal::MemoryJournal;
 use crate::server::{HaState, Role, Server, Standing};
 use crate::state::State;
 
@@ -184,7 +184,8 @@ impl Participant {
         let led = self.options.tenure.prepare(state, durable, &self.fence);
         let store =
             Lists { coordinator: Arc::clone(&self.coordinator), patience: self.options.times.patience() };
-        let begin = Leading::begin(&self.options.tenure, led, &self.me, (tenure, store), &self.main);
+        let process = (&self.main, &self.supervisor);
+        let begin = Leading::begin(&self.options.tenure, led, &self.me, (tenure, store), process);
         let state = match begin.await {
             Ok(leading) => {
                 let (rpc, keys) = (leading.rpc.address(), leading.server.master.key_count());
@@ -217,8 +218,8 @@ impl Participant {
         }
         let options = &self.options.tenure;
         let faces = FacesOptions { metadata: None, events: None, quotas: None, ..options.faces.clone() };
-        let journal = Arc::new(MemoryJournal::new(0));
-        let (server, supervisor) = (Server::new(options.server.clone(), journal), Supervisor::new());
+        let journal = Arc::new(StandbyJournal(Arc::clone(&self.replica)));
+        let (server, supervisor) = (Server::new(options.server.clone(), journal), self.supervisor.child());
         let server = Arc::new(server);
         if let Err(error) = Faces::new(faces).start(&server, &supervisor).await {
             tracing::error!(%error, "the administration cannot be served while standing by");

@@ -230,6 +230,11 @@ impl<W: AsyncWrite + Unpin> Feed<W> {
             while self.records.len() < BATCH {
                 let record = reader.next().map_err(|error| match error {
                     moongate_oplog::Error::Pruned { .. } => LinkError::TooSlow,
+                    damaged @ moongate_oplog::Error::Damaged { .. } => {
+                        tracing::warn!(error = %damaged, "the log is damaged: followers are sent the whole state instead of it");
+                        journal.log_is_damaged();
+                        LinkError::TooSlow
+                    }
                     other => LinkError::Log(other),
                 })?;
                 let Some((number, record)) = record else { break };

@@ -126,11 +126,12 @@ pub async fn start(
         supervisor.clone(),
         Handle::current(),
     );
-    thread::Builder::new().name("ha".to_owned()).spawn(move || {
+    let elections = supervisor.essential_thread("elections", move || {
         runtime.block_on(participant.run());
         drop(runtime);
         drop(ended);
-    })?;
+    });
+    thread::Builder::new().name("ha".to_owned()).spawn(elections)?;
     // The thread is no task, so a task stands for it.
     supervisor.spawn("elections", async move {
         let _ = has_ended.await;
@@ -155,7 +156,7 @@ async fn coordinator(
     let config = kubernetes::config().await?;
     if let Some(pod) = pod {
         let label = PodLabel::new(config.clone(), &pod)?;
-        supervisor.spawn("pod label", label.follow(Arc::clone(shown), supervisor.token()));
+        supervisor.spawn_essential("pod label", label.follow(Arc::clone(shown), supervisor.token()));
     }
     let _on = runtime.enter();
     Ok(Arc::new(Kubernetes::new(config, &lease, times.lease)?))

@@ -8,6 +8,7 @@ use moongate_kvcore::SnapshotCursor;
 use moongate_oplog::{Error, snapshot};
 
 use crate::durable::{Durable, Pace, Piece};
+use crate::record;
 use crate::state::{PLACES_AT_ONCE, State};
 
 /// Parts of a snapshot that are written at a time: some milliseconds.
@@ -37,7 +38,7 @@ impl Tending {
     }
 
     /// Does a little of what is due.
-    pub(super) fn tend(&mut self, durable: &Durable, state: &State, pace: Pace) {
+    pub(super) fn tend(&mut self, durable: &Arc<Durable>, state: &State, pace: Pace) {
         let done = match self.snapshot.take() {
             None if self.is_due(state, pace) => {
                 self.last = (Instant::now(), state.last);
@@ -79,7 +80,7 @@ fn begin(durable: &Durable, state: &State) -> Result<Snapshot, Error> {
 }
 
 fn go_on(
-    durable: &Durable,
+    durable: &Arc<Durable>,
     state: &State,
     mut writer: snapshot::Writer,
     mut from: SnapshotCursor,
@@ -92,7 +93,10 @@ fn go_on(
             // Its parts are of different moments: what came in between must not be missing.
             durable.log().commit(state.last)?;
             let path = durable.folder().path().to_owned();
-            let thread = std::thread::Builder::new().name("snapshot".to_owned()).spawn(|| writer.finish());
+            writer.write(&record::snapshot_needs(state.last))?;
+            let kept = Arc::clone(durable);
+            let finish = move || kept.log().flush().and_then(|()| writer.finish());
+            let thread = std::thread::Builder::new().name("snapshot".to_owned()).spawn(finish);
             return thread.map(Snapshot::Flushing).map_err(|problem| Error::Io { path, problem });
         };
         from = next;

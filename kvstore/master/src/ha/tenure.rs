@@ -76,6 +76,9 @@ impl TenureOptions {
         let observed = faces.observe(journal.clone(), journal.beside());
         let server = Server::with_state(self.server.clone(), *master, Clock::start(), observed);
         server.master.finish_replay(server.clock.now_ms());
+        if last == 0 {
+            server.open_rebuild();
+        }
         Led { server: Arc::new(server), journal, faces }
     }
 }
@@ -98,15 +101,20 @@ struct Keeping {
 
 impl Keeping {
     /// Nothing if the state is in memory only, or if there is no thread: then the log only grows.
-    fn start(server: &Arc<Server>, journal: &Arc<Replicated>, pace: Pace) -> Option<Self> {
+    fn start(
+        server: &Arc<Server>,
+        journal: &Arc<Replicated>,
+        pace: Pace,
+        supervisor: &Supervisor,
+    ) -> Option<Self> {
         journal.durable()?;
         let (stop, stopped) = std::sync::mpsc::channel();
         let (server, journal) = (Arc::clone(server), Arc::clone(journal));
-        let run = move || {
+        let run = supervisor.essential_thread("data", move || {
             if let Some(durable) = journal.durable() {
                 Keeper::new(durable, &server.master, journal.beside(), pace).run(&stopped);
             }
-        };
+        });
         match std::thread::Builder::new().name("data".to_owned()).spawn(run) {
             Ok(thread) => Some(Self { stop, thread }),
             Err(error) => {
@@ -131,7 +139,7 @@ pub(super) struct NotLed {
 }
 
 impl Leading {
-    /// Starts everything. Ticks run on `main`, where they may wait for followers.
+    /// Starts everything. Ticks run on `main`, where they may wait for followers. A panic of an essential task ends `process`.
     ///
     /// # Errors
     /// When a port cannot be had.
@@ -140,9 +148,9 @@ impl Leading {
         Led { server, journal, faces }: Led,
         me: &Member,
         (tenure, store): (Tenure, Lists),
-        main: &Handle,
+        (main, process): (&Handle, &Supervisor),
     ) -> Result<Self, NotLed> {
-        let supervisor = Supervisor::new();
+        let supervisor = process.child();
         server.master.set_view_version(tenure.term);
         journal.lead(me);
         let deposed = CancellationToken::new();
@@ -155,7 +163,7 @@ impl Leading {
         };
         let list = list(Arc::clone(&journal), tenure, store, options.patience, deposed.clone());
         let stop = supervisor.token();
-        supervisor.spawn("in-sync list", async move {
+        supervisor.spawn_essential("in-sync list", async move {
             tokio::select! {
                 () = list => {}
                 () = stop.cancelled() => {}
@@ -168,7 +176,7 @@ impl Leading {
             let _on = main.enter();
             ticker::start(&server, &supervisor);
         }
-        let keeper = Keeping::start(&server, &journal, options.pace);
+        let keeper = Keeping::start(&server, &journal, options.pace, &supervisor);
         Ok(Self { server, rpc, deposed, journal, supervisor, keeper })
     }
 
@@ -217,7 +225,7 @@ async fn open(
         patience: options.patience,
         tls: options.tls.clone(),
     };
-    supervisor.spawn("followers", sessions.listen(followers, supervisor.clone()));
+    supervisor.spawn_essential("followers", sessions.listen(followers, supervisor.clone()));
     faces.start(server, supervisor).await.map_err(|error| error.to_string())?;
     rpc::serve(server, options.rpc, options.server.threads, supervisor).map_err(|error| error.to_string())
 }

@@ -4,6 +4,7 @@
 //! `docs/master.md`. There is no authentication, as there is none in Mooncake.
 
 mod answer;
+mod client_ids;
 mod drain;
 mod inspect;
 mod objects;
@@ -105,11 +106,15 @@ async fn while_serving(State(admin): Shared, request: Request, next: Next) -> Re
 /// Changes the state and waits until the change is kept. Neither holds up other requests.
 ///
 /// # Errors
-/// `PERSISTENT_FAIL` if it was made, but may not survive.
+/// `PERSISTENT_FAIL` if changes cannot be kept now, or if it was made, but may not survive.
 async fn change<R: Send + 'static>(
     server: &Arc<Server>,
     work: impl FnOnce(&Server, u64, &mut Recorder) -> R + Send + 'static,
 ) -> Result<R, ErrorCode> {
+    if !server.journal.may_write() {
+        server.counters.add_refused_writes(1);
+        return Err(ErrorCode::PERSISTENT_FAIL);
+    }
     let server = Arc::clone(server);
     let changed = tokio::task::spawn_blocking(move || {
         let mut recorder = server.recorder();

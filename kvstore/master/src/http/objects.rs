@@ -16,7 +16,7 @@ use mooncake_wire::types::{LocalDiskReplica, ReplicaMedium};
 use moongate_kvcore::{Cursor, WireReplica};
 
 use super::stream::{Pieces, body};
-use super::{Admin, Query, Shared, answer, change};
+use super::{Admin, Query, Shared, answer, change, client_ids};
 use crate::count::Tally;
 use crate::server::Server;
 
@@ -44,7 +44,7 @@ pub(super) fn on_disks(replicas: &[WireReplica]) -> Vec<LocalDisk> {
         _ => None,
     });
     let told = |it: &LocalDiskReplica<Arc<str>>| LocalDisk {
-        client_id: it.client_id,
+        client_id: client_ids::published(it.client_id),
         object_size: it.object_size,
         transport_endpoint: it.transport_endpoint.to_string(),
     };

@@ -6,7 +6,7 @@ use http::StatusCode;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::SegmentState;
 
-use super::{Query, Shared, answer};
+use super::{Query, Shared, answer, client_ids};
 
 pub(super) async fn names(State(admin): Shared) -> Response {
     let detail = admin.server.master.segments_detail();
@@ -22,7 +22,11 @@ pub(super) async fn names(State(admin): Shared) -> Response {
 }
 
 pub(super) async fn detail(State(admin): Shared) -> Response {
-    answer::done(&admin.server.master.segments_detail())
+    let mut detail = admin.server.master.segments_detail();
+    for segment in &mut detail.segments {
+        segment.client_id = client_ids::published(segment.client_id);
+    }
+    answer::done(&detail)
 }
 
 /// The name is taken as it came.

@@ -10,7 +10,7 @@ use moongate_kvcore::{Effects, Fact, Place, SnapshotCursor};
 use serde::Serialize;
 
 use super::stream::{Pieces, body};
-use super::{Admin, Shared, answer};
+use super::{Admin, Shared, answer, client_ids};
 
 /// Objects that are looked at under one lock.
 const STEP: u32 = 512;
@@ -89,7 +89,8 @@ impl Pieces for Snapshot {
             self.objects += 1;
             let segments = segments.map(String::as_str).collect();
             let (tenant, key) = (&*object.tenant, &*object.key);
-            let (disk, group) = (object.on_disk.as_ref().map(|it| it.client), object.group.as_deref());
+            let (disk, group) =
+                (object.on_disk.as_ref().map(|it| client_ids::published(it.client)), object.group.as_deref());
             line(&Line::Object { tenant, key, size: object.size, segments, disk, group }, out);
         }
         true
@@ -108,7 +109,7 @@ impl Snapshot {
                 continue;
             }
             let live = !master.is_silent(it.segment_id);
-            let (segment_id, client_id) = (it.segment_id, it.client_id);
+            let (segment_id, client_id) = (it.segment_id, client_ids::published(it.client_id));
             line(&Line::Segment { segment_id, segment_name: &it.segment_name, client_id, live }, out);
             self.names.insert(segment_id, it.segment_name);
         }

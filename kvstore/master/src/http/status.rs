@@ -7,18 +7,37 @@ use mooncake_wire::admin::{Health, KvEventsStatus};
 use serde::Serialize;
 
 use super::{Admin, Shared, answer};
+use crate::durable::Recovery;
+use crate::journal::StorageStatus;
 use crate::metrics;
 
 pub(super) async fn health(State(admin): Shared) -> Response {
     let standing = admin.server.standing.load();
+    let storage = admin.server.journal.storage();
+    let is_failing = storage.as_ref().is_some_and(|it| it.failure.is_some());
+    // Not by the HTTP status: who restarts what is not well would only lose what waits to be written.
     answer::done(&Health {
-        status: "ok".to_owned(),
+        status: if is_failing { "degraded" } else { "ok" }.to_owned(),
+        problems: storage.map(|it| problems(&it)).unwrap_or_default(),
         role: standing.role.name().to_owned(),
         ha_state: standing.state.name().to_owned(),
         service_ready: standing.is_serving(),
         leader_address: standing.leader_address.clone(),
         view_version: standing.view_version,
     })
+}
+
+/// What is wrong with the state's files, in words.
+fn problems(storage: &StorageStatus) -> Vec<String> {
+    let mut problems = Vec::new();
+    if let Some(failure) = &storage.failure {
+        let free = storage.free_bytes.map_or_else(String::new, |bytes| format!(" ({bytes} bytes free)"));
+        problems.push(format!("changes cannot be saved, and are refused until they can: {failure}{free}"));
+    }
+    if storage.recovery.damage().is_some() || storage.recovery == Recovery::MachineDied {
+        problems.push(format!("started {}", storage.recovery));
+    }
+    problems
 }
 
 pub(super) async fn role(State(admin): Shared) -> Response {

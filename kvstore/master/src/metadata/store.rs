@@ -154,7 +154,7 @@ impl Metadata {
         let mut entries = Entries::default();
         let mut last = 0;
         if let Some((number, file)) = snapshot::list(&folder)?.into_iter().next() {
-            snapshot::read(&file, |record| entries.apply(record))?;
+            snapshot::read(&folder, &file, |record| entries.apply(record))?;
             last = number;
         }
         // There are few changes, and a client does not tell again what it has told once: each is flushed.
@@ -164,10 +164,29 @@ impl Metadata {
             return Err(MetadataError::Gap { snapshot: last, log: opened.first });
         }
         let mut grown = 0;
-        let mut reader = log.reader(last + 1)?;
-        while let Some((_, record)) = reader.next()? {
-            grown += record.len() as u64;
-            entries.apply(record);
+        let mut apply = |from: u64, through: u64| -> Result<(), MetadataError> {
+            let mut reader = log.reader(from)?;
+            while let Some((number, record)) = reader.next()? {
+                grown += record.len() as u64;
+                entries.apply(record);
+                if number >= through {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        let from = last + 1;
+        match opened.damage.filter(|_| opened.unbroken_from > from) {
+            None => apply(from, u64::MAX)?,
+            Some(damage) => {
+                // An entry that is too old costs a failed transfer, and one that is missing a client that cannot be reached.
+                let kept = folder.preserve()?;
+                tracing::warn!(kept = %kept.display(), "changes of the metadata are lost: {damage}");
+                if damage.readable_to >= from {
+                    apply(from, damage.readable_to)?;
+                }
+                apply(opened.unbroken_from, u64::MAX)?;
+            }
         }
         let kept = Kept { folder, log, grown: AtomicU64::new(grown), tidying: Mutex::new(()) };
         Ok(Self { entries: Arc::new(Mutex::new(entries)), keeping: Keeping::Folder(Box::new(kept)) })

@@ -22,5 +22,7 @@ pub(crate) fn text(admin: &Admin) -> String {
     families::promotions(&mut text, admin);
     families::unused(&mut text);
     ours::all(&mut text, admin);
-    text.finish()
+    let mut text = text.finish();
+    moongate_runtime::append_process_metrics(&mut text);
+    text
 }

@@ -4,11 +4,13 @@ use mooncake_wire::rpc::Method;
 
 use super::text::Text;
 use crate::count::{LATENCY_BUCKETS, latency_bound};
+use crate::durable::Recovery;
 use crate::http::Admin;
 
 pub(super) fn all(text: &mut Text, admin: &Admin) {
     latencies(text, admin);
     state(text, admin);
+    storage(text, admin);
     prefixes(text, admin);
     events(text, admin);
 }
@@ -56,6 +58,18 @@ fn state(text: &mut Text, admin: &Admin) {
         "Objects that were found to be read often.",
         counts.hot_keys,
     );
+    let mut restores = text.counters(
+        "moongate_master_restored_objects_total",
+        "Objects that nodes have offered to a master without its log, by what became of them.",
+    );
+    for (outcome, count) in master.restore_counts() {
+        restores.value(&[("outcome", outcome.label())], count);
+    }
+    text.counter(
+        "moongate_master_upserts_in_place_total",
+        "Upserts that overwrote the present version in place, because there was no space for both: it is lost if they fail.",
+        master.counts().upserts_in_place,
+    );
     let unknown = server.counters.unknown_functions();
     text.counter("moongate_master_unknown_functions_total", "Calls of RPCs that no release has.", unknown);
     let unknown = server.counters.unknown_arguments();
@@ -63,6 +77,56 @@ fn state(text: &mut Text, admin: &Admin) {
         "moongate_master_unknown_arguments_total",
         "Calls with arguments that no known release sends.",
         unknown,
+    );
+}
+
+/// Only of a master with files.
+fn storage(text: &mut Text, admin: &Admin) {
+    let server = &admin.server;
+    let Some(storage) = server.journal.storage() else { return };
+    if let Some(free) = storage.free_bytes {
+        text.gauge("moongate_master_data_free_bytes", "Free bytes on the disk with the state's files.", free);
+    }
+    text.gauge(
+        "moongate_master_data_failing",
+        "1 while changes cannot be written to the state's files.",
+        u8::from(storage.failure.is_some()),
+    );
+    text.counter(
+        "moongate_master_refused_writes_total",
+        "Changes that were refused because they could not be written, each object of a batch counted.",
+        server.counters.refused_writes(),
+    );
+    let damage = storage.recovery.damage().cloned().unwrap_or_default();
+    let is_damaged = storage.recovery.damage().is_some();
+    text.counter(
+        "moongate_master_data_damage_total",
+        "Starts of this process that found files of the state damaged.",
+        u8::from(is_damaged),
+    );
+    text.counter(
+        "moongate_master_data_damaged_bytes_total",
+        "Bytes of the log of changes that could not be read at the start.",
+        damage.unreadable_bytes,
+    );
+    text.counter(
+        "moongate_master_data_lost_changes_total",
+        "Changes that are known to have been missing in the log at the start.",
+        damage.missing_records,
+    );
+    text.counter(
+        "moongate_master_data_unproven_keys_total",
+        "Objects that are absent since the start because changes were lost.",
+        damage.unproven_keys,
+    );
+    let torn = match storage.recovery {
+        Recovery::TornTail { bytes } => bytes,
+        _ => 0,
+    };
+    text.counter(
+        "moongate_master_data_torn_bytes_total",
+        "Bytes of an unanswered change that a crash left and the start cut off.",
+        torn,
     );
 }
 

@@ -150,8 +150,12 @@ impl Connection {
         let mut was_whole = false;
         loop {
             let Progress { used, rest } = self.caller.run(&self.input, &mut self.output);
-            self.input.advance(used);
             was_whole |= used > 0;
+            // Even a call without a reply may have changed something.
+            if let Err(error) = self.commit().await {
+                self.refuse(used, error)?;
+            }
+            self.input.advance(used);
             self.answer().await?;
             match rest {
                 Rest::More => {}
@@ -174,9 +178,14 @@ impl Connection {
         self.caller.commit()
     }
 
+    /// Answers requests again whose changes cannot be kept.
+    fn refuse(&mut self, used: usize, error: io::Error) -> Result<(), Closed> {
+        self.output.clear();
+        let requests = self.input.get(..used).unwrap_or_default();
+        self.caller.refuse(requests, &mut self.output).ok_or(Closed::Journal(error))
+    }
+
     async fn answer(&mut self) -> Result<(), Closed> {
-        // Even a call without a reply may have changed something.
-        self.commit().await.map_err(Closed::Journal)?;
         if self.output.is_empty() {
             return Ok(());
         }

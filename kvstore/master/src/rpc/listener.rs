@@ -4,10 +4,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::num::NonZero;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use moongate_runtime::awake::Awake;
-use moongate_runtime::{BindError, Supervisor, bind};
+use moongate_runtime::{BindError, LogInterval, Supervisor, bind};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -19,8 +19,6 @@ use crate::server::Server;
 
 /// Pause after an accept that failed for want of something.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often a full house is told.
-const FULL_EVERY: Duration = Duration::from_secs(10);
 
 /// The RPC port cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -89,10 +87,10 @@ pub fn serve(
         connections: server.limits.connections,
         no_delay: server.limits.no_delay,
         workers: workers?,
-        told_full: None,
+        warnings: LogInterval::new(),
     };
     let until = stop.clone();
-    supervisor.spawn("rpc listener", async move {
+    supervisor.spawn_essential("rpc listener", async move {
         tokio::select! {
             () = accepting.run() => {}
             () = until.cancelled() => {}
@@ -107,11 +105,11 @@ struct Accepting {
     connections: usize,
     no_delay: bool,
     workers: Vec<mpsc::Sender<Accepted>>,
-    told_full: Option<Instant>,
+    warnings: LogInterval,
 }
 
 impl Accepting {
-    async fn run(mut self) {
+    async fn run(self) {
         for turn in 0.. {
             let Some(slot) = self.slot().await else { return };
             let (stream, peer) = accept(&self.listener).await;
@@ -130,12 +128,11 @@ impl Accepting {
     }
 
     /// A place for one more connection.
-    async fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
+    async fn slot(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
             return Some(slot);
         }
-        if self.told_full.is_none_or(|told| told.elapsed() >= FULL_EVERY) {
-            self.told_full = Some(Instant::now());
+        if self.warnings.is_due() {
             tracing::warn!(
                 connections = self.connections,
                 "as many RPC connections as allowed are open: others wait until one ends. Raise --rpc_max_connections"

@@ -44,11 +44,13 @@ impl Worker {
         let (ended, has_ended) = oneshot::channel::<()>();
         let supervisor = self.supervisor.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        thread::Builder::new().name(format!("rpc-{}", self.lane)).spawn(move || {
+        let name = format!("rpc-{}", self.lane);
+        let serving = supervisor.essential_thread("rpc thread", move || {
             runtime.block_on(self.run(receiver));
             drop(runtime);
             drop(ended);
-        })?;
+        });
+        thread::Builder::new().name(name).spawn(serving)?;
         // The thread is no task, so a task stands for it.
         supervisor.spawn("rpc thread", async move {
             let _ = has_ended.await;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::slots::Record;
+use crate::checksum::combine;
 
 /// A part of the region that is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +142,25 @@ impl Index {
             reached = held.entry.offset + held.entry.len;
         }
         reached >= end
+    }
+
+    /// Entries that are entered from now on have a higher version.
+    pub(super) fn version(&self) -> u64 {
+        self.next
+    }
+
+    /// The CRC-32C of a range that entries cover to the byte, none of them entered after the version `as_of`.
+    pub(super) fn exact_crc(&self, offset: u64, len: u64, as_of: u64) -> Option<u32> {
+        let end = offset.checked_add(len)?;
+        let (mut reached, mut crc) = (offset, 0);
+        for Held { entry, .. } in self.overlapping(offset, len) {
+            if entry.offset != reached || entry.version > as_of {
+                return None;
+            }
+            crc = if entry.offset == offset { entry.crc } else { combine(crc, entry.crc, entry.len) };
+            reached = entry.offset + entry.len;
+        }
+        (reached == end && len > 0).then_some(crc)
     }
 
     pub(super) fn entries(&self, from: u64, most: usize) -> Vec<Entry> {

@@ -58,26 +58,9 @@ impl Table {
         self.slots
     }
 
-    /// Slots that may hold anything but zeros, as far as the file system of their memory tells: even a look at any other would make it
-    /// take memory for it.
+    /// Slots that may hold anything but zeros.
     pub(super) fn touched(&self, memory: &File) -> impl Iterator<Item = u64> + use<> {
-        let end = HEADERS + self.slots * SLOT;
-        let mut parts = Vec::new();
-        let mut at = HEADERS;
-        while at < end {
-            let from = match seek(memory, SeekFrom::Data(at)) {
-                Ok(from) => from,
-                // Nothing after this.
-                Err(Errno::NXIO) => break,
-                // It does not tell.
-                Err(_) => at,
-            };
-            let hole = seek(memory, SeekFrom::Hole(from)).ok();
-            let to = hole.filter(|hole| *hole > from).unwrap_or(end).min(end);
-            parts.push((from - HEADERS) / SLOT..(to - HEADERS) / SLOT);
-            at = to;
-        }
-        parts.into_iter().flatten()
+        touched_slots(memory, HEADERS, SLOT, self.slots)
     }
 
     fn word(&self, slot: u64, word: u64) -> Option<&AtomicU64> {
@@ -113,6 +96,33 @@ impl Table {
             word.store(0, Ordering::Release);
         }
     }
+}
+
+/// Slots of `slot` bytes, behind headers, that may hold anything but zeros, as far as the file system of their memory reports: even a read
+/// at any other would make it take memory for it.
+pub(crate) fn touched_slots(
+    memory: &File,
+    headers: u64,
+    slot: u64,
+    slots: u64,
+) -> impl Iterator<Item = u64> + use<> {
+    let end = headers + slots * slot;
+    let mut parts = Vec::new();
+    let mut at = headers;
+    while at < end {
+        let from = match seek(memory, SeekFrom::Data(at)) {
+            Ok(from) => from,
+            // Nothing after this.
+            Err(Errno::NXIO) => break,
+            // It does not report that.
+            Err(_) => at,
+        };
+        let hole = seek(memory, SeekFrom::Hole(from)).ok();
+        let to = hole.filter(|hole| *hole > from).unwrap_or(end).min(end);
+        parts.push((from - headers) / slot..to.saturating_sub(headers).div_ceil(slot).min(slots));
+        at = to;
+    }
+    parts.into_iter().flatten()
 }
 
 /// The stores that make an entry, in their order: the seal comes last.

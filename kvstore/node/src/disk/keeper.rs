@@ -53,7 +53,7 @@ impl Keeper {
     /// Works until the supervisor shuts down, or the disk leaves.
     pub(crate) fn start(self, supervisor: &Supervisor) {
         let stop = supervisor.token();
-        supervisor.spawn("store-disk", async move {
+        supervisor.spawn_essential("store-disk", async move {
             let leaving = self.leaving.clone();
             tokio::select! {
                 () = stop.cancelled() => {}

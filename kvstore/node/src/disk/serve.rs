@@ -44,7 +44,7 @@ pub(crate) fn listen(
     let (tasks, stop) = (supervisor.clone(), supervisor.token());
     let server = Server { disk, endpoint, slots: Arc::new(Semaphore::new(AT_ONCE)) };
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
-    supervisor.spawn("store-disk-listener", async move {
+    supervisor.spawn_essential("store-disk-listener", async move {
         let accept = async {
             // Never closed, so there is always a permit to wait for.
             while let Ok(slot) = Arc::clone(&connections).acquire_owned().await {

@@ -1,5 +1,6 @@
 //! Answering handshakes.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,9 +8,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use moongate_runtime::Supervisor;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{self, Kind};
@@ -49,7 +50,8 @@ impl Answers for Node {
 /// What the handshake port takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandshakeLimits {
-    /// Handshakes at once. Further ones wait in the kernel's backlog.
+    /// Handshakes at once. A further one takes the place of the oldest that is answered already, or else of the oldest that has
+    /// not sent its question.
     pub connections: usize,
     /// Time for a whole handshake.
     pub time: Duration,
@@ -70,13 +72,11 @@ pub fn listen(
     stop: CancellationToken,
     supervisor: &Supervisor,
 ) {
-    let slots = Arc::new(Semaphore::new(limits.connections.max(1)));
+    let open = Arc::new(OpenHandshakes { most: limits.connections.max(1), queues: Mutex::default() });
     let tasks = supervisor.clone();
-    supervisor.spawn("handshake-listener", async move {
+    supervisor.spawn_essential("handshake-listener", async move {
         let accept = async {
             loop {
-                // Never closed, so there is always a permit to wait for.
-                let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
                 let (stream, peer) = match listener.accept().await {
                     Ok(accepted) => accepted,
                     Err(error) => {
@@ -90,11 +90,10 @@ pub fn listen(
                     continue;
                 }
                 let answers = Arc::clone(&answers);
-                let stop = stop.clone();
+                let handshake = open.enter(&stop);
                 tasks.spawn("handshake", async move {
-                    let _slot = slot;
-                    let handshake = tokio::time::timeout(limits.time, handle(stream, &*answers));
-                    let ended = stop.run_until_cancelled(handshake).await;
+                    let exchange = tokio::time::timeout(limits.time, handle(stream, &*answers, &handshake));
+                    let ended = handshake.evicted.run_until_cancelled(exchange).await;
                     told(peer, ended);
                 });
             }
@@ -113,12 +112,72 @@ fn told(peer: SocketAddr, ended: Option<Result<io::Result<()>, tokio::time::erro
     }
 }
 
-async fn handle(mut stream: TcpStream, answers: &dyn Answers) -> io::Result<()> {
+/// Handshakes that are open.
+struct OpenHandshakes {
+    most: usize,
+    queues: Mutex<HandshakeQueues>,
+}
+
+/// In the order in which they came.
+#[derive(Default)]
+struct HandshakeQueues {
+    next: u64,
+    /// Those that have not been answered.
+    asking: VecDeque<(u64, CancellationToken)>,
+    /// Those that have, and wait for their peer to close.
+    answered: VecDeque<(u64, CancellationToken)>,
+}
+
+/// A handshake that is open, until it is dropped.
+struct OpenHandshake {
+    open: Arc<OpenHandshakes>,
+    number: u64,
+    evicted: CancellationToken,
+}
+
+impl OpenHandshakes {
+    fn enter(self: &Arc<Self>, stop: &CancellationToken) -> OpenHandshake {
+        let mut queues = self.queues.lock();
+        if queues.asking.len() + queues.answered.len() >= self.most
+            && let Some((_, oldest)) = queues.answered.pop_front().or_else(|| queues.asking.pop_front())
+        {
+            oldest.cancel();
+        }
+        let (number, evicted) = (queues.next, stop.child_token());
+        queues.next += 1;
+        queues.asking.push_back((number, evicted.clone()));
+        OpenHandshake { open: Arc::clone(self), number, evicted }
+    }
+}
+
+impl OpenHandshake {
+    fn has_answered(&self) {
+        let mut queues = self.open.queues.lock();
+        queues.remove(self.number);
+        queues.answered.push_back((self.number, self.evicted.clone()));
+    }
+}
+
+impl Drop for OpenHandshake {
+    fn drop(&mut self) {
+        self.open.queues.lock().remove(self.number);
+    }
+}
+
+impl HandshakeQueues {
+    fn remove(&mut self, number: u64) {
+        self.asking.retain(|(other, _)| *other != number);
+        self.answered.retain(|(other, _)| *other != number);
+    }
+}
+
+async fn handle(mut stream: TcpStream, answers: &dyn Answers, handshake: &OpenHandshake) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let (kind, question) = frame::read(&mut stream).await?;
     let answer = answers.answer(kind, &question);
     stream.write_all(&frame::encode(kind, &answer)).await?;
     stream.shutdown().await?;
+    handshake.has_answered();
     // Closing before the peer has read could destroy what it has not read yet.
     stream.read(&mut [0]).await.map(|_| ())
 }
@@ -155,13 +214,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn strangers_and_the_silent_are_turned_away() {
+    async fn strangers_are_turned_away() {
         let (address, _supervisor) = node("10.0.0.0/8", HandshakeLimits::default()).await;
         assert!(ask(&address, Kind::Metadata, b"{}").await.is_err());
-        // One slot, taken by one who says nothing: the next is served when the time of the first is over.
-        let limits = HandshakeLimits { connections: 1, time: Duration::from_millis(50) };
+    }
+
+    #[tokio::test]
+    async fn silent_connections_delay_nobody() {
+        // Longer than the test may take.
+        let limits = HandshakeLimits { time: Duration::from_secs(600), ..HandshakeLimits::default() };
         let (address, _supervisor) = node("127.0.0.1", limits).await;
-        let _silent = TcpStream::connect(&address).await.unwrap();
-        assert!(ask(&address, Kind::Probe, b"{}").await.is_ok());
+        let mut silent = Vec::new();
+        for _ in 0..140 {
+            silent.push(TcpStream::connect(&address).await.unwrap());
+        }
+        for _ in 0..10 {
+            let asked =
+                tokio::time::timeout(Duration::from_secs(60), ask(&address, Kind::Probe, b"{}")).await;
+            assert!(asked.unwrap().is_ok());
+        }
+        // The oldest made room, and the youngest are still there.
+        let mut oldest = silent.remove(0);
+        assert_eq!(oldest.read(&mut [0]).await.unwrap_or(0), 0);
+        let mut youngest = silent.pop().unwrap();
+        youngest.write_all(&frame::encode(Kind::Probe, b"{}")).await.unwrap();
+        assert_eq!(frame::read(&mut youngest).await.unwrap().0, Kind::Probe);
     }
 }

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::net::SendFlags;
 
 use super::Options;
+use super::barrier::{Ordered, Received, TrackedConnection, UnacknowledgedWrite, WriteUnfinished};
 use super::counts::Counts;
+use super::listener::Acceptor;
 use super::registry::Place;
 use super::target::{Span, Target};
 use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};
@@ -18,12 +20,17 @@ use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};
 const LINGER: Duration = Duration::from_secs(1);
 
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Arc<TcpStream>,
     pub(super) peer: SocketAddr,
-    pub(super) target: Arc<dyn Target>,
-    pub(super) options: Arc<Options>,
-    pub(super) counts: Arc<Counts>,
+    pub(super) acceptor: Arc<Acceptor>,
+    pub(super) tracked: Arc<TrackedConnection>,
     pub(super) place: Place,
+}
+
+/// A request, and its write in progress if the protocol does not acknowledge it.
+struct Request {
+    header: Header,
+    write: Option<UnacknowledgedWrite>,
 }
 
 /// Why a connection ends.
@@ -31,6 +38,8 @@ pub(super) struct Connection {
 enum End {
     #[error("asked for {0}, which is not within this node's memory")]
     Rejected(Span),
+    #[error("requested {span}: {reason}")]
+    Unfinished { span: Span, reason: WriteUnfinished },
     #[error("sent a header that is none: {0}")]
     Malformed(#[from] plane::UnknownOperation),
     #[error("broke off in the middle of {span}: {error}")]
@@ -49,10 +58,13 @@ impl Connection {
             Ok(()) => self.transfers(),
             Err(error) => End::Failed { span: Span { start: 0, size: 0 }, error },
         };
+        self.acceptor.barrier.untrack(&self.tracked);
+        let counts = self.counts();
         let count = match &end {
-            End::Rejected(_) => &self.counts.rejected,
-            End::Malformed(_) => &self.counts.malformed,
-            End::Failed { .. } | End::HalfHeader => &self.counts.failed,
+            End::Rejected(_) => &counts.rejected,
+            End::Unfinished { .. } => &counts.unfinished,
+            End::Malformed(_) => &counts.malformed,
+            End::Failed { .. } | End::HalfHeader => &counts.failed,
             End::Closed => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
@@ -62,99 +74,171 @@ impl Connection {
     fn set_options(&self) -> io::Result<()> {
         self.stream.set_nonblocking(false)?;
         self.stream.set_nodelay(true)?;
-        self.stream.set_read_timeout(Some(self.options.stall))?;
-        self.stream.set_write_timeout(Some(self.options.stall))?;
+        self.stream.set_read_timeout(Some(self.options().stall))?;
+        self.stream.set_write_timeout(Some(self.options().stall))?;
         let keepalive = socket2::TcpKeepalive::new()
-            .with_time(self.options.keepalive)
-            .with_interval(self.options.keepalive / 3)
+            .with_time(self.options().keepalive)
+            .with_interval(self.options().keepalive / 3)
             .with_retries(3);
-        let socket = socket2::SockRef::from(&self.stream);
+        let socket = socket2::SockRef::from(&*self.stream);
         socket.set_tcp_keepalive(&keepalive)?;
         // The kernel asks nobody who has yet to acknowledge what was sent, and waits for that a quarter of an hour.
-        socket.set_tcp_user_timeout(Some(self.options.stall))
+        socket.set_tcp_user_timeout(Some(self.options().stall))
+    }
+
+    fn counts(&self) -> &Counts {
+        &self.acceptor.counts
+    }
+
+    fn target(&self) -> &dyn Target {
+        &*self.acceptor.target
+    }
+
+    fn options(&self) -> &Options {
+        &self.acceptor.options
     }
 
     fn transfers(&self) -> End {
+        let mut is_tracked = true;
         loop {
             self.place.idle();
             if self.place.is_draining() {
                 return End::Closed;
             }
-            let header = match self.header() {
-                Ok(header) => header,
+            let request = if is_tracked { self.tracked_request() } else { self.request() };
+            let request = match request {
+                Ok(request) => request,
                 Err(end) => return end,
             };
-            if let Err(end) = self.transfer(&header) {
+            self.place.has_requested();
+            // A peer uses one protocol per connection.
+            if is_tracked && request.header.protocol != Protocol::V1 {
+                is_tracked = false;
+                self.acceptor.barrier.untrack(&self.tracked);
+            }
+            if let Err(end) = self.transfer(request) {
                 return end;
             }
         }
     }
 
-    /// Waits for the next header. A peer may be silent between two for as long as it likes.
-    fn header(&self) -> Result<Header, End> {
+    /// Waits for the next request. A peer may be silent between two for as long as it likes.
+    fn request(&self) -> Result<Request, End> {
         let mut bytes = [0; HEADER];
         let mut filled = 0;
         while filled < HEADER {
-            match (&self.stream).read(&mut bytes[filled..]) {
+            match (&*self.stream).read(&mut bytes[filled..]) {
                 Ok(0) if filled == 0 => return Err(End::Closed),
                 Ok(0) => return Err(End::HalfHeader),
                 Ok(more) => {
                     if filled == 0 {
-                        self.place.busy_for(self.options.stall);
+                        self.place.busy_for(self.options().stall);
                     }
                     filled += more;
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && filled == 0 => {
-                    if self.place.is_draining() {
-                        return Err(End::Closed);
-                    }
-                }
-                Err(_) if filled == 0 => return Err(End::Closed),
-                Err(_) => return Err(End::HalfHeader),
+                Err(error) => self.go_on_after(&error, filled > 0)?,
             }
         }
-        Ok(Header::decode(&bytes)?)
+        Ok(Request { header: Header::decode(&bytes)?, write: None })
     }
 
-    fn transfer(&self, header: &Header) -> Result<(), End> {
+    /// The same on a connection whose writes reads are ordered behind: nothing is taken from the socket before that can be seen
+    /// by the barrier.
+    fn tracked_request(&self) -> Result<Request, End> {
+        self.acceptor.barrier.expect_header(&self.tracked);
+        let mut is_within = false;
+        loop {
+            match self.stream.peek(&mut [0]) {
+                Ok(_) => {}
+                Err(error) => {
+                    self.go_on_after(&error, is_within)?;
+                    continue;
+                }
+            }
+            if !is_within {
+                self.place.busy_for(self.options().stall);
+            }
+            match self.acceptor.barrier.receive_header(&self.tracked) {
+                Ok(Received::Header(header, write)) => return Ok(Request { header, write }),
+                Ok(Received::Part) => is_within = true,
+                Ok(Received::End { within_header: false }) => return Err(End::Closed),
+                Ok(Received::Malformed(error)) => return Err(error.into()),
+                Ok(Received::End { within_header: true }) | Err(_) => return Err(End::HalfHeader),
+            }
+        }
+    }
+
+    /// Whether a header is waited for after an error of the socket.
+    fn go_on_after(&self, error: &io::Error, within_header: bool) -> Result<(), End> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            _ if within_header => Err(End::HalfHeader),
+            io::ErrorKind::WouldBlock if !self.place.is_draining() && !self.place.is_silent() => Ok(()),
+            _ => Err(End::Closed),
+        }
+    }
+
+    fn transfer(&self, request: Request) -> Result<(), End> {
         let began = Instant::now();
+        let Request { header, write } = request;
         let span = Span { start: header.address, size: header.size };
-        if !self.may(header.operation, span) {
+        let slow = Duration::from_secs(span.size / self.options().slowest.max(1));
+        self.place.busy_for(self.options().stall + slow);
+        if let Err(end) = self.admit(header.operation, span) {
             if header.protocol != Protocol::V1 {
                 self.reject();
             }
-            return Err(End::Rejected(span));
+            return Err(end);
         }
-        let slow = Duration::from_secs(span.size / self.options.slowest.max(1));
-        self.place.busy_for(self.options.stall + slow);
         let moved = match header.operation {
             Operation::Read => self.read(span, header.protocol),
             Operation::Write => self.write(span, header.protocol),
         };
+        drop(write);
         moved.map_err(|error| End::Failed { span, error })?;
         let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.counts.done(header.operation, header.protocol, span.size, nanos);
+        self.counts().done(header.operation, header.protocol, span.size, nanos);
+        Ok(())
+    }
+
+    fn admit(&self, operation: Operation, span: Span) -> Result<(), End> {
+        if operation == Operation::Read {
+            self.order(span)?;
+        }
+        if self.may(operation, span) { Ok(()) } else { Err(End::Rejected(span)) }
+    }
+
+    /// Lets the writes end that came before a read.
+    fn order(&self, span: Span) -> Result<(), End> {
+        let acceptor = &self.acceptor;
+        let ordered = acceptor.barrier.order(span, self.options().write_wait, || acceptor.accept_queued());
+        let ordered = ordered.map_err(|reason| {
+            tracing::warn!(peer = %self.peer, "a read of {span} is refused: {reason}");
+            End::Unfinished { span, reason }
+        })?;
+        if ordered == Ordered::Waited {
+            self.counts().waited.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 
     fn may(&self, operation: Operation, span: Span) -> bool {
         let possible = span.size > 0 && span.start.checked_add(span.size).is_some();
         possible
-            && self.target.contains(span)
-            && (operation == Operation::Write || self.target.readable(span))
+            && self.target().contains(span)
+            && (operation == Operation::Write || self.target().readable(span))
     }
 
     /// Tells that a range is refused. A connection that is closed with bytes in it that nobody has read takes the
     /// answer with it, so the beginning of the body is read.
     fn reject(&self) {
-        let told = (&self.stream).write_all(&Status::Rejected.encode());
+        let told = (&*self.stream).write_all(&Status::Rejected.encode());
         let told = told.and_then(|()| self.stream.shutdown(Shutdown::Write));
         let told = told.and_then(|()| self.stream.set_read_timeout(Some(LINGER)));
         let until = Instant::now() + LINGER;
         let mut unread = [0; 16 << 10];
         while told.is_ok() && Instant::now() < until {
-            match (&self.stream).read(&mut unread) {
+            match (&*self.stream).read(&mut unread) {
                 Ok(1..) => {}
                 Ok(0) | Err(_) => return,
             }
@@ -167,17 +251,17 @@ impl Connection {
             self.send_before_more(&Status::Ok.encode())?;
         }
         if protocol != Protocol::Checked {
-            return self.target.send(&self.stream, span);
+            return self.target().send(&self.stream, span);
         }
         // What was noted when the bytes were written also tells whether they have changed since.
-        let crc = match self.target.checksum(span) {
+        let crc = match self.target().checksum(span) {
             Some(known) => {
-                self.target.send(&self.stream, span)?;
+                self.target().send(&self.stream, span)?;
                 known
             }
-            None => self.target.send_summed(&self.stream, span)?,
+            None => self.target().send_summed(&self.stream, span)?,
         };
-        (&self.stream).write_all(&plane::trailer(crc))
+        (&*self.stream).write_all(&plane::trailer(crc))
     }
 
     /// The peer writes.
@@ -186,26 +270,26 @@ impl Connection {
         let mut whole = |crc: Option<u32>| {
             let mut trailer = [0; STATUS];
             if checked {
-                (&self.stream).read_exact(&mut trailer)?;
+                (&*self.stream).read_exact(&mut trailer)?;
             }
             Ok(!checked || plane::checksum(trailer) == crc)
         };
-        let is_whole = self.target.receive(&self.stream, span, checked, &mut whole)?;
+        let is_whole = self.target().receive(&self.stream, span, checked, &mut whole)?;
         if !is_whole {
-            self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+            self.counts().damaged.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(peer = %self.peer, "{span} are not what was sent: they were damaged on their way, or written by another peer too");
         }
         match protocol {
             Protocol::V1 => Ok(()),
-            _ if is_whole => (&self.stream).write_all(&Status::Ok.encode()),
-            _ => (&self.stream).write_all(&Status::Damaged.encode()),
+            _ if is_whole => (&*self.stream).write_all(&Status::Ok.encode()),
+            _ => (&*self.stream).write_all(&Status::Damaged.encode()),
         }
     }
 
     /// Sends bytes that may share a packet with those that follow.
     fn send_before_more(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            match rustix::net::send(&self.stream, bytes, SendFlags::MORE | SendFlags::NOSIGNAL) {
+            match rustix::net::send(&*self.stream, bytes, SendFlags::MORE | SendFlags::NOSIGNAL) {
                 Ok(sent) => bytes = &bytes[sent..],
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

@@ -51,6 +51,10 @@ counts! {
     rejected,
     /// Transfers that have broken off: the peer went away, or was too slow.
     failed,
+    /// Reads that have waited for writes that are not acknowledged.
+    waited,
+    /// Reads that were refused because such a write has not ended.
+    unfinished,
     /// Written bodies that were not what their checksum says.
     damaged,
     /// Headers that were none.
@@ -63,6 +67,8 @@ counts! {
     strangers,
     /// Connections that were too many.
     crowded,
+    /// Connections without a request that were closed to make room for others.
+    evicted,
 }
 
 impl Counts {

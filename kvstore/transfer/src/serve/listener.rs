@@ -1,19 +1,25 @@
 //! Taking connections.
 
-use std::net::SocketAddr;
+use std::future::poll_fn;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
 use moongate_runtime::Supervisor;
-use tokio::net::{TcpListener, TcpStream};
+use parking_lot::Mutex;
+use rustix::net::{SocketFlags, acceptfrom_with};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::Options;
+use super::barrier::ReadBarrier;
 use super::connection::Connection;
 use super::counts::Counts;
-use super::registry::{Refused, Registry};
+use super::registry::{Entered, Registry};
 use super::target::Target;
 
 /// Bytes of a thread's stack. A connection keeps nothing large on it.
@@ -36,33 +42,38 @@ pub struct Serving {
 }
 
 /// Serves `target` until [`Serving::drain`]. When the supervisor shuts down, everything is cut.
+///
+/// # Errors
+/// When the process has no file descriptors left.
 pub fn listen(
     listener: TcpListener,
     target: Arc<dyn Target>,
     options: Options,
     supervisor: &Supervisor,
-) -> Serving {
+) -> io::Result<Serving> {
     let ended = supervisor.token().child_token();
-    let registry = Arc::new(Registry::new());
-    let serving = Serving { registry, counts: Arc::default(), stop: ended.child_token(), ended };
-    let accepting = Accepting {
-        listener,
+    let acceptor = Arc::new(Acceptor {
+        barrier: Arc::new(ReadBarrier::new(&listener)?),
+        listener: Mutex::new(Some(listener)),
         target,
-        options: Arc::new(options),
-        registry: Arc::clone(&serving.registry),
-        counts: Arc::clone(&serving.counts),
-    };
+        options,
+        registry: Arc::new(Registry::new()),
+        counts: Arc::default(),
+    });
+    let (registry, counts) = (Arc::clone(&acceptor.registry), Arc::clone(&acceptor.counts));
+    let serving = Serving { registry, counts, stop: ended.child_token(), ended };
     let registry = Arc::clone(&serving.registry);
     let ended = serving.ended.clone();
-    supervisor.spawn("transfer-watch", async move {
+    supervisor.spawn_essential("transfer-watch", async move {
         ended.run_until_cancelled(watch(&registry)).await;
         registry.cut();
     });
     let stop = serving.stop.clone();
-    supervisor.spawn("transfer-listener", async move {
-        stop.run_until_cancelled(accepting.run()).await;
+    supervisor.spawn_essential("transfer-listener", async move {
+        stop.run_until_cancelled(Arc::clone(&acceptor).run()).await;
+        acceptor.close();
     });
-    serving
+    Ok(serving)
 }
 
 impl Serving {
@@ -108,70 +119,93 @@ async fn watch(registry: &Registry) {
     }
 }
 
-struct Accepting {
-    listener: TcpListener,
-    target: Arc<dyn Target>,
-    options: Arc<Options>,
+/// Accepts connections, and has what all of them share.
+pub(super) struct Acceptor {
+    /// Locked from before a connection leaves the kernel's queue until its writes can be waited for.
+    listener: Mutex<Option<TcpListener>>,
+    pub(super) barrier: Arc<ReadBarrier>,
+    pub(super) target: Arc<dyn Target>,
+    pub(super) options: Options,
+    pub(super) counts: Arc<Counts>,
     registry: Arc<Registry>,
-    counts: Arc<Counts>,
 }
 
-impl Accepting {
-    async fn run(self) {
+impl Acceptor {
+    async fn run(self: Arc<Self>) {
+        while let Err(error) = poll_fn(|context| self.poll_accept(context)).await {
+            tracing::warn!(%error, "cannot take a connection for transfers");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+    }
+
+    /// Accepts connections while there are any. Ready when that fails, or nothing is listened to any more.
+    fn poll_accept(self: &Arc<Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let listener = self.listener.lock();
+        let Some(listener) = listener.as_ref() else { return Poll::Ready(Ok(())) };
+        let _accepting = self.barrier.begin_accept();
         loop {
-            match self.listener.accept().await {
-                Ok((stream, peer)) => self.take(stream, peer),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot take a connection for transfers");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
+            let (stream, peer) = std::task::ready!(listener.poll_accept(context))?;
+            self.take(stream.into_std()?, peer);
+        }
+    }
+
+    /// Accepts the connections that are in the kernel's queue.
+    pub(super) fn accept_queued(self: &Arc<Self>) {
+        let listener = self.listener.lock();
+        let Some(listener) = listener.as_ref() else { return };
+        let _accepting = self.barrier.begin_accept();
+        // What fails here fails again where it is logged.
+        while let Ok((socket, Some(peer))) = acceptfrom_with(listener, SocketFlags::CLOEXEC) {
+            if let Ok(peer) = peer.try_into() {
+                self.take(socket.into(), peer);
             }
         }
     }
 
-    fn take(&self, stream: TcpStream, peer: SocketAddr) {
+    fn close(&self) {
+        self.listener.lock().take();
+    }
+
+    fn take(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         let options = &self.options;
         if !options.peers.allow(peer.ip()) {
             self.counts.strangers.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%peer, allowed = %options.peers, "a connection from elsewhere is refused");
             return;
         }
-        let Ok(stream) = stream.into_std() else { return };
-        let place = self.registry.enter(
-            &stream,
-            peer.ip().to_canonical(),
-            options.connections,
-            options.connections_per_peer,
-        );
-        let place = match place {
-            Ok(place) => place,
-            Err(Refused::Full) => {
-                self.counts.crowded.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(%peer, open = self.registry.len(), "a connection too many is refused");
-                return;
-            }
-            Err(Refused::Broken(error)) => {
+        let (stream, ip) = (Arc::new(stream), peer.ip().to_canonical());
+        let entered = self.registry.enter(&stream, ip, options.connections, options.connections_per_peer);
+        let Ok(Entered { place, has_evicted }) = entered else {
+            self.counts.crowded.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(%peer, open = self.registry.len(), "a connection too many is refused");
+            return;
+        };
+        self.counts.evicted.fetch_add(u64::from(has_evicted), Ordering::Relaxed);
+        let tracked = match self.barrier.track(place.id(), &stream) {
+            Ok(tracked) => tracked,
+            Err(error) => {
                 tracing::warn!(%peer, %error, "cannot take a connection for transfers");
                 return;
             }
         };
-        let connection = Connection {
-            stream,
-            peer,
-            target: Arc::clone(&self.target),
-            options: Arc::clone(options),
-            counts: Arc::clone(&self.counts),
-            place,
+        let started = {
+            let tracked = Arc::clone(&tracked);
+            self.start(Connection { stream, peer, acceptor: Arc::clone(self), tracked, place })
         };
+        if let Err(error) = started {
+            self.barrier.untrack(&tracked);
+            self.counts.closed.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%peer, %error, "no thread for a connection: it is closed");
+        }
+    }
+
+    fn start(&self, connection: Connection) -> io::Result<()> {
         let counts = Arc::clone(&self.counts);
         counts.opened.fetch_add(1, Ordering::Relaxed);
         let started = thread::Builder::new().name("transfer".to_owned()).stack_size(STACK).spawn(move || {
             connection.run();
             counts.closed.fetch_add(1, Ordering::Relaxed);
         });
-        if let Err(error) = started {
-            self.counts.closed.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%peer, %error, "no thread for a connection: it is closed");
-        }
+        started.map(drop)
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Each connection has a thread: a transfer is a few long system calls, between the socket and the memory itself.
 
+mod barrier;
 mod connection;
 mod counts;
 mod listener;
@@ -29,6 +30,9 @@ pub struct Options {
     pub stall: Duration,
     /// Slowest transfer in bytes per second. A whole transfer has the time that this gives it, and `stall`.
     pub slowest: u64,
+    /// A read waits so long for writes in its range that the protocol does not acknowledge. Then it is refused: what is there is a
+    /// mixture.
+    pub write_wait: Duration,
     /// Silence on a connection without transfer after which the kernel begins to ask whether the peer lives.
     pub keepalive: Duration,
 }
@@ -41,6 +45,7 @@ impl Default for Options {
             connections_per_peer: 256,
             stall: Duration::from_secs(30),
             slowest: 1 << 20,
+            write_wait: Duration::from_secs(10),
             keepalive: Duration::from_secs(30),
         }
     }

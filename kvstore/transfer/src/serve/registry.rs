@@ -1,7 +1,6 @@
 //! Connections that are open.
 
 use std::collections::HashMap;
-use std::io;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,6 +11,8 @@ use tokio::sync::Notify;
 
 /// What an idle connection has as the time by which it must be done.
 const IDLE: u64 = u64::MAX;
+/// A connection without a request for this time may be closed to make room for another.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// All connections of a data plane.
 #[derive(Debug)]
@@ -34,8 +35,19 @@ struct Open {
 #[derive(Debug)]
 struct Entry {
     /// To end a connection whose thread waits.
-    stream: TcpStream,
-    until: Arc<AtomicU64>,
+    stream: Arc<TcpStream>,
+    peer: IpAddr,
+    accepted: Instant,
+    activity: Arc<Activity>,
+}
+
+/// What a connection does.
+#[derive(Debug)]
+struct Activity {
+    /// Milliseconds by which the transfer in progress must be done.
+    until: AtomicU64,
+    /// Whether the peer has sent a whole header.
+    has_requested: AtomicBool,
 }
 
 /// A connection's place among the others, until it is dropped.
@@ -43,17 +55,20 @@ struct Entry {
 pub(super) struct Place {
     registry: Arc<Registry>,
     id: u64,
-    peer: IpAddr,
-    /// Milliseconds by which the transfer in progress must be done.
-    until: Arc<AtomicU64>,
+    activity: Arc<Activity>,
+}
+
+/// A connection that was taken in.
+#[derive(Debug)]
+pub(super) struct Entered {
+    pub(super) place: Place,
+    /// Whether another one has made room for it.
+    pub(super) has_evicted: bool,
 }
 
 /// There is no place for a further connection.
-#[derive(Debug)]
-pub(super) enum Refused {
-    Full,
-    Broken(io::Error),
-}
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Full;
 
 impl Registry {
     pub(super) fn new() -> Self {
@@ -65,26 +80,35 @@ impl Registry {
         }
     }
 
-    /// Takes a connection in, unless there are `most` already, or `most_of_peer` of this peer.
+    /// Takes a connection in, unless there are `most` already, or `most_of_peer` of this peer. The oldest one without
+    /// a request makes room.
     pub(super) fn enter(
         self: &Arc<Self>,
-        stream: &TcpStream,
+        stream: &Arc<TcpStream>,
         peer: IpAddr,
         most: usize,
         most_of_peer: usize,
-    ) -> Result<Place, Refused> {
-        let stream = stream.try_clone().map_err(Refused::Broken)?;
+    ) -> Result<Entered, Full> {
         let mut open = self.open.lock();
-        let of_peer = open.by_peer.get(&peer).copied().unwrap_or_default();
-        if self.is_draining() || open.connections.len() >= most || of_peer >= most_of_peer {
-            return Err(Refused::Full);
+        if self.is_draining() {
+            return Err(Full);
         }
+        let of_peer = open.by_peer.get(&peer).copied().unwrap_or_default();
+        let has_evicted = if of_peer >= most_of_peer {
+            open.evict_silent(Some(peer))?
+        } else if open.connections.len() >= most {
+            open.evict_silent(None)?
+        } else {
+            false
+        };
         let id = open.next;
         open.next += 1;
-        open.by_peer.insert(peer, of_peer + 1);
-        let until = Arc::new(AtomicU64::new(IDLE));
-        open.connections.insert(id, Entry { stream, until: Arc::clone(&until) });
-        Ok(Place { registry: Arc::clone(self), id, peer, until })
+        *open.by_peer.entry(peer).or_default() += 1;
+        let activity =
+            Arc::new(Activity { until: AtomicU64::new(IDLE), has_requested: AtomicBool::new(false) });
+        let (stream, accepted) = (Arc::clone(stream), Instant::now());
+        open.connections.insert(id, Entry { stream, peer, accepted, activity: Arc::clone(&activity) });
+        Ok(Entered { place: Place { registry: Arc::clone(self), id, activity }, has_evicted })
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -99,7 +123,7 @@ impl Registry {
     pub(super) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
         for entry in self.open.lock().connections.values() {
-            if entry.until.load(Ordering::SeqCst) == IDLE {
+            if entry.activity.until.load(Ordering::SeqCst) == IDLE {
                 // What the peer has sent already can still be read, so a request that is under way is not lost.
                 let _ = entry.stream.shutdown(Shutdown::Read);
             }
@@ -110,7 +134,7 @@ impl Registry {
     pub(super) fn end_overdue(&self) {
         let now = self.after(Duration::ZERO);
         for entry in self.open.lock().connections.values() {
-            if entry.until.load(Ordering::SeqCst) < now {
+            if entry.activity.until.load(Ordering::SeqCst) < now {
                 let _ = entry.stream.shutdown(Shutdown::Both);
             }
         }
@@ -144,15 +168,66 @@ impl Registry {
     }
 }
 
+impl Open {
+    /// Closes the oldest connection without a request, of `peer` if that is given.
+    fn evict_silent(&mut self, peer: Option<IpAddr>) -> Result<bool, Full> {
+        let silent = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| peer.is_none_or(|peer| peer == entry.peer) && entry.is_silent());
+        let (id, _) = silent.min_by_key(|(id, _)| **id).ok_or(Full)?;
+        let id = *id;
+        if let Some(entry) = self.remove(id) {
+            let _ = entry.stream.shutdown(Shutdown::Both);
+        }
+        Ok(true)
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Entry> {
+        let entry = self.connections.remove(&id)?;
+        if let Some(number) = self.by_peer.get_mut(&entry.peer) {
+            *number -= 1;
+            if *number == 0 {
+                self.by_peer.remove(&entry.peer);
+            }
+        }
+        Some(entry)
+    }
+}
+
+impl Entry {
+    /// Whether it has neither sent a request nor unread bytes.
+    fn is_silent(&self) -> bool {
+        !self.activity.has_requested.load(Ordering::SeqCst)
+            && self.accepted.elapsed() >= SILENT
+            && rustix::io::ioctl_fionread(&*self.stream).is_ok_and(|unread| unread == 0)
+    }
+}
+
 impl Place {
+    /// Of all connections that there were, in the order in which they came.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// A transfer begins, and must be done within `time`.
     pub(super) fn busy_for(&self, time: Duration) {
-        self.until.store(self.registry.after(time), Ordering::SeqCst);
+        self.activity.until.store(self.registry.after(time), Ordering::SeqCst);
     }
 
     /// No transfer is in progress.
     pub(super) fn idle(&self) {
-        self.until.store(IDLE, Ordering::SeqCst);
+        self.activity.until.store(IDLE, Ordering::SeqCst);
+    }
+
+    /// The peer has sent a whole header.
+    pub(super) fn has_requested(&self) {
+        self.activity.has_requested.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the peer has yet to send a whole header.
+    pub(super) fn is_silent(&self) -> bool {
+        !self.activity.has_requested.load(Ordering::SeqCst)
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -163,13 +238,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut open = self.registry.open.lock();
-        open.connections.remove(&self.id);
-        if let Some(number) = open.by_peer.get_mut(&self.peer) {
-            *number -= 1;
-            if *number == 0 {
-                open.by_peer.remove(&self.peer);
-            }
-        }
+        open.remove(self.id);
         if open.connections.is_empty() {
             drop(open);
             self.registry.empty.notify_waiters();

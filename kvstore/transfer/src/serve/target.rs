@@ -13,6 +13,14 @@ pub struct Span {
     pub size: u64,
 }
 
+impl Span {
+    /// Whether a byte lies in both.
+    pub(super) fn overlaps(self, other: Self) -> bool {
+        self.start < other.start.saturating_add(other.size)
+            && other.start < self.start.saturating_add(self.size)
+    }
+}
+
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:#x}", self.size, self.start)

@@ -6,7 +6,7 @@ use moongate_transfer::Protocol;
 use moongate_transfer::plane::trailer;
 use moongate_transfer::serve::Options;
 
-use crate::node::{BASE, Node, SIZE, content, until};
+use crate::node::{BASE, LIMIT, Node, SIZE, content, until};
 
 fn impatient() -> Options {
     Options { stall: Duration::from_millis(50), slowest: u64::MAX, ..Options::default() }
@@ -105,6 +105,29 @@ async fn one_peer_cannot_take_all_connections() {
     held.pop();
     until(|| node.serving.open() == 2).await;
     node.connect(Protocol::V2).await.write(BASE, b"x").await.unwrap();
+}
+
+#[tokio::test]
+async fn silent_connections_make_room() {
+    const SILENT: usize = 140;
+    let node = Node::start(Options { connections: SILENT, ..Options::default() }).await;
+    let mut busy = node.connect(Protocol::V2).await;
+    busy.write(BASE, b"x").await.unwrap();
+    let mut silent = Vec::new();
+    for _ in 1..SILENT {
+        silent.push(node.stranger().await);
+    }
+    until(|| node.serving.open() == SILENT).await;
+    // One makes room as soon as it has been silent for a second.
+    let written = async {
+        while node.connect(Protocol::V2).await.write(BASE, b"y").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, written).await.unwrap();
+    assert_eq!(node.serving.counts().snapshot().evicted, 1);
+    // Connections with requests stay.
+    busy.write(BASE, b"z").await.unwrap();
 }
 
 #[tokio::test]

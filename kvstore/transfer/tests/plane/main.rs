@@ -3,6 +3,7 @@
 
 mod hostile;
 mod node;
+mod order;
 mod vanished;
 
 use std::time::Duration;

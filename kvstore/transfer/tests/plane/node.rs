@@ -137,7 +137,7 @@ impl Node {
             finished: AtomicUsize::new(0),
         });
         let target: Arc<dyn Target> = Arc::<Memory>::clone(&memory);
-        let serving = serve::listen(listener, target, options, &supervisor);
+        let serving = serve::listen(listener, target, options, &supervisor).unwrap();
         Self { memory, serving, port, _supervisor: supervisor }
     }
 

@@ -26,6 +26,9 @@ use crate::pack::{self, DecodeError, EncodeError, Pack, Unpack};
 pub const RETURNS: &[u8] = b"moongate:returns";
 /// The same of a node that is going to be replaced: it is given nothing new.
 pub const DRAINED: &[u8] = b"moongate:drained";
+/// What a node attaches to heartbeats on a connection that carries nothing else: it breaks only when the node's process ends, or the
+/// network to it. Clients of Mooncake take any pooled connection for a heartbeat, and may close it at any time.
+pub const HEARTBEATS_ONLY: &[u8] = b"moongate:heartbeats-only";
 
 fn encode_arguments<T: Pack>(
     method: Method,

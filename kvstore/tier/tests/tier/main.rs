@@ -1,5 +1,7 @@
 //! A tier against a model of it, with io_uring and with threads; damage; many threads.
 
+mod disk_faults;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -158,7 +160,8 @@ fn what_is_damaged_is_dropped_and_reported_and_never_served() {
         }
     }
     assert!(good > 0 && damaged > 0 && gone > 0, "{good} good, {damaged} damaged, {gone} gone");
-    assert_eq!(tier.counts().damaged, damaged);
+    // Pages without an object count too, since a damaged one may have held one.
+    assert!(tier.counts().damaged >= damaged + gone, "what is gone counts from the start on");
     let objects = tier.counts().objects;
     drop(tier);
     assert_eq!(
@@ -174,7 +177,10 @@ fn a_damaged_superblock_begins_anew_without_the_old_objects() {
     let options = options(&folder.path().join("tier"), 200, true);
     Tier::open(&options).unwrap().put(b"a", b"moon").unwrap();
     File::options().write(true).open(&options.path).unwrap().write_all_at(b"x", 30).unwrap();
-    assert!(!Tier::open(&options).unwrap().kept());
+    let anew = Tier::open(&options).unwrap();
+    assert!(!anew.kept());
+    assert_eq!(anew.counts().damaged, 1);
+    drop(anew);
     assert_eq!(Tier::open(&options).unwrap().counts().objects, 0);
 }
 

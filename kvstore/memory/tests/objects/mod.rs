@@ -1,0 +1,295 @@
+//! The catalog of objects under disk and memory faults: what it offers is always proven, and every loss is counted.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+
+use moongate_memory::catalog::{self, CatalogCounts};
+use moongate_memory::ledger::{Identity, Ledger, Opened, RecordOutcome, bytes_for};
+use moongate_memory::numa::Placement;
+use moongate_memory::{
+    Crc32c, Keep, ObjectRecord, ObjectVersion, Pages, Region, Segment, Wanted, memfd, reopen,
+};
+
+const SIZE: u64 = 1 << 16;
+/// Bytes of a file that faults are injected into: all that the history has written.
+const USED: u64 = 4096 + 4096;
+
+/// Bytes by key and version.
+type Written = BTreeMap<(String, u64), Vec<u8>>;
+
+/// The files of a segment.
+struct Files {
+    ledger: OwnedFd,
+    catalog: OwnedFd,
+    region: Region,
+}
+
+/// All bytes of a segment's files at a moment, as far as they were written.
+#[derive(Clone)]
+struct Snapshot {
+    ledger: Vec<u8>,
+    catalog: Vec<u8>,
+    region: Vec<u8>,
+    /// Version and bytes of each object that was recorded and not dropped.
+    objects: BTreeMap<String, (u64, Vec<u8>)>,
+}
+
+impl Files {
+    fn new() -> Self {
+        let file = |len| memfd("moongate-test-objects", len, Pages::Normal).unwrap().0;
+        Self {
+            ledger: file(bytes_for(SIZE)),
+            catalog: file(catalog::bytes_for(SIZE)),
+            region: Region::anonymous(SIZE, Pages::Normal).unwrap(),
+        }
+    }
+
+    fn of(snapshot: &Snapshot) -> Self {
+        let files = Self::new();
+        files.restore(snapshot);
+        files
+    }
+
+    fn restore(&self, snapshot: &Snapshot) {
+        self.restore_files(snapshot);
+        self.region.write_at(0, &snapshot.region).unwrap();
+    }
+
+    fn restore_files(&self, snapshot: &Snapshot) {
+        let ledger = reopen(self.ledger.as_fd()).unwrap();
+        ledger.write_all_at(&snapshot.ledger, 0).unwrap();
+        reopen(self.catalog.as_fd()).unwrap().write_all_at(&snapshot.catalog, 0).unwrap();
+    }
+
+    fn snapshot(&self, objects: &BTreeMap<String, (u64, Vec<u8>)>) -> Snapshot {
+        let read = |file: &OwnedFd| {
+            let mut bytes = vec![0; USED as usize];
+            reopen(file).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+            bytes
+        };
+        let mut region = vec![0; SIZE as usize];
+        self.region.read_at(0, &mut region).unwrap();
+        let (ledger, catalog) = (read(&self.ledger), read(&self.catalog));
+        Snapshot { ledger, catalog, region, objects: objects.clone() }
+    }
+
+    fn open(&self) -> Option<(Ledger, CatalogCounts)> {
+        let ledger = match Ledger::open(&self.ledger, SIZE).unwrap() {
+            Opened::Kept(ledger) => ledger,
+            Opened::Empty(_) => return None,
+        };
+        let counts = ledger.open_catalog(&self.catalog).unwrap();
+        Some((ledger, counts))
+    }
+
+    /// Checks that what is offered is what was written under its key, and returns how many objects that are.
+    fn check_offered(&self, ledger: &Ledger, written: &Written) -> u64 {
+        let offered = ledger.objects(0, 1000);
+        for record in &offered {
+            let mut bytes = vec![0; record.size as usize];
+            self.region.read_at(record.offset, &mut bytes).unwrap();
+            let expected = written.get(&(record.key.clone(), record.version.sequence));
+            assert_eq!(Some(&bytes), expected, "wrong bytes under {} {:?}", record.key, record.version);
+        }
+        offered.len() as u64
+    }
+}
+
+fn record(key: &str, offset: u64, size: u64, sequence: u64) -> ObjectRecord {
+    let version = ObjectVersion { epoch: 1, sequence };
+    ObjectRecord {
+        tenant: "default".into(),
+        key: key.into(),
+        offset,
+        size,
+        version,
+        ..ObjectRecord::default()
+    }
+}
+
+fn write(ledger: &Ledger, region: &Region, offset: u64, bytes: &[u8]) {
+    let writing = ledger.begin(offset, bytes.len() as u64).unwrap();
+    region.write_at(offset, bytes).unwrap();
+    writing.finish(Crc32c::of(bytes));
+}
+
+/// Twenty objects in ranges that are reused, some in several slices, and a snapshot after each step.
+fn history() -> (Vec<Snapshot>, Written) {
+    let files = Files::new();
+    let Opened::Empty(blank) = Ledger::open(&files.ledger, SIZE).unwrap() else {
+        unreachable!("fresh memory")
+    };
+    let identity = Identity { segment: [1, 2], name: "a".into(), ..Identity::default() };
+    let ledger = blank.start(identity).unwrap();
+    assert_eq!(ledger.open_catalog(&files.catalog).unwrap(), CatalogCounts::default());
+    let (mut live, mut written) = (BTreeMap::new(), BTreeMap::new());
+    let mut snapshots = vec![files.snapshot(&live)];
+    for number in 0..20_u64 {
+        let offset = (number * 7 % 8) * 4096;
+        let size = 1000 + number as usize * 37;
+        let bytes: Vec<u8> = (0..size).map(|at| (at as u64 * 31 + number) as u8).collect();
+        let key = format!("object-{}{}", number % 10, "-long".repeat(number as usize % 4 * 12));
+        live.retain(|_, (_, old): &mut (u64, Vec<u8>)| old[0] as u64 != offset / 4096);
+        let (first, rest) = bytes.split_at(size / 2);
+        write(&ledger, &files.region, offset, first);
+        snapshots.push(files.snapshot(&BTreeMap::new()));
+        write(&ledger, &files.region, offset + first.len() as u64, rest);
+        let it = record(&key, offset, size as u64, number);
+        written.insert((key, number), bytes);
+        assert_eq!(ledger.record_object(it, ledger.version()), RecordOutcome::Recorded);
+        if number % 6 == 5 {
+            assert!(ledger.drop_object(offset, ObjectVersion { epoch: 1, sequence: number }));
+        }
+        live.clear();
+        for it in ledger.objects(0, 100) {
+            let bytes = written[&(it.key.clone(), it.version.sequence)].clone();
+            live.insert(it.key, (it.version.sequence, bytes));
+        }
+        snapshots.push(files.snapshot(&live));
+    }
+    (snapshots, written)
+}
+
+#[test]
+fn a_report_counts_only_for_bytes_that_are_not_newer() {
+    let files = Files::new();
+    let Opened::Empty(blank) = Ledger::open(&files.ledger, SIZE).unwrap() else {
+        unreachable!("fresh memory")
+    };
+    let ledger = blank.start(Identity::default()).unwrap();
+    assert_eq!(ledger.record_object(record("a", 0, 10, 1), u64::MAX), RecordOutcome::Unproven);
+    write(&ledger, &files.region, 0, &[1; 10]);
+    assert_eq!(
+        ledger.record_object(record("a", 0, 10, 1), u64::MAX),
+        RecordOutcome::Unrecorded,
+        "no catalog"
+    );
+    ledger.open_catalog(&files.catalog).unwrap();
+    // Reported when the range was a's; by now another object is there.
+    let reported = ledger.version();
+    write(&ledger, &files.region, 0, &[2; 10]);
+    assert_eq!(ledger.record_object(record("a", 0, 10, 1), reported), RecordOutcome::Unproven);
+    assert_eq!(ledger.record_object(record("b", 0, 10, 2), ledger.version()), RecordOutcome::Recorded);
+    for (offset, size) in [(0, 9), (0, 11), (1, 9)] {
+        let other = record("c", offset, size, 3);
+        assert_eq!(ledger.record_object(other, u64::MAX), RecordOutcome::Unproven, "{size} at {offset}");
+    }
+    assert_eq!(ledger.objects(0, 9)[0].key, "b");
+    // From the first byte of an overwrite on, it is not offered.
+    let writing = ledger.begin(9, 1).unwrap();
+    assert_eq!(ledger.objects(0, 9), []);
+    drop(writing);
+    assert_eq!(ledger.catalog_counts().unwrap().objects, 0);
+}
+
+#[test]
+fn every_flipped_bit_is_a_counted_loss_or_none() {
+    let (snapshots, written) = history();
+    let last = snapshots.last().unwrap();
+    let before = last.objects.len() as u64;
+    assert!(before >= 5, "{before} objects");
+    let files = Files::of(last);
+    let (clean, counts) = files.open().unwrap();
+    assert_eq!((files.check_offered(&clean, &written), counts.damaged), (before, 0));
+    drop(clean);
+    for of_ledger in [false, true] {
+        let (file, bytes) =
+            if of_ledger { (&files.ledger, &last.ledger) } else { (&files.catalog, &last.catalog) };
+        let file = reopen(file).unwrap();
+        // A bit of each byte in a different place: all bits of slots and headers have tests of their own.
+        let in_use = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+        for (at, byte) in bytes.iter().enumerate().take(in_use + 64) {
+            if (32..4096).contains(&at) && *byte == 0 {
+                continue;
+            }
+            {
+                let bit = at % 8;
+                files.restore_files(last);
+                file.write_all_at(&[byte ^ (1 << bit)], at as u64).unwrap();
+                let Some((ledger, counts)) = files.open() else {
+                    assert!(of_ledger && at < 4096, "only a header of which both copies are damaged");
+                    continue;
+                };
+                let offered = files.check_offered(&ledger, &written);
+                let counted = counts.damaged + counts.stale + ledger.counts().damaged;
+                assert!(offered + counted >= before, "{offered} offered, {counted} counted, byte {at}");
+            }
+        }
+    }
+}
+
+/// Memory of a disk reaches it in any order: every catalog beside every ledger.
+#[test]
+fn no_two_moments_together_offer_wrong_bytes() {
+    let (snapshots, written) = history();
+    let files = Files::new();
+    for ledger in &snapshots {
+        for catalog in &snapshots {
+            files.restore(&Snapshot { catalog: catalog.catalog.clone(), ..ledger.clone() });
+            let (opened, counts) = files.open().unwrap();
+            assert_eq!(counts.damaged, 0);
+            files.check_offered(&opened, &written);
+        }
+    }
+}
+
+#[test]
+fn a_record_in_the_wrong_place_is_damaged() {
+    let (snapshots, written) = history();
+    let last = snapshots.last().unwrap();
+    for (from, to) in (0..40).flat_map(|from| (0..40).map(move |to| (from, to))) {
+        let mut moved = last.clone();
+        let slot = |number: usize| 4096 + number * 64..4096 + (number + 1) * 64;
+        moved.catalog.copy_within(slot(from), slot(to).start);
+        let files = Files::of(&moved);
+        let (ledger, counts) = files.open().unwrap();
+        let offered = files.check_offered(&ledger, &written);
+        assert!(offered + counts.damaged + counts.stale >= last.objects.len() as u64, "{from} over {to}");
+    }
+}
+
+#[test]
+fn files_cut_short_begin_anew_and_older_folders_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let wanted = Wanted {
+        keep: Keep::Folder(folder.path().into()),
+        label: "cut".into(),
+        size: SIZE,
+        pages: Pages::Normal,
+        placement: Placement::Anywhere,
+    };
+    let open =
+        || Segment::open(&wanted, |base| Identity { segment: [3, 4], base, ..Identity::default() }).unwrap();
+    let fill = |segment: &Segment| {
+        write(&segment.ledger, &segment.region, 0, &[7; 100]);
+        segment.ledger.record_object(record("a", 0, 100, 1), u64::MAX)
+    };
+    assert_eq!(fill(&open()), RecordOutcome::Recorded);
+    assert_eq!(open().ledger.objects(0, 9).len(), 1);
+    // A folder of a release without a catalog: what is whole stays, and it can be recorded.
+    let path = folder.path().join("cut.objects");
+    std::fs::remove_file(&path).unwrap();
+    let segment = open();
+    assert!(segment.kept && segment.ledger.objects(0, 9).is_empty());
+    assert_eq!(segment.ledger.counts().entries, 1);
+    segment.ledger.record_object(record("a", 0, 100, 1), u64::MAX);
+    drop(segment);
+    // An older release uses the segment and overwrites the object; this one must not serve the new bytes as the old object.
+    let older = std::fs::read(&path).unwrap();
+    let segment = open();
+    write(&segment.ledger, &segment.region, 0, &[8; 100]);
+    drop(segment);
+    std::fs::write(&path, &older).unwrap();
+    let segment = open();
+    assert!(segment.ledger.objects(0, 9).is_empty());
+    assert_eq!(segment.ledger.catalog_counts().unwrap().stale, 1);
+    fill(&segment);
+    drop(segment);
+    let whole = std::fs::read(&path).unwrap();
+    for length in (0..64).chain((4096..4300).step_by(5)) {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let segment = open();
+        assert!(segment.kept && segment.ledger.objects(0, 9).is_empty(), "{length} bytes");
+    }
+}
