@@ -6,17 +6,21 @@ use std::time::Duration;
 
 use moongate_discovery::{DiscoveryError, TopologyReader};
 use moongate_kvstore::admin::{Admin, AdminError, Options as AdminOptions};
-use moongate_runtime::{BindError, Serving, Socket, Supervisor};
+use moongate_runtime::{
+    BindError, ConnectionRefusal, DescriptorShares, Serving, Socket, Supervisor, open_file_limit,
+};
 use moongate_scheduler::Scheduler;
 use moongate_telemetry::Traces;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::GatewayOptions;
-use crate::dispatch::{Aborter, Clock, Desk, Dispatcher};
+use crate::config::{DEFAULT_CONNECTIONS, GatewayOptions, ModelFolderError, check_model_folders};
+use crate::dispatch::{Aborter, Clock, Desk, Dispatcher, RedispatchBudget};
+use crate::error::{ApiError, Code};
 use crate::feedback::{Decisions, Metrics};
-use crate::fleet::{Endpoint, FleetReader, check_health, follow, poll_loads};
+use crate::fleet::{Endpoint, FleetReader, check_health, follow, poll_loads, probe_suspects};
 use crate::guard::{GuardError, Guards};
 use crate::ingress::{FleetState, Gateway, admin_router, public_router};
+use crate::memory::MemoryBudget;
 use crate::predict::{EngineTokenizer, Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
 
 /// Time for streams to take in their final error event before their connections are cut.
@@ -43,6 +47,21 @@ pub enum StartError {
     /// An address is unknown after binding.
     #[error("listener: {0}")]
     Listener(#[from] std::io::Error),
+    /// A folder of a model cannot be used.
+    #[error(transparent)]
+    Model(#[from] ModelFolderError),
+}
+
+impl StartError {
+    /// Whether a setting, or a file that it names, is wrong: the same start fails again until it is corrected.
+    #[must_use]
+    pub fn is_invalid_setting(&self) -> bool {
+        match self {
+            Self::Guard(_) | Self::Store(_) | Self::Model(_) => true,
+            Self::Discovery(error) => error.is_invalid_setting(),
+            Self::Bind(_) | Self::Health(_) | Self::Listener(_) => false,
+        }
+    }
 }
 
 /// A gateway that serves.
@@ -74,6 +93,7 @@ pub async fn start(
     supervisor: &Supervisor,
 ) -> Result<RunningGateway, StartError> {
     let guards = Guards::load(options)?;
+    check_model_folders(options)?;
     let listener = moongate_runtime::bind(options.listen)?;
     let admin_listener = moongate_runtime::bind(options.admin_listen)?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -86,19 +106,37 @@ pub async fn start(
     let discovery = options.engines.discovery_options(&trust);
     let registry = discovery.registry.clone();
     let topology = moongate_discovery::start(discovery, supervisor).await?;
-    let limits = options.upstream.endpoint_limits(&trust);
+    let shares = descriptor_shares(options);
+    let memory = options.memory.shares();
+    tracing::info!(
+        bodies = memory.bodies,
+        prompts = memory.prompts,
+        conversations = memory.conversations,
+        "memory for requests"
+    );
+    let limits = options.upstream.endpoint_limits(&trust, shares.upstream);
     let fleet = FleetReader::default();
     let index = KvIndex::new(options.index_pages);
     fleet.refresh(&topology, &limits, &index);
-    let following = follow(fleet.clone(), topology.clone(), limits, index.clone(), supervisor.token());
-    supervisor.spawn("follow topology", following);
+    let suspected = limits.silence.suspected.clone();
+    let (of, engines, pages, stop) = (fleet.clone(), topology.clone(), index.clone(), supervisor.token());
+    supervisor.spawn_restarted("follow topology", move || {
+        follow(of.clone(), engines.clone(), limits.clone(), pages.clone(), stop.clone())
+    });
     if let Some(health) = options.upstream.health_limits() {
         let client = trust.http().pool_max_idle_per_host(0).build()?;
-        supervisor.spawn("health checks", check_health(fleet.clone(), client, health, supervisor.token()));
+        let (of, requests, until, stop) = (fleet.clone(), client.clone(), health.clone(), supervisor.token());
+        supervisor.spawn_restarted("health checks of suspect engines", move || {
+            probe_suspects(of.clone(), requests.clone(), until.clone(), suspected.clone(), stop.clone())
+        });
+        let (of, stop) = (fleet.clone(), supervisor.token());
+        supervisor.spawn_restarted("health checks", move || {
+            check_health(of.clone(), client.clone(), health.clone(), stop.clone())
+        });
     }
 
     let metrics = Arc::new(Metrics::new().with_aliases(options.metric_aliases));
-    let models = Arc::new(Models::new(options.model.clone()));
+    let models = Arc::new(Models::new(options.model.clone(), memory.conversations));
     let store = match &options.mooncake_admin {
         Some(address) => {
             let admin = Admin::new(address, AdminOptions::default())?;
@@ -107,39 +145,50 @@ pub async fn start(
         None => None,
     };
     if let Some(store) = &store {
-        supervisor.spawn("watch store nodes", store.clone().watch_nodes(supervisor.token()));
+        let (view, stop) = (store.clone(), supervisor.token());
+        supervisor.spawn_restarted("watch store nodes", move || view.clone().watch_nodes(stop.clone()));
         let events = options.mooncake_events.is_some();
-        let reading = store.clone().keep_read(fleet.clone(), events, supervisor.token());
-        supervisor.spawn("read the store's keys", reading);
+        let (view, of, stop) = (store.clone(), fleet.clone(), supervisor.token());
+        supervisor.spawn_restarted("read the store's keys", move || {
+            view.clone().keep_read(of.clone(), events, stop.clone())
+        });
         if let Some(endpoint) = options.mooncake_events.clone() {
-            let following = store.clone().follow_events(endpoint, fleet.clone(), supervisor.token());
-            supervisor.spawn("follow the store's events", following);
+            let (view, of, stop) = (store.clone(), fleet.clone(), supervisor.token());
+            supervisor.spawn_restarted("follow the store's events", move || {
+                view.clone().follow_events(endpoint.clone(), of.clone(), stop.clone())
+            });
         }
     }
     let feeds =
         Feeds { models: models.clone(), metrics: metrics.feeds.clone(), supervisor: supervisor.clone() };
-    supervisor.spawn("feed the index", follow_feeds(feeds, fleet.clone(), supervisor.token()));
-    supervisor.spawn("sweep the index", index.clone().keep_swept(supervisor.token()));
+    supervisor.spawn_essential("feed the index", follow_feeds(feeds, fleet.clone(), supervisor.token()));
+    let (pages, stop) = (index.clone(), supervisor.token());
+    supervisor.spawn_restarted("sweep the index", move || pages.clone().keep_swept(stop.clone()));
     let settings = options.scheduler_settings();
     let scheduler = Scheduler::new(options.policy.build(&settings), settings);
     let decisions = Arc::new(Decisions::new(options.kept_decisions));
     let clock = Clock::start(options.time_scale);
     let room = options.held_requests;
     let desk = Desk::new(scheduler, clock, room, decisions.clone(), fleet.clone(), metrics.clone());
-    supervisor.spawn("attend to held requests", desk.clone().attend(supervisor.token()));
+    supervisor.spawn_essential("attend to held requests", desk.clone().attend(supervisor.token()));
     if !options.upstream.load_interval.is_zero() {
         let client = trust.http().build()?;
         let told = desk.clone();
         let reported = move |endpoint: &Arc<Endpoint>, load| told.reported(endpoint, load);
-        let polling =
-            poll_loads(fleet.clone(), client, options.upstream.load_interval, reported, supervisor.token());
-        supervisor.spawn("ask engines for their load", polling);
+        let (of, every, stop) = (fleet.clone(), options.upstream.load_interval, supervisor.token());
+        supervisor.spawn_restarted("poll engines' load", move || {
+            poll_loads(of.clone(), client.clone(), every, reported.clone(), stop.clone())
+        });
     }
     let engines = EngineTokenizer::new(
         options.tokenize_timeout,
         options.engines.authorization(),
+        memory.engine_tokens,
         metrics.tokenize.clone(),
     );
+    let body_memory = MemoryBudget::new("--body-memory", memory.bodies);
+    let prompt_memory = MemoryBudget::new("--prompt-memory", memory.prompts);
+    let refused_connections = metrics.overload.refused_connections();
     let dispatcher = Dispatcher {
         fleet,
         topology: topology.clone(),
@@ -147,14 +196,23 @@ pub async fn start(
         aborter: Arc::new(Aborter::new(supervisor.clone(), metrics.clone())),
         metrics: metrics.clone(),
         limits: options.upstream.retry_limits(),
+        redispatch_budget: RedispatchBudget::new(options.upstream.redispatch_share),
     };
+    let engine_client = trust
+        .http()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(options.upstream.connect_timeout)
+        .timeout(options.upstream.answer_timeout)
+        .build()?;
     let state = Arc::new(Gateway {
         dispatcher,
-        predictor: Predictor::new(index.clone(), models, engines, store),
+        predictor: Predictor::new(index.clone(), models, engines, store, prompt_memory.clone()),
         index,
         metrics,
         traces,
-        body_limits: options.listeners.body_limits(),
+        body_limits: options.listeners.body_limits(&body_memory),
+        body_memory,
+        prompt_memory,
         standing: options.standing(),
         decisions,
         fleet_state: FleetState::new(options.policy),
@@ -162,6 +220,9 @@ pub async fn start(
         registration_token: options.engines.registration_token.clone(),
         gate,
         admin_open: options.access.admin_open.clone(),
+        inference_paths: options.access.inference_path.clone(),
+        cors_origins: options.access.cors_origin.clone(),
+        engine_client,
         engine_key: options.engines.authorization(),
         supervisor: supervisor.clone(),
         draining: CancellationToken::new(),
@@ -169,12 +230,13 @@ pub async fn start(
     });
 
     let (public_drain, admin_drain) = (CancellationToken::new(), CancellationToken::new());
-    let serve = |listener, tls, router, drain: &CancellationToken| {
-        let limits = options.listeners.limits();
+    let refusal = ConnectionRefusal { response: connection_refusal(), refused: refused_connections };
+    let serve = |listener, tls, router, connections, drain: &CancellationToken| {
+        let limits = options.listeners.limits(connections, refusal.clone());
         moongate_runtime::serve(Socket { listener, tls }, router, limits, drain.clone(), supervisor)
     };
-    let public = serve(listener, tls, public_router(state.clone()), &public_drain);
-    let admin = serve(admin_listener, admin_tls, admin_router(state.clone()), &admin_drain);
+    let public = serve(listener, tls, public_router(state.clone()), shares.clients, &public_drain);
+    let admin = serve(admin_listener, admin_tls, admin_router(state.clone()), shares.admin, &admin_drain);
     tracing::info!(%address, admin = %admin_address, policy = %options.policy, "gateway listens");
     Ok(RunningGateway {
         address,
@@ -189,6 +251,35 @@ pub async fn start(
         drain_delay: options.drain_delay,
         drain_deadline: options.drain_deadline,
     })
+}
+
+/// Divides the descriptors that this process may have, so that clients never take those of engines, probes and the admin listener.
+fn descriptor_shares(options: &GatewayOptions) -> DescriptorShares {
+    let (limit, wanted) = (open_file_limit(), options.listeners.max_connections as usize);
+    let shares = DescriptorShares::of(limit, wanted);
+    if shares.clients < wanted {
+        const TEXT: &str = "the limit of open files (ulimit -n) allows fewer connections from clients than --max-connections";
+        let connections = shares.clients;
+        // The default suits large gateways; only a configured number is a warning.
+        if options.listeners.max_connections == DEFAULT_CONNECTIONS {
+            tracing::info!(open_files = limit, max_connections = wanted, connections, "{TEXT}");
+        } else {
+            tracing::warn!(open_files = limit, max_connections = wanted, connections, "{TEXT}");
+        }
+    }
+    shares
+}
+
+/// What a client gets whose connection is one too many: a whole HTTP/1.1 response.
+fn connection_refusal() -> Arc<[u8]> {
+    let text = "this gateway has as many connections as it may have; try again soon, or raise --max-connections and the limit of open files";
+    let body = ApiError::new(Code::GatewayOverloaded, text).json();
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    (head + &body).into_bytes().into()
 }
 
 impl RunningGateway {

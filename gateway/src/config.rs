@@ -3,6 +3,7 @@
 mod access;
 mod engines;
 mod listeners;
+mod memory;
 mod upstream;
 
 use std::net::SocketAddr;
@@ -20,7 +21,9 @@ use crate::ingress::Standing;
 pub(crate) use access::TokenRules;
 pub use access::{AccessOptions, OpenPath};
 pub use engines::{DiscoverySource, EngineOptions};
+pub(crate) use listeners::DEFAULT_CONNECTIONS;
 pub use listeners::ListenerOptions;
+pub use memory::MemoryOptions;
 pub use upstream::UpstreamOptions;
 
 /// Name of a header that is looked at; empty for none.
@@ -58,6 +61,10 @@ pub struct GatewayOptions {
     /// TLS and limits of both listeners.
     #[command(flatten)]
     pub listeners: ListenerOptions,
+
+    /// Memory that all requests share.
+    #[command(flatten)]
+    pub memory: MemoryOptions,
 
     /// Who may ask.
     #[command(flatten)]
@@ -144,6 +151,30 @@ pub struct GatewayOptions {
     /// On shutdown: how long open requests may take to end. Default 25 s: inside Kubernetes' 30 s of grace.
     #[arg(long, value_name = "TIME", env = "MOONGATE_DRAIN_DEADLINE", default_value = "25s", value_parser = humantime::parse_duration)]
     pub drain_deadline: Duration,
+}
+
+/// A folder of `--model` has no tokenizer.
+#[derive(Debug, thiserror::Error)]
+#[error("--model {model}={}: tokenizer.json cannot be read: {source}", folder.display())]
+pub struct ModelFolderError {
+    model: String,
+    folder: PathBuf,
+    source: std::io::Error,
+}
+
+/// Checks that each folder of `--model` has a tokenizer that can be read. It is loaded when an engine serves the model.
+///
+/// # Errors
+/// [`ModelFolderError`] names the first model without.
+pub fn check_model_folders(options: &GatewayOptions) -> Result<(), ModelFolderError> {
+    options.model.iter().try_for_each(|source| {
+        let opened = std::fs::File::open(source.folder.join("tokenizer.json"));
+        opened.map(drop).map_err(|error| ModelFolderError {
+            model: source.model.clone(),
+            folder: source.folder.clone(),
+            source: error,
+        })
+    })
 }
 
 impl GatewayOptions {

@@ -17,6 +17,8 @@ pub enum Code {
     InvalidRequest,
     /// The body is larger than the limit.
     BodyTooLarge,
+    /// The body is of a type, or compressed in a way, that is not taken here.
+    UnsupportedMediaType,
     /// The body did not arrive in time, or broke off.
     BodyIncomplete,
     /// No engine serves the model.
@@ -45,8 +47,12 @@ pub enum Code {
     DecodeFailed,
     /// A plain worker failed.
     WorkerFailed,
+    /// An engine answered 503 in every attempt that was possible.
+    EngineUnavailable,
     /// An engine did not answer within its time limit.
     EngineTimeout,
+    /// This gateway has no memory, connections or file descriptors left for the request.
+    GatewayOverloaded,
     /// The gateway is shutting down.
     ShuttingDown,
 }
@@ -59,6 +65,7 @@ impl Code {
             Code::InvalidJson => "invalid_json",
             Code::InvalidRequest => "invalid_request",
             Code::BodyTooLarge => "body_too_large",
+            Code::UnsupportedMediaType => "unsupported_media_type",
             Code::BodyIncomplete => "body_incomplete",
             Code::ModelNotFound => "model_not_found",
             Code::Unauthorized => "unauthorized",
@@ -73,7 +80,9 @@ impl Code {
             Code::PrefillFailed => "prefill_failed",
             Code::DecodeFailed => "decode_failed",
             Code::WorkerFailed => "worker_failed",
+            Code::EngineUnavailable => "engine_unavailable",
             Code::EngineTimeout => "engine_timeout",
+            Code::GatewayOverloaded => "gateway_overloaded",
             Code::ShuttingDown => "shutting_down",
         }
     }
@@ -84,11 +93,15 @@ impl Code {
         match self {
             Code::InvalidJson | Code::InvalidRequest | Code::BodyIncomplete => StatusCode::BAD_REQUEST,
             Code::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Code::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Code::Unauthorized | Code::InvalidApiKey => StatusCode::UNAUTHORIZED,
             Code::InsufficientPermissions => StatusCode::FORBIDDEN,
             Code::ModelNotFound | Code::NotFound => StatusCode::NOT_FOUND,
             Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Code::NoEngineAvailable | Code::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Code::NoEngineAvailable
+            | Code::EngineUnavailable
+            | Code::GatewayOverloaded
+            | Code::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Code::Overloaded | Code::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             Code::UnsupportedByFleet => StatusCode::NOT_IMPLEMENTED,
             Code::PrefillFailed | Code::DecodeFailed | Code::WorkerFailed => StatusCode::BAD_GATEWAY,
@@ -161,14 +174,18 @@ impl ApiError {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(after) = self.retry_after {
-            // Whole seconds; asking earlier would be too early.
-            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs_f64().ceil().max(1.0) as u64));
+            headers.insert(RETRY_AFTER, retry_after(after));
         }
         if self.code.status() == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }
+}
+
+/// The value of `Retry-After`: whole seconds, rounded up so that no client comes back too early.
+pub(crate) fn retry_after(after: Duration) -> HeaderValue {
+    HeaderValue::from(after.as_secs() + u64::from(after.subsec_nanos() > 0 || after.is_zero()))
 }
 
 impl fmt::Display for ApiError {

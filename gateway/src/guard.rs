@@ -38,13 +38,26 @@ impl Guards {
         if options.engines.engine_api_key.is_some() && options.engines.authorization().is_none() {
             return Err(GuardError::EngineKey);
         }
-        let load = |files: Option<TlsFiles>| files.map(Tls::load).transpose();
+        let of = &options.listeners;
+        let files = [
+            ("--tls-cert", of.tls_cert.as_ref()),
+            ("--tls-key", of.tls_key.as_ref()),
+            ("--tls-client-ca", of.tls_client_ca.as_ref()),
+        ];
+        let admin_files = [
+            ("--admin-tls-cert", of.admin_tls_cert.as_ref()),
+            ("--admin-tls-key", of.admin_tls_key.as_ref()),
+            ("--admin-tls-client-ca", of.admin_tls_client_ca.as_ref()),
+        ];
+        let load = |given: Option<TlsFiles>, files| {
+            given.map(Tls::load).transpose().map_err(|error| error.with_flag(files))
+        };
         let changes = FileChanges::new(options.access.files());
         let admin_certificates = options.listeners.admin_tls_client_ca.is_some();
         Ok(Self {
             gate: Arc::new(Gate::load(&options.access, admin_certificates)?),
-            tls: load(options.listeners.tls()?)?,
-            admin_tls: load(options.listeners.admin_tls()?)?,
+            tls: load(options.listeners.tls()?, &files)?,
+            admin_tls: load(options.listeners.admin_tls()?, &admin_files)?,
             trust: options.engines.engine_tls.trust()?,
             changes,
         })
@@ -52,11 +65,17 @@ impl Guards {
 
     /// Keeps files read, and gives back what guards the requests and the two sockets.
     pub(crate) fn keep_current(self, supervisor: &Supervisor) -> (Arc<Gate>, Option<Tls>, Option<Tls>) {
-        supervisor.spawn("renew keys", self.gate.clone().keep_current(self.changes, supervisor.token()));
+        let (gate, changes, stop) = (self.gate.clone(), self.changes, supervisor.token());
+        supervisor
+            .spawn_restarted("renew keys", move || gate.clone().keep_current(changes.clone(), stop.clone()));
         for tls in [&self.tls, &self.admin_tls].into_iter().flatten() {
-            supervisor.spawn("renew certificates", tls.clone().keep_current(supervisor.token()));
+            let (tls, stop) = (tls.clone(), supervisor.token());
+            supervisor.spawn_restarted("renew certificates", move || tls.clone().keep_current(stop.clone()));
         }
-        supervisor.spawn("renew what engines are known by", self.trust.keep_current(supervisor.token()));
+        let (trust, stop) = (self.trust, supervisor.token());
+        supervisor.spawn_restarted("renew what engines are known by", move || {
+            trust.clone().keep_current(stop.clone())
+        });
         (self.gate, self.tls, self.admin_tls)
     }
 

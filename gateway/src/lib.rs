@@ -14,6 +14,7 @@ mod feedback;
 mod fleet;
 mod guard;
 mod ingress;
+mod memory;
 mod predict;
 mod prompt;
 mod relay;
@@ -22,10 +23,12 @@ mod upstream;
 pub use access::AccessError;
 pub use app::{RunningGateway, StartError, start};
 pub use config::{
-    AccessOptions, DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, OpenPath, UpstreamOptions,
+    AccessOptions, DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, MemoryOptions,
+    ModelFolderError, OpenPath, UpstreamOptions, check_model_folders,
 };
 pub use error::{ApiError, Code};
 pub use feedback::{MetricAliases, all_metrics};
 pub use guard::{GuardError, exposures};
+pub use ingress::{CorsOrigin, InferencePath};
 #[doc(hidden)]
 pub use prompt::accepts;

@@ -17,6 +17,9 @@ pub struct Decision {
     pub engine_priority: Option<i64>,
     /// Predicted time to first token; `None` from policies that do not predict.
     pub predicted_ttft: Option<Seconds>,
+    /// Expected time to first token on the chosen engine from its queue and its learned speed, whatever the policy: how long its
+    /// silence means nothing.
+    pub expected_ttft: Seconds,
     /// Why.
     pub explanation: Explanation,
 }

@@ -81,7 +81,7 @@ function tiles(state: State): HTMLElement[] {
     tile("Engines", `${serving} / ${known}`, "serving"),
     tile("Requests", `${rate(recent.requests_per_s)} /s`, `${failed}${over}`, history.requests()),
     tile("In flight", count(in_flight), `${count(state.gateway.held)} held`, history.held()),
-    tile("First token", seconds(recent.first_token_s), `mean, ${over}`),
+    tile("First token", seconds(recent.first_token_s), `mean of streams, ${over}`),
     tile("Cache hits", recent.hit_rate === null ? "–" : percent(recent.hit_rate, 1), `of prompt tokens, ${over}`),
     tile("Generated", `${rate(recent.tokens_per_s)} /s`, `tokens, ${over}`),
     tile("Index", count(state.index.pages), `pages, ${bytes(state.index.bytes)}`),

@@ -31,13 +31,27 @@ const OVERHEAD: usize = 256;
 
 /// Earlier bodies, the least recently used forgotten first.
 pub(crate) struct Bodies {
-    cache: Cache<u64, Entry>,
+    cache: BodyCache,
+    /// Whose entries in the cache are its own.
+    owner: u32,
     hasher: RandomState,
+}
+
+/// Cached bodies of all models; the number in the key is the model's.
+pub(crate) type BodyCache = Cache<(u32, u64), Entry>;
+
+/// A cache of at most so many bytes.
+pub(crate) fn body_cache(bytes: u64) -> BodyCache {
+    Cache::builder()
+        .max_capacity(bytes)
+        .weigher(|_, entry: &Entry| entry.weight)
+        .eviction_policy(EvictionPolicy::lru())
+        .build()
 }
 
 /// The end of a message in a kept body.
 #[derive(Clone)]
-struct Entry {
+pub(crate) struct Entry {
     kept: Arc<Kept>,
     /// Messages up to this end.
     messages: usize,
@@ -67,14 +81,9 @@ struct Written<'a> {
 }
 
 impl Bodies {
-    /// `bytes` bounds what is kept.
-    pub(crate) fn new(bytes: u64) -> Bodies {
-        let cache = Cache::builder()
-            .max_capacity(bytes)
-            .weigher(|_, entry: &Entry| entry.weight)
-            .eviction_policy(EvictionPolicy::lru())
-            .build();
-        Bodies { cache, hasher: RandomState::default() }
+    /// Bodies of one `owner` in a cache that several may share.
+    pub(crate) fn new(cache: BodyCache, owner: u32) -> Bodies {
+        Bodies { cache, owner, hasher: RandomState::default() }
     }
 
     /// Reads a body as [`ChatBody::parse`] does.
@@ -134,8 +143,8 @@ impl Bodies {
         }
     }
 
-    fn key(&self, body: &[u8], end: usize) -> u64 {
-        self.hasher.hash_one((end, &body[end.saturating_sub(WINDOW)..end]))
+    fn key(&self, body: &[u8], end: usize) -> (u32, u64) {
+        (self.owner, self.hasher.hash_one((end, &body[end.saturating_sub(WINDOW)..end])))
     }
 }
 
@@ -174,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_next_turn_is_found() {
-        let bodies = Bodies::new(1 << 24);
+        let bodies = Bodies::new(body_cache(1 << 24), 0);
         let mut messages: Vec<_> =
             (0..4).map(|at| json!({ "role": "user", "content": filler(at) })).collect();
         same(&bodies, &body(&messages));
@@ -196,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_behind_known_messages_is_refused() {
-        let bodies = Bodies::new(1 << 24);
+        let bodies = Bodies::new(body_cache(1 << 24), 0);
         let messages: Vec<_> = (0..4).map(|at| json!({ "content": filler(at) })).collect();
         let whole = body(&messages);
         same(&bodies, &whole);
@@ -217,7 +226,7 @@ mod tests {
 
     #[test]
     fn bodies_are_forgotten() {
-        let bodies = Bodies::new(200_000);
+        let bodies = Bodies::new(body_cache(200_000), 0);
         for seed in 0..20 {
             same(&bodies, &body(&[json!({ "content": filler(seed) })]));
         }
@@ -229,7 +238,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn bodies_read_as_without_memory(turns in prop::collection::vec((0..6_usize, 0..3_usize, any::<bool>()), 1..12)) {
-            let bodies = Bodies::new(1 << 24);
+            let bodies = Bodies::new(body_cache(1 << 24), 0);
             let mut messages: Vec<serde_json::Value> = Vec::new();
             for (seed, back, pretty) in turns {
                 messages.truncate(messages.len().saturating_sub(back));

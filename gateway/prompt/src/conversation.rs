@@ -31,13 +31,27 @@ const OVERHEAD: usize = 256;
 
 /// Earlier prompts, the least recently used forgotten first.
 pub(crate) struct Conversations<S> {
-    cache: Cache<u64, Entry<S>>,
+    cache: ConversationCache<S>,
+    /// Whose entries in the cache are its own.
+    owner: u32,
     hasher: RandomState,
+}
+
+/// Cached prompts of all models; the number in the key is the model's.
+pub(crate) type ConversationCache<S> = Cache<(u32, u64), Entry<S>>;
+
+/// A cache of at most so many bytes of texts and ids. Every prompt counts in full, though prompts of one conversation share memory.
+pub(crate) fn conversation_cache<S: Clone + Send + Sync + 'static>(bytes: u64) -> ConversationCache<S> {
+    Cache::builder()
+        .max_capacity(bytes)
+        .weigher(|_, entry: &Entry<S>| entry.weight)
+        .eviction_policy(EvictionPolicy::lru())
+        .build()
 }
 
 /// A cut of a kept prompt.
 #[derive(Clone)]
-struct Entry<S> {
+pub(crate) struct Entry<S> {
     kept: Arc<Kept<S>>,
     /// Chunks before the cut.
     chunks: usize,
@@ -52,14 +66,9 @@ struct Kept<S> {
 }
 
 impl<S: Clone + Send + Sync + 'static> Conversations<S> {
-    /// `bytes` bounds text and ids. Every prompt counts in full, though prompts of one conversation share memory.
-    pub(crate) fn new(bytes: u64) -> Conversations<S> {
-        let cache = Cache::builder()
-            .max_capacity(bytes)
-            .weigher(|_, entry: &Entry<S>| entry.weight)
-            .eviction_policy(EvictionPolicy::lru())
-            .build();
-        Conversations { cache, hasher: RandomState::default() }
+    /// Prompts of one `owner` in a cache that several may share.
+    pub(crate) fn new(cache: ConversationCache<S>, owner: u32) -> Conversations<S> {
+        Conversations { cache, owner, hasher: RandomState::default() }
     }
 
     /// The tokens of `text`, as far as possible those of an earlier prompt. `special` puts the tokenizer's special tokens around it.
@@ -136,11 +145,11 @@ impl<S: Clone + Send + Sync + 'static> Conversations<S> {
         None
     }
 
-    fn key(&self, at: usize, special: bool, window: &[u8]) -> u64 {
-        self.hasher.hash_one((at, special, window))
+    fn key(&self, at: usize, special: bool, window: &[u8]) -> (u32, u64) {
+        (self.owner, self.hasher.hash_one((at, special, window)))
     }
 
-    fn key_of_chunks(&self, chunks: &[Arc<Chunk>], special: bool) -> u64 {
+    fn key_of_chunks(&self, chunks: &[Arc<Chunk>], special: bool) -> (u32, u64) {
         let at = chunks.iter().map(|chunk| chunk.text.len()).sum();
         let mut window = Vec::with_capacity(WINDOW);
         for chunk in chunks.iter().rev() {

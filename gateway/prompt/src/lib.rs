@@ -10,6 +10,7 @@
 
 mod bodies;
 mod body;
+mod caches;
 mod chat;
 mod conversation;
 mod engine;
@@ -22,6 +23,7 @@ mod template;
 mod tokenize;
 
 pub use body::{ChatBody, TextBody, TextPrompt};
+pub use caches::PromptCaches;
 pub use engine::{ContentFormat, Engine};
 pub use error::{LoadError, Unpredictable};
 pub use model::{Limits, Model};

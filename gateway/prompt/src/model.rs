@@ -6,6 +6,7 @@ use minijinja::Value;
 
 use crate::bodies::Bodies;
 use crate::body::{ChatBody, TextPrompt};
+use crate::caches::PromptCaches;
 use crate::chat::{self, Conversation};
 use crate::conversation::Conversations;
 use crate::engine::{ContentFormat, Engine};
@@ -57,6 +58,19 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
     /// # Errors
     /// [`LoadError`] with the file at fault and how to mend it.
     pub fn load(folder: &Path, engine: Engine, limits: Limits) -> Result<Model<S>, LoadError> {
+        Self::load_with(folder, engine, limits, &PromptCaches::new(limits.conversation_bytes))
+    }
+
+    /// The same with caches that other models use too, in the place of [`Limits::conversation_bytes`].
+    ///
+    /// # Errors
+    /// As of [`Model::load`].
+    pub fn load_with(
+        folder: &Path,
+        engine: Engine,
+        limits: Limits,
+        caches: &PromptCaches<S>,
+    ) -> Result<Model<S>, LoadError> {
         let files = ModelFiles::read(folder)?;
         let compile = |file: &Option<TemplateFile>| {
             file.as_ref().map(|file| Template::compile(file, engine, limits.template_steps)).transpose()
@@ -69,6 +83,7 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
                 problem: error.to_string(),
             })?;
         }
+        let (bodies, conversations) = caches.of_one_model();
         let variables = files.special_tokens.iter().cloned();
         Ok(Model {
             engine,
@@ -76,8 +91,8 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
             tool_template: compile(&files.tool_template)?,
             special_tokens: variables.map(|(name, token)| (name, Value::from(token))).collect(),
             tokenizer,
-            bodies: Bodies::new(limits.conversation_bytes / 2),
-            conversations: Conversations::new(limits.conversation_bytes / 2),
+            bodies,
+            conversations,
             limits,
         })
     }

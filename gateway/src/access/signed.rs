@@ -72,6 +72,12 @@ impl KeySet {
     /// Whose token it is.
     pub(super) fn verify(&self, token: &[u8], rules: &TokenRules) -> Result<Caller, Unfit> {
         let header = decode_header(token).map_err(|_| Unfit::Wrong("it is no signed token"))?;
+        // Whoever does not understand them must refuse the token (RFC 7515, section 4.1.11).
+        if header.crit.is_some() {
+            return Err(Unfit::Wrong(
+                "its header has critical parameters (crit), of which none is understood",
+            ));
+        }
         let fits = |key: &&Key| {
             key.algorithms.contains(&header.alg)
                 && header.kid.as_ref().is_none_or(|id| key.id.as_ref() == Some(id))
@@ -270,6 +276,19 @@ mod tests {
         let last = changed.len() - 10;
         changed[last] = if changed[last] == b'A' { b'B' } else { b'A' };
         assert_eq!(set.verify(&changed, &rules()), Err(Unfit::Wrong("its signature is wrong")));
+    }
+
+    #[test]
+    fn critical_header_parameters_are_refused() {
+        let (key, set) = pair();
+        for crit in [vec!["exp".to_owned()], vec!["b64".to_owned()], Vec::new()] {
+            let header = Header { crit: Some(crit), ..Header::new(Algorithm::EdDSA) };
+            let token = encode(&header, &claims(), &key).unwrap();
+            match set.verify(token.as_bytes(), &rules()) {
+                Err(Unfit::Wrong(reason)) => assert!(reason.contains("crit"), "{reason}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use moongate_runtime::Secret;
 
+use crate::ingress::{CorsOrigin, InferencePath};
+
 /// Paths of the admin listener that may be open to everybody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OpenPath {
@@ -55,6 +57,16 @@ pub struct AccessOptions {
     /// Token that the admin listener asks for, as `Authorization: Bearer TOKEN`.
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_ADMIN_TOKEN", hide_env_values = true)]
     pub admin_token: Option<Secret>,
+
+    /// Origin whose pages may send requests to the clients' listener (CORS), such as `https://chat.example`; `*`: all. Repeatable. Default: none, so that
+    /// no page in a browser can use what the browser's machine reaches.
+    #[arg(long, value_name = "ORIGIN", env = "MOONGATE_CORS_ORIGIN", value_delimiter = ' ')]
+    pub cors_origin: Vec<CorsOrigin>,
+
+    /// Further path of engines that clients reach, such as /invocations; /* at its end: everything below. Repeatable. Paths that administer
+    /// engines are refused. Default: none beside the inference paths of vLLM and SGLang.
+    #[arg(long, value_name = "PATH", env = "MOONGATE_INFERENCE_PATH", value_delimiter = ' ')]
+    pub inference_path: Vec<InferencePath>,
 
     /// What of a protected admin listener is open to everybody: health, ready, metrics, none. Default: what a kubelet asks.
     #[arg(

@@ -4,9 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_runtime::{ListenerLimits, TlsError, TlsFiles};
+use moongate_runtime::{ConnectionRefusal, ListenerLimits, TlsError, TlsFiles};
 
 use crate::ingress::BodyLimits;
+use crate::memory::MemoryBudget;
+
+/// Connections from clients, as far as the limit of open files allows.
+pub(crate) const DEFAULT_CONNECTIONS: u32 = 16_384;
 
 /// TLS and limits of the listeners.
 #[derive(Debug, Clone, Args)]
@@ -59,8 +63,8 @@ pub struct ListenerOptions {
     #[arg(long, value_name = "N", env = "MOONGATE_MAX_STREAMS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_streams: u32,
 
-    /// Connections from clients at once; more wait.
-    #[arg(long, value_name = "N", env = "MOONGATE_MAX_CONNECTIONS", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Connections from clients at once; more are refused (503). The limit of open files may allow fewer.
+    #[arg(long, value_name = "N", env = "MOONGATE_MAX_CONNECTIONS", default_value_t = DEFAULT_CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
 }
 
@@ -75,9 +79,11 @@ impl ListenerOptions {
         files("admin-", [&self.admin_tls_cert, &self.admin_tls_key, &self.admin_tls_client_ca], true)
     }
 
-    pub(crate) fn limits(&self) -> ListenerLimits {
+    /// Limits of one of the listeners. Connections above the limit get `refusal`.
+    pub(crate) fn limits(&self, connections: usize, refusal: ConnectionRefusal) -> ListenerLimits {
         ListenerLimits {
-            connections: self.max_connections as usize,
+            connections,
+            refusal: Some(refusal),
             header_read_timeout: self.header_timeout,
             header_bytes: self.max_header_bytes as usize,
             streams: self.max_streams,
@@ -85,8 +91,18 @@ impl ListenerOptions {
         }
     }
 
-    pub(crate) fn body_limits(&self) -> BodyLimits {
-        BodyLimits { max_bytes: self.max_body_bytes, idle: self.body_timeout, whole: self.body_deadline }
+    /// Bounds of one body where all together have at most `memory`.
+    pub(crate) fn body_limits(&self, memory: &MemoryBudget) -> BodyLimits {
+        let largest = usize::try_from(memory.largest()).unwrap_or(usize::MAX);
+        let max_bytes = self.max_body_bytes.min(largest);
+        if max_bytes < self.max_body_bytes {
+            tracing::warn!(
+                max_body_bytes = self.max_body_bytes,
+                largest,
+                "--body-memory bounds request bodies further"
+            );
+        }
+        BodyLimits { max_bytes, idle: self.body_timeout, whole: self.body_deadline }
     }
 }
 

@@ -1,13 +1,22 @@
 //! Settings of exchanges with engines: attempts, time limits, connections, health checks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use moongate_runtime::Trust;
+use tokio::sync::Semaphore;
 
 use crate::dispatch::{AttemptLimits, RetryLimits};
-use crate::fleet::{BreakerLimits, EndpointLimits, HealthLimits};
+use crate::fleet::{BreakerLimits, EndpointLimits, HealthLimits, SilenceLimits};
 use crate::upstream::{LegLimits, PoolLimits};
+
+/// Longest pause of an engine that keeps failing.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A silence is noticed this share of its limit late at most.
+const CHECKS_PER_LIMIT: u32 = 4;
+/// Waiting requests are not checked more often than this.
+const SHORTEST_CHECK: Duration = Duration::from_millis(10);
 
 /// How requests are sent to engines.
 #[derive(Debug, Clone, Args)]
@@ -63,6 +72,27 @@ pub struct UpstreamOptions {
     #[arg(long, value_name = "TIME", env = "MOONGATE_BREAKER_PAUSE", default_value = "2s", value_parser = humantime::parse_duration)]
     pub breaker_pause: Duration,
 
+    /// How many times the expected time to first token an engine may produce no output for any request, before it becomes suspect: new
+    /// requests avoid it, and those without a byte go elsewhere. Default 4: expected times are off by less than half, and a prompt
+    /// that another gateway sent may come between.
+    #[arg(long, value_name = "N", env = "MOONGATE_SILENCE_FACTOR", default_value_t = 4.0, value_parser = super::parse_factor)]
+    pub silence_factor: f64,
+
+    /// Silence of an engine that is never suspicious; 0s turns the detection off. Default 2 s: above the pauses of a working engine, and
+    /// short beside a client's patience.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_SILENCE_FLOOR", default_value = "2s", value_parser = humantime::parse_duration)]
+    pub silence_floor: Duration,
+
+    /// Requests taken from silent engines and sent elsewhere, as a share of all requests, beyond a burst of 64 and one per second; 0
+    /// leaves them where they are. Default 0.2: an overloaded fleet gets little more work from it.
+    #[arg(long, value_name = "SHARE", env = "MOONGATE_REDISPATCH_SHARE", default_value_t = 0.2, value_parser = parse_share)]
+    pub redispatch_share: f64,
+
+    /// Pause of a begun stream after which it ends with an error, if its engine is silent for all requests and fails a health check; 0s
+    /// leaves it to --idle-timeout. Default 10 s: a working engine passes its health check within --health-timeout.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_STALL_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub stall_timeout: Duration,
+
     /// Path of the engines' health check.
     #[arg(long, value_name = "PATH", env = "MOONGATE_HEALTH_PATH", default_value = "/health")]
     pub health_path: String,
@@ -82,30 +112,46 @@ pub struct UpstreamOptions {
 }
 
 impl UpstreamOptions {
-    pub(crate) fn endpoint_limits(&self, trust: &Trust) -> EndpointLimits {
+    /// `connections` are the most to all engines together.
+    pub(crate) fn endpoint_limits(&self, trust: &Trust, connections: usize) -> EndpointLimits {
         EndpointLimits {
             pool: PoolLimits {
                 connect_timeout: self.connect_timeout,
                 max_idle: self.max_idle_connections,
                 idle_timeout: self.idle_connection_timeout,
+                connections: Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS))),
                 trust: trust.clone(),
             },
             breaker: BreakerLimits {
                 failures: self.breaker_failures,
                 pause: self.breaker_pause,
-                longest_pause: Duration::from_secs(60),
+                longest_pause: LONGEST_PAUSE,
+            },
+            silence: SilenceLimits {
+                factor: self.silence_factor,
+                floor: self.silence_floor,
+                stall: self.stall_timeout,
+                pause: self.breaker_pause,
+                longest_pause: LONGEST_PAUSE,
+                suspected: Arc::default(),
             },
         }
     }
 
     pub(crate) fn retry_limits(&self) -> RetryLimits {
+        let limits = |first_byte| LegLimits {
+            first_byte,
+            idle: self.idle_timeout,
+            check_waiting: check_time(self.silence_floor, first_byte),
+            check_idle: check_time(self.stall_timeout, self.idle_timeout),
+        };
         RetryLimits {
             attempts: self.attempts,
             backoff: self.retry_backoff,
             attempt: AttemptLimits {
-                prefill: LegLimits { first_byte: self.prefill_timeout, idle: self.idle_timeout },
-                stream: LegLimits { first_byte: self.first_byte_timeout, idle: self.idle_timeout },
-                whole: LegLimits { first_byte: self.answer_timeout, idle: self.idle_timeout },
+                prefill: limits(self.prefill_timeout),
+                stream: limits(self.first_byte_timeout),
+                whole: limits(self.answer_timeout),
                 held_answer_bytes: self.held_answer_bytes,
             },
         }
@@ -119,5 +165,17 @@ impl UpstreamOptions {
             timeout: self.health_timeout,
             failures: 3,
         })
+    }
+}
+
+/// Time between two checks of a silence that is suspicious after `limit`; `otherwise` if it never is.
+fn check_time(limit: Duration, otherwise: Duration) -> Duration {
+    if limit.is_zero() { otherwise } else { (limit / CHECKS_PER_LIMIT).max(SHORTEST_CHECK) }
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err(format!("{text:?} is not a number from 0 to 1")),
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Ticket {
 #[derive(Debug)]
 pub(crate) struct Aborter {
     supervisor: Supervisor,
-    metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 impl Aborter {
@@ -44,7 +44,7 @@ impl Aborter {
         self.metrics.aborted(side);
         let Some(ticket) = ticket else { return };
         let request = abort_request(&ticket.rid);
-        let limits = LegLimits { first_byte: PATIENCE, idle: PATIENCE };
+        let limits = LegLimits::new(PATIENCE, PATIENCE);
         let leg = Leg::start(endpoint.pool.clone(), request, limits, Instant::now());
         self.drain(Running::new(leg, endpoint.clone(), LegSpan::off()));
     }

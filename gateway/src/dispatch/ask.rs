@@ -19,7 +19,7 @@ pub(crate) struct Ask {
     pub(crate) method: Method,
     /// Path and query as the client sent them.
     pub(crate) uri: Uri,
-    /// The client's headers without those that belong to its connection.
+    /// The client's headers without those that belong to its connection, and with its request id.
     pub(crate) headers: Arc<HeaderMap>,
     pub(crate) body: Bytes,
     pub(crate) head: Head<'static>,
@@ -39,9 +39,17 @@ impl Ask {
     }
 }
 
-/// 128 random bits as a UUID: the id of one attempt on both legs.
-pub(crate) fn attempt_id() -> String {
-    let bits = fastrand::u128(..);
-    let hex = format!("{bits:032x}");
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+/// 128 random bits as a UUID.
+pub(crate) fn random_uuid() -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut bits = fastrand::u128(..);
+    let mut uuid = String::with_capacity(36);
+    while uuid.len() < 36 {
+        if matches!(uuid.len(), 8 | 13 | 18 | 23) {
+            uuid.push('-');
+        }
+        uuid.push(char::from(DIGITS[(bits & 15) as usize]));
+        bits >>= 4;
+    }
+    uuid
 }

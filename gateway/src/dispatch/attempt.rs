@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
@@ -11,11 +12,12 @@ use moongate_telemetry::SpanContext;
 use tokio::time::Instant;
 
 use super::abort::{Aborter, Ticket};
-use super::ask::{Ask, attempt_id};
+use super::ask::{Ask, random_uuid};
 use super::booked::Booked;
 use super::decide::{Chosen, Exit};
 use super::pair::{Pair, PairEvent, Running, Side, is_event_stream};
 use super::protocol::Protocol;
+use super::silence::{RedispatchDecider, SilenceWatch, SilentLegs};
 use super::{sglang, vllm};
 use crate::feedback::{Expected, Foreseen, Try};
 use crate::fleet::{Endpoint, Member};
@@ -66,29 +68,44 @@ impl AttemptLimits {
     }
 }
 
+/// What an attempt works with.
+pub(super) struct AttemptContext<'a> {
+    pub(super) limits: AttemptLimits,
+    pub(super) aborter: &'a Arc<Aborter>,
+    pub(super) number: &'a Try<'a>,
+    pub(super) redispatch: RedispatchDecider<'a>,
+}
+
 /// A failed attempt.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) side: Side,
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) error: LegError,
+    /// The engine of the other leg, if it is to be avoided too.
+    pub(crate) twin: Option<Arc<Endpoint>>,
     /// A prefill whose facts may be out of date: a restarted MooncakeConnector prefill has a new engine id, and it is the
     /// decode that answers 500 to the old one.
     pub(crate) suspect: Option<Member>,
     /// The span of the leg that failed, for those that follow from it.
     pub(crate) leg: Option<SpanContext>,
+    /// The engine's `Retry-After`.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 /// Runs one attempt until the answer has begun.
-pub(crate) async fn attempt(
+pub(super) async fn attempt(
     ask: &Ask,
     chosen: Chosen,
-    limits: AttemptLimits,
-    aborter: &Arc<Aborter>,
-    number: &Try<'_>,
+    context: &AttemptContext<'_>,
 ) -> Result<Started, Failure> {
     let Chosen { entry, exit, booked, reasons } = chosen;
     let decision = reasons.as_ref().map(|reasons| &*reasons.decision);
+    let watch = decision.and_then(|decision| {
+        let expected = decision.expected_ttft.max(decision.predicted_ttft.unwrap_or(0.0));
+        let expected = context.redispatch.desk.real(expected);
+        SilenceWatch::new(entry.endpoint.silence.limits(), expected, ask)
+    });
     let mut suspect = None;
     let pair = match exit {
         Some(exit) => {
@@ -96,16 +113,17 @@ pub(crate) async fn attempt(
             if facts.is_some_and(|facts| matches!(facts.transfer, Some(KvTransfer::VllmMooncake { .. }))) {
                 suspect = Some(entry.clone());
             }
-            start_pair(ask, decision, (&entry, &exit), limits, aborter, number).await?
+            start_pair(ask, decision, (&entry, &exit), watch, context).await?
         }
         None => {
             let body = sglang::worker_body(ask, sglang::priority(decision, entry.facts()));
             let request = ask.prepare(body, Vec::new());
-            let main = leg(Side::Worker, &entry, request, limits.main(ask), number);
-            Pair::new(None, main, Side::Worker, aborter.clone())
+            let main = leg(Side::Worker, &entry, request, context.limits.main(ask), context.number);
+            let main = if decision.is_some() { main.generating() } else { main };
+            Pair::new(None, main, Side::Worker, context.aborter.clone())
         }
     };
-    first_bytes(ask, pair, booked, limits.held_answer_bytes).await.map_err(|mut failure| {
+    first_bytes(ask, pair.watched(watch), booked, context).await.map_err(|mut failure| {
         if failure.side == Side::Decode && failure.error.blames_engine() {
             failure.suspect = suspect;
         }
@@ -131,30 +149,32 @@ async fn start_pair(
     ask: &Ask,
     decision: Option<&Decision>,
     (prefill, exit): (&Member, &Exit),
-    limits: AttemptLimits,
-    aborter: &Arc<Aborter>,
-    number: &Try<'_>,
+    watch: Option<SilenceWatch>,
+    context: &AttemptContext<'_>,
 ) -> Result<Pair, Failure> {
+    let AttemptContext { limits, aborter, number, .. } = *context;
     let fail = |what: &'static str| Failure {
         side: Side::Prefill,
         endpoint: prefill.endpoint.clone(),
         error: LegError::Garbage(what),
+        twin: None,
         suspect: None,
         leg: None,
+        retry_after: None,
     };
     let facts = prefill.facts().ok_or_else(|| fail("has not been probed"))?;
     let decode_dp = exit.decode.facts().map_or(1, |facts| facts.dp_size);
-    let id = attempt_id();
+    let id = random_uuid();
     let ranks =
         sglang::Ranks { prefill: (exit.prefill_rank, facts.dp_size), decode: (exit.decode_rank, decode_dp) };
     let (mut p_headers, mut d_headers) = (Vec::new(), Vec::new());
     if !prefill.is_sglang() {
-        p_headers = vllm::headers(&id, exit.prefill_rank, facts.dp_size);
-        d_headers = vllm::headers(&id, exit.decode_rank, decode_dp);
+        p_headers = vllm::headers(&ask.id, number.number, (exit.prefill_rank, facts.dp_size));
+        d_headers = vllm::headers(&ask.id, number.number, (exit.decode_rank, decode_dp));
     }
     let alone = |body: Spliced, headers| {
         let main = leg(Side::Decode, &exit.decode, ask.prepare(body, headers), limits.main(ask), number);
-        Pair::new(None, main, Side::Decode, aborter.clone())
+        Pair::new(None, main.generating(), Side::Decode, aborter.clone())
     };
     let protocol = Protocol::of(facts, exit.prefill_rank).map_err(fail)?;
     if !matches!(protocol, Protocol::Sglang(_)) && ask.head.sequences() > 1 {
@@ -172,6 +192,7 @@ async fn start_pair(
                 leg(Side::Decode, &exit.decode, ask.prepare(d_body, d_headers), limits.main(ask), number);
             let ticket = Ticket { rid };
             let (prefill, main) = (prefill.with_ticket(ticket.clone()), main.with_ticket(ticket));
+            let (prefill, main) = (prefill.generating(), main.generating());
             Ok(Pair::new(Some(prefill), main, Side::Decode, aborter.clone()))
         }
         Protocol::Mooncake { bootstrap, engine_id } => {
@@ -181,11 +202,12 @@ async fn start_pair(
             let body = vllm::mooncake_decode(ask, &transfer, bootstrap, engine_id);
             let main =
                 leg(Side::Decode, &exit.decode, ask.prepare(body, d_headers), limits.main(ask), number);
-            Ok(Pair::new(Some(prefill.running_on()), main, Side::Decode, aborter.clone()))
+            let prefill = prefill.generating().running_on();
+            Ok(Pair::new(Some(prefill), main.generating(), Side::Decode, aborter.clone()))
         }
         Protocol::Nixl => {
             let request = ask.prepare(vllm::nixl_prefill(ask), p_headers);
-            let answer = prefill_first(prefill, request, limits, aborter, number).await?;
+            let answer = prefill_first(ask, prefill, request, watch, context).await?;
             let params = vllm::read_params(&answer)
                 .map_err(|_| fail("answered its prefill with something that is not JSON"))?;
             let decode = alone(vllm::nixl_decode(ask, params.as_deref()), d_headers);
@@ -193,7 +215,7 @@ async fn start_pair(
         }
         Protocol::Store => {
             let request = ask.prepare(vllm::store_prefill(ask), p_headers);
-            let answer = prefill_first(prefill, request, limits, aborter, number).await?;
+            let answer = prefill_first(ask, prefill, request, watch, context).await?;
             Ok(alone(vllm::nixl_decode(ask, None), d_headers).after_prefill(Usage::read(&answer)))
         }
     }
@@ -201,14 +223,16 @@ async fn start_pair(
 
 /// Runs a prefill leg to its end and returns its answer.
 async fn prefill_first(
+    ask: &Ask,
     prefill: &Member,
     request: PreparedRequest,
-    limits: AttemptLimits,
-    aborter: &Arc<Aborter>,
-    number: &Try<'_>,
+    watch: Option<SilenceWatch>,
+    context: &AttemptContext<'_>,
 ) -> Result<Bytes, Failure> {
-    let running = leg(Side::Prefill, prefill, request, limits.prefill, number);
-    let mut pair = Pair::new(None, running, Side::Prefill, aborter.clone());
+    let limits = context.limits;
+    let running = leg(Side::Prefill, prefill, request, limits.prefill, context.number).generating();
+    let mut pair = Pair::new(None, running, Side::Prefill, context.aborter.clone())
+        .watched(watch.map(SilenceWatch::of_prefill));
     let mut answer = BytesMut::new();
     loop {
         match poll_fn(|cx| pair.poll_event(cx)).await {
@@ -222,6 +246,11 @@ async fn prefill_first(
                 return Ok(answer.freeze());
             }
             PairEvent::Failed(side, error) => return Err(failure(&mut pair, side, error)),
+            PairEvent::Silent(legs) => {
+                if let Some(legs) = context.redispatch.give_up(ask, legs) {
+                    return Err(silence_failure(&mut pair, legs));
+                }
+            }
         }
     }
 }
@@ -232,8 +261,9 @@ async fn first_bytes(
     ask: &Ask,
     mut pair: Pair,
     mut booked: Booked,
-    held_bytes: usize,
+    context: &AttemptContext<'_>,
 ) -> Result<Started, Failure> {
+    let held_bytes = context.limits.held_answer_bytes;
     let mut held = BytesMut::new();
     let mut gate: Option<SseGate> = None;
     loop {
@@ -247,6 +277,11 @@ async fn first_bytes(
         match event.await {
             PairEvent::Failed(side, error) => {
                 return Err(failure(&mut pair, side, error));
+            }
+            PairEvent::Silent(legs) => {
+                if let Some(legs) = context.redispatch.give_up(ask, legs) {
+                    return Err(silence_failure(&mut pair, legs));
+                }
             }
             PairEvent::Data(data) => {
                 if gate.is_none() && held.is_empty() && pair.head().is_some_and(is_event_stream) {
@@ -308,7 +343,19 @@ fn take_head(pair: &Pair) -> Response<()> {
 
 fn failure(pair: &mut Pair, side: Side, error: LegError) -> Failure {
     let leg = pair.blame(side, &error);
-    Failure { side, endpoint: pair.endpoint(side), error, suspect: None, leg }
+    let retry_after = pair.retry_after(side);
+    Failure { side, endpoint: pair.endpoint(side), error, twin: None, suspect: None, leg, retry_after }
+}
+
+/// The failure of an attempt that gives up these legs, of which there is one.
+fn silence_failure(pair: &mut Pair, legs: SilentLegs) -> Failure {
+    let silence = legs.first().map_or(Duration::ZERO, |leg| leg.silence());
+    let mut failure = match legs.first() {
+        Some(leg) => failure(pair, leg.side, LegError::Silent(silence)),
+        None => main_failure(pair, LegError::Silent(silence)),
+    };
+    failure.twin = legs.get(1).map(|leg| leg.endpoint.clone());
+    failure
 }
 
 fn main_failure(pair: &mut Pair, error: LegError) -> Failure {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use moongate_discovery::Role;
-use moongate_scheduler::{Decision, InstanceIx, Refusal, Request, Route};
+use moongate_scheduler::{self as scheduler, Decision, InstanceIx, ModelIx, Refusal, Request, Route};
+use tokio::time::Instant;
 
 use super::ask::Ask;
 use super::booked::Booked;
@@ -36,8 +37,9 @@ pub(crate) struct Exit {
     pub(crate) decode_rank: u32,
 }
 
-/// How picky the choice is: first engines that are sound, then also those with an open breaker, then whoever was not tried yet. So
-/// open breakers or failing health checks on all engines never turn a live fleet into one that refuses everything.
+/// How picky the choice is: first engines that are sound, then also suspect ones and those with an open breaker, then any that was not
+/// tried yet. So suspicions, open breakers or failing health checks on all engines never turn a live fleet into one that refuses
+/// everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pickiness {
     Sound,
@@ -65,17 +67,46 @@ impl Wish {
 
     /// The engines that it may not go to.
     pub(super) fn barred(&self, fleet: &Fleet) -> Vec<InstanceIx> {
+        let trial = self.trial(fleet);
+        let is_trial = |member: &Member| trial.is_some_and(|trial| Arc::ptr_eq(trial, &member.endpoint));
         let members = (0_u32..).map(InstanceIx).zip(&fleet.members);
-        members.filter(|(_, member)| !self.allows(member)).map(|(ix, _)| ix).collect()
+        members.filter(|(_, member)| !self.allows(member, is_trial(member))).map(|(ix, _)| ix).collect()
     }
 
-    fn allows(&self, member: &Member) -> bool {
+    /// A suspect engine that this request may try. Only one, so that a pair has a sound side; and no request tries one that has been
+    /// delayed by another engine already.
+    fn trial<'a>(&self, fleet: &'a Fleet) -> Option<&'a Arc<Endpoint>> {
+        if self.pickiness != Pickiness::Sound || !self.tried.is_empty() {
+            return None;
+        }
+        let mut suspects =
+            fleet.members.iter().filter(|member| member.endpoint.silence.is_suspect()).peekable();
+        suspects.peek()?;
+        let now = Instant::now();
+        let due = suspects.map(|member| &member.endpoint).filter(|one| one.silence.is_trial_due(now));
+        due.min_by_key(|_| fastrand::u32(..))
+    }
+
+    /// Whether there is an engine, or a pair, that serves `model` for this request.
+    pub(super) fn has_route(&self, fleet: &Fleet, model: ModelIx) -> bool {
+        let allowed = |role: scheduler::Role| {
+            let members = fleet.cluster.instances().iter().zip(&fleet.members);
+            let serving = members.filter(move |(one, _)| one.role == role && one.models.contains(&model));
+            serving.filter(|(_, member)| self.allows(member, false)).map(|(instance, _)| instance)
+        };
+        allowed(scheduler::Role::Plain).next().is_some()
+            || allowed(scheduler::Role::Prefill)
+                .any(|prefill| allowed(scheduler::Role::Decode).any(|decode| decode.domain == prefill.domain))
+    }
+
+    fn allows(&self, member: &Member, is_trial: bool) -> bool {
         let endpoint = &member.endpoint;
         // `/generate` is SGLang's own, and an SGLang pair cannot run several samples of one prompt.
         (self.api != Api::Generate || member.is_sglang())
             && (self.samples == 1 || !member.is_sglang() || member.instance.role == Role::Plain)
             && (self.pickiness == Pickiness::Untried || endpoint.is_healthy())
-            && (self.pickiness != Pickiness::Sound || !endpoint.breaker.is_open())
+            && (self.pickiness != Pickiness::Sound
+                || (!endpoint.breaker.is_open() && (is_trial || !endpoint.silence.is_suspect())))
             && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, endpoint))
     }
 }
@@ -116,12 +147,9 @@ pub(super) fn choose_passthrough(
         .filter(|(_, member)| !tried.iter().any(|tried| Arc::ptr_eq(tried, &member.endpoint)))
         .min_by_key(|(_, member)| {
             let endpoint = &member.endpoint;
-            let sound = endpoint.is_healthy() && !endpoint.breaker.is_open();
-            (!sound, rank(member), endpoint.in_flight.count(), fastrand::u32(..))
+            (!endpoint.is_sound(), rank(member), endpoint.in_flight.count(), fastrand::u32(..))
         });
-    let Some((_, member)) = best else {
-        return Err(Refusal::NoneAvailable { entries: 0, decodes: 0 });
-    };
+    let Some((_, member)) = best else { return Err(Refusal::UnknownModel) };
     let booked = Booked::passing(member.endpoint.clone());
     Ok(Chosen { entry: member.clone(), exit: None, booked, reasons: None })
 }

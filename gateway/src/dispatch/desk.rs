@@ -41,8 +41,8 @@ struct State {
     scheduler: Scheduler,
     /// The fleet that the scheduler knows.
     fleet: Arc<Fleet>,
-    /// Which of its engines were sound when last looked at.
-    sound: Vec<bool>,
+    /// Which of its engines were sound, and which were due for a trial, at the latest check.
+    sound: Vec<(bool, bool)>,
     waiting: HashMap<Ticket, Waiting>,
     decisions: Arc<Decisions>,
     next: u64,
@@ -150,6 +150,12 @@ impl Desk {
         self.clock.real(seconds)
     }
 
+    /// Whether there is a sound route that avoids the engines in `tried`.
+    pub(super) fn has_sound_route(&self, ask: &Ask, tried: &[Arc<Endpoint>]) -> bool {
+        let wish = Wish::new(ask, tried, Pickiness::Sound);
+        ask.request.as_ref().is_some_and(|request| wish.has_route(&self.fleet.current(), request.model))
+    }
+
     /// The prompt of a sent request is computed.
     pub(super) fn computed(self: &Arc<Self>, ticket: Ticket, cached_tokens: Option<u32>) {
         self.change(|state, now| state.scheduler.first_token(now, ticket, cached_tokens));
@@ -231,7 +237,11 @@ impl State {
             self.scheduler.set_cluster(now, fleet.cluster.clone());
             self.fleet = fleet;
         }
-        let sound = self.fleet.members.iter().map(|member| member.endpoint.is_sound());
+        let at = Instant::now();
+        let sound = self.fleet.members.iter().map(|member| {
+            let endpoint = &member.endpoint;
+            (endpoint.is_sound(), endpoint.silence.is_trial_due(at))
+        });
         if self.waiting.is_empty() || (!changed && sound.clone().eq(self.sound.iter().copied())) {
             return;
         }
@@ -255,7 +265,7 @@ impl State {
                     let waiting = self.waiting.remove(&ticket);
                     if let (Some((_, snapshot)), Some(waiting)) = (snapshots.next(), &waiting) {
                         let (id, held) = (waiting.id.as_bytes(), waiting.since.elapsed());
-                        self.decisions.keep(id, held, decision.clone(), snapshot);
+                        self.decisions.keep(id, held, decision.clone(), snapshot, &self.fleet);
                     }
                     let answer = chosen(&self.fleet, ticket, decision, desk);
                     match (&answer, &waiting) {
@@ -278,6 +288,11 @@ impl State {
 fn chosen(fleet: &Arc<Fleet>, ticket: Ticket, decision: Decision, desk: &Arc<Desk>) -> Option<Chosen> {
     let (entry, exit) = engines(fleet, decision.route)?;
     let decode = exit.as_ref().map(|exit| exit.decode.endpoint.clone());
+    let now = Instant::now();
+    [Some(&entry.endpoint), decode.as_ref()]
+        .into_iter()
+        .flatten()
+        .for_each(|engine| engine.silence.sent(now));
     let booked = Booked::sent(desk.clone(), ticket, entry.endpoint.clone(), decode);
     let reasons = Reasons { decision: Arc::new(decision), fleet: fleet.clone() };
     Some(Chosen { entry, exit, booked, reasons: Some(reasons) })

@@ -4,6 +4,9 @@
 //! asked for `n` > 1 waits for itself until it times out. The gateway asks for each sample separately instead, and
 //! [`crate::relay::merge_stream`] makes one answer of them.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use moongate_scheduler::Role;
 use serde::Deserialize;
@@ -12,6 +15,7 @@ use serde_json::value::RawValue;
 use super::ask::Ask;
 use crate::error::{ApiError, Code};
 use crate::fleet::Fleet;
+use crate::memory::MemoryBudget;
 use crate::prompt::{Api, Edit, Member, Spliced};
 
 /// Most samples of one request that are asked for separately.
@@ -30,17 +34,18 @@ pub(crate) fn is_needed(fleet: &Fleet, ask: &Ask) -> bool {
         })
 }
 
-/// One request per sample.
-pub(crate) fn split(ask: &Ask) -> Result<Vec<Ask>, ApiError> {
+/// One request per sample, each with a body of its own in `memory`.
+pub(crate) fn split(ask: &Ask, memory: &Arc<MemoryBudget>) -> Result<Vec<Ask>, ApiError> {
     let n = ask.head.n;
     if n > MOST_SAMPLES {
         let text = format!("`n` is {n}; this fleet serves at most {MOST_SAMPLES} samples per request");
         return Err(ApiError::new(Code::InvalidRequest, text).param("n"));
     }
-    (0..n).map(|sample| one(ask, sample)).collect()
+    (0..n).map(|sample| one(ask, sample, memory)).collect()
 }
 
-fn one(ask: &Ask, sample: u32) -> Result<Ask, ApiError> {
+fn one(ask: &Ask, sample: u32, memory: &Arc<MemoryBudget>) -> Result<Ask, ApiError> {
+    let reservation = memory.reserve(ask.body.len()).map_err(|_| no_memory(ask.head.n))?;
     let mut edits = Vec::with_capacity(2);
     if ask.api == Api::Generate {
         edits.push(Edit::new(Member::SamplingParams, single_sampling(&ask.body)?));
@@ -52,6 +57,7 @@ fn one(ask: &Ask, sample: u32) -> Result<Ask, ApiError> {
         }
     }
     let body = Bytes::from(Spliced::new(&ask.body, &ask.head, &edits, Bytes::new()).to_vec());
+    let body = reservation.attach(body);
     let mut head = ask.head.clone();
     head.n = 1;
     let request = ask.request.clone().map(|mut request| {
@@ -70,6 +76,15 @@ fn one(ask: &Ask, sample: u32) -> Result<Ask, ApiError> {
         predicted: ask.predicted.clone(),
         model: ask.model.clone(),
     })
+}
+
+fn no_memory(n: u32) -> ApiError {
+    let text = format!(
+        "`n` is {n}, and this gateway has no memory now for so many copies of the body; send it again soon"
+    );
+    let mut error = ApiError::new(Code::GatewayOverloaded, text);
+    error.retry_after = Some(Duration::from_secs(1));
+    error
 }
 
 /// SGLang's `sampling_params` with `n` set to 1.
@@ -93,8 +108,6 @@ fn single_sampling(body: &[u8]) -> Result<String, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use http::{Method, Uri};
     use serde_json::{Value, json};
 
@@ -108,7 +121,11 @@ mod tests {
         let id = http::HeaderValue::from_static("a");
         let ask =
             Ask { id, api, method, uri, headers, body, head, request: None, predicted: None, model: None };
-        split(&ask).unwrap().iter().map(|part| serde_json::from_slice(&part.body).unwrap()).collect()
+        split(&ask, &MemoryBudget::new("--body-memory", 1 << 20))
+            .unwrap()
+            .iter()
+            .map(|part| serde_json::from_slice(&part.body).unwrap())
+            .collect()
     }
 
     #[test]

@@ -3,16 +3,18 @@
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use moongate_telemetry::SpanContext;
 use tokio::time::Instant;
 
 use super::abort::{Aborter, Ticket};
+use super::silence::{SilenceWatch, SilentLeg, SilentLegs, abandoned, suspect};
 use crate::feedback::LegSpan;
-use crate::fleet::Endpoint;
+use crate::fleet::{Endpoint, SuspicionReason};
 use crate::relay::{SseGate, Summary, Usage};
 use crate::upstream::{Leg, LegError, LegEvent};
 
@@ -46,6 +48,8 @@ pub(crate) struct Running {
     ticket: Option<Ticket>,
     /// Whether it must be let run to its end even if nobody needs it any more.
     runs_on: bool,
+    /// Whether its output shows that the engine serves requests.
+    generates: bool,
     span: LegSpan,
     head: Option<Response<()>>,
     /// The answer's start, of prefills and of error answers.
@@ -54,7 +58,22 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn new(leg: Leg, endpoint: Arc<Endpoint>, span: LegSpan) -> Self {
-        Self { leg, endpoint, ticket: None, runs_on: false, span, head: None, kept: BytesMut::new() }
+        Self {
+            leg,
+            endpoint,
+            ticket: None,
+            runs_on: false,
+            generates: false,
+            span,
+            head: None,
+            kept: BytesMut::new(),
+        }
+    }
+
+    /// Marks a request that the engine must compute something for: its output is the engine's progress.
+    pub(super) fn generating(mut self) -> Self {
+        self.generates = true;
+        self
     }
 
     /// Gives the means to stop it by request id.
@@ -74,7 +93,14 @@ impl Running {
         let event = self.leg.poll_event(cx);
         match &event {
             Poll::Ready(LegEvent::Head(head)) => self.span.answered(head.status()),
-            Poll::Ready(LegEvent::Data(_)) => self.leg.heard().into_iter().for_each(|at| self.span.heard(at)),
+            Poll::Ready(LegEvent::Data(_)) => {
+                if let Some(at) = self.leg.heard() {
+                    self.span.heard(at);
+                    if self.generates && !self.is_error_answer() {
+                        self.endpoint.progress(at);
+                    }
+                }
+            }
             Poll::Ready(LegEvent::End) => self.leg.heard().into_iter().for_each(|at| self.span.ended(at)),
             _ => {}
         }
@@ -97,6 +123,8 @@ impl Running {
             match self.poll_leg(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(LegEvent::Head(head)) => self.head = Some(head),
+                // Whoever waits for the pair watches both legs.
+                Poll::Ready(LegEvent::Quiet) => {}
                 Poll::Ready(LegEvent::Data(data)) => self.keep(&data),
                 Poll::Ready(LegEvent::Failed(error)) => return Poll::Ready(Err(error)),
                 Poll::Ready(LegEvent::End) => {
@@ -148,6 +176,10 @@ pub(crate) struct Pair {
     prefill_usage: Option<Usage>,
     /// When the prefill ended, until the decode shows that it has the KV cache.
     handed_over: Option<Instant>,
+    /// When the prefill of this pair ended.
+    prefilled_at: Option<Instant>,
+    /// How long the engines may be silent, until the answer begins or fails.
+    watch: Option<SilenceWatch>,
 }
 
 /// What a pair reports next.
@@ -159,6 +191,8 @@ pub(crate) enum PairEvent {
     End,
     /// One side failed.
     Failed(Side, LegError),
+    /// Before the first byte: these legs' engines produce nothing. The pair continues.
+    Silent(SilentLegs),
 }
 
 impl Pair {
@@ -171,8 +205,63 @@ impl Pair {
         if main_side != Side::Prefill {
             main.span.await_first_byte();
         }
-        let (prefilled, prefill_usage) = (false, None);
-        Self { prefill, main, main_side, aborter, prefilled, prefill_usage, handed_over: None }
+        Self {
+            prefill,
+            main,
+            main_side,
+            aborter,
+            prefilled: false,
+            prefill_usage: None,
+            handed_over: None,
+            prefilled_at: None,
+            watch: None,
+        }
+    }
+
+    /// Watches for silence until the answer begins.
+    pub(super) fn watched(mut self, watch: Option<SilenceWatch>) -> Self {
+        self.watch = watch;
+        for (_, endpoint, since, limit) in self.waiting_legs() {
+            if let Some(limit) = limit {
+                endpoint.silence.excuse(since, limit);
+            }
+        }
+        self
+    }
+
+    /// The legs that wait for their first byte and are watched: side, engine, since when, and how long it may be silent.
+    fn waiting_legs(&self) -> impl Iterator<Item = (Side, &Arc<Endpoint>, Instant, Option<Duration>)> {
+        let prefilling = self.prefill.is_some();
+        let prefill = self.prefill.as_ref().map(|prefill| (Side::Prefill, prefill, prefill.leg.started()));
+        // A decode that only fetches waits in silence until the prompt is computed.
+        let main = (!self.prefill.as_ref().is_some_and(|prefill| prefill.runs_on))
+            .then(|| (self.main_side, &self.main, self.prefilled_at.unwrap_or(self.main.leg.started())));
+        let watch = self.watch;
+        prefill.into_iter().chain(main).filter_map(move |(side, running, since)| {
+            let limit = watch?.limit(prefilling);
+            running.leg.heard().is_none().then_some((side, &running.endpoint, since, limit))
+        })
+    }
+
+    fn silent_legs(&self) -> SilentLegs {
+        let now = Instant::now();
+        let legs = self.waiting_legs();
+        legs.filter_map(|(side, endpoint, since, limit)| SilentLeg::judge(side, endpoint, since, limit, now))
+            .collect()
+    }
+
+    /// Why a begun answer that has paused is not waited for any longer.
+    fn stalled(&self) -> Option<LegError> {
+        let (now, heard) = (Instant::now(), self.main.leg.heard()?);
+        let monitor = &self.main.endpoint.silence;
+        if monitor.is_stalled(now, heard) {
+            let metrics = &self.aborter.metrics;
+            suspect(self.main_side, &self.main.endpoint, SuspicionReason::Stalled, now, metrics);
+        }
+        let stall = monitor.limits().stall;
+        let is_over = !stall.is_zero() && now.saturating_duration_since(heard) >= stall;
+        (is_over && monitor.is_unresponsive())
+            .then_some(LegError::Timeout("sent no more data and failed its health check", stall))
     }
 
     /// A prefill has ended well before this pair began, and has counted these tokens.
@@ -183,6 +272,7 @@ impl Pair {
 
     fn prefill_has_ended(&mut self, usage: Option<Usage>, at: Option<Instant>) {
         self.prefilled = true;
+        self.prefilled_at = at;
         self.prefill_usage = usage;
         if self.main.span.awaits_first_byte() {
             self.handed_over = Some(at.unwrap_or_else(Instant::now));
@@ -198,6 +288,7 @@ impl Pair {
 
     /// Notes on the span of a leg how it failed, and tells which span that is.
     pub(crate) fn blame(&mut self, side: Side, error: &LegError) -> Option<SpanContext> {
+        self.watch = None;
         if side == self.main_side {
             self.transfer_has_ended(None);
             return self.main.span.failed(error);
@@ -232,6 +323,14 @@ impl Pair {
 
     /// The next event. A failed prefill is an event too: the decode would wait for its KV cache in vain.
     pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<PairEvent> {
+        let event = self.poll_legs(cx);
+        if let Poll::Ready(PairEvent::Data(_) | PairEvent::End | PairEvent::Failed(..)) = event {
+            self.watch = None;
+        }
+        event
+    }
+
+    fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<PairEvent> {
         if let Poll::Ready(Err(error)) = self.poll_prefill(cx) {
             return Poll::Ready(PairEvent::Failed(Side::Prefill, error));
         }
@@ -239,6 +338,12 @@ impl Pair {
             match self.main.poll_leg(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(LegEvent::Head(head)) => self.main.head = Some(head),
+                Poll::Ready(LegEvent::Quiet) => {
+                    let silent = self.silent_legs();
+                    if !silent.is_empty() {
+                        return Poll::Ready(PairEvent::Silent(silent));
+                    }
+                }
                 Poll::Ready(LegEvent::Data(data)) if self.main.is_error_answer() => self.main.keep(&data),
                 Poll::Ready(LegEvent::Data(data)) => {
                     self.transfer_has_ended(self.main.leg.heard());
@@ -290,6 +395,10 @@ impl Pair {
             return match self.main.poll_leg(cx) {
                 Poll::Pending => Poll::Pending,
                 Poll::Ready(LegEvent::Head(_)) => continue,
+                Poll::Ready(LegEvent::Quiet) => match self.stalled() {
+                    Some(error) => Poll::Ready(PairEvent::Failed(self.main_side, error)),
+                    None => continue,
+                },
                 Poll::Ready(LegEvent::Data(data)) => Poll::Ready(PairEvent::Data(data)),
                 Poll::Ready(LegEvent::End) => Poll::Ready(PairEvent::End),
                 Poll::Ready(LegEvent::Failed(error)) => Poll::Ready(PairEvent::Failed(self.main_side, error)),
@@ -304,6 +413,17 @@ impl Pair {
         }
     }
 
+    /// An engine's `Retry-After`, from now on.
+    pub(crate) fn retry_after(&self, side: Side) -> Option<Duration> {
+        let running = match (side, &self.prefill) {
+            (Side::Prefill, Some(prefill)) => prefill,
+            _ => &self.main,
+        };
+        let value = running.head.as_ref()?.headers().get(RETRY_AFTER)?.to_str().ok()?.trim();
+        let date = || httpdate::parse_http_date(value).ok()?.duration_since(SystemTime::now()).ok();
+        value.parse().map(Duration::from_secs).ok().or_else(date)
+    }
+
     /// Tells who is to blame for a failure of `side`.
     pub(crate) fn endpoint(&self, side: Side) -> Arc<Endpoint> {
         match (side, &self.prefill) {
@@ -315,6 +435,12 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
+        // Still watched: the client has left before the first byte.
+        for (side, endpoint, since, limit) in self.waiting_legs() {
+            if let Some(limit) = limit {
+                abandoned(side, endpoint, (since, limit), &self.aborter.metrics);
+            }
+        }
         // Closing the connections is the abort itself; the tickets tell SGLang as well, which notices a closed
         // connection only when it next looks.
         if let Some(prefill) = self.prefill.take_if(|prefill| prefill.runs_on && prefill.leg.is_open()) {

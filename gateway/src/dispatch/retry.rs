@@ -2,6 +2,7 @@
 //! request.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,12 +14,14 @@ use tokio::time::Instant;
 
 use super::abort::Aborter;
 use super::ask::Ask;
-use super::attempt::{AttemptLimits, Failure, Started, attempt};
+use super::attempt::{AttemptContext, AttemptLimits, Failure, Started, attempt};
 use super::decide::Chosen;
 use super::desk::Desk;
 use super::pair::Side;
+use super::redispatch_budget::RedispatchBudget;
+use super::silence::RedispatchDecider;
 use crate::error::{ApiError, Code};
-use crate::feedback::{Foreseen, Metrics, RequestSpan, Try};
+use crate::feedback::{Foreseen, Metrics, OverloadReason, RequestSpan, Try};
 use crate::fleet::{Endpoint, FleetReader, Member};
 use crate::upstream::LegError;
 
@@ -44,6 +47,7 @@ pub(crate) struct Dispatcher {
     pub(crate) aborter: Arc<Aborter>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) limits: RetryLimits,
+    pub(crate) redispatch_budget: RedispatchBudget,
 }
 
 /// Why there is no answer to relay.
@@ -51,8 +55,8 @@ pub(crate) struct Dispatcher {
 pub(crate) enum Refused {
     /// An error of the gateway's own.
     Error(ApiError),
-    /// The engine's answer to a request that it finds at fault, to be shown as it is.
-    ByEngine(StatusCode, Bytes),
+    /// The engine's answer to a request that it finds at fault, to be shown as it is, and its `Retry-After`.
+    ByEngine(StatusCode, Bytes, Option<Duration>),
 }
 
 impl Dispatcher {
@@ -61,6 +65,7 @@ impl Dispatcher {
         let mut tried: Vec<Arc<Endpoint>> = Vec::new();
         let mut last: Option<Failure> = None;
         let mut failed_leg = None;
+        self.redispatch_budget.deposit();
         for number in 1..=self.limits.attempts.max(1) {
             let attempt_span = Try { span, number, after: failed_leg.take() };
             let deciding = attempt_span.decide();
@@ -70,11 +75,27 @@ impl Dispatcher {
             let chosen = match (chosen, last.take()) {
                 (Ok(chosen), _) => chosen,
                 (Err(_), Some(failure)) => return Err(explain(failure, number - 1)),
-                (Err(refusal), None) => return Err(Refused::Error(refused(&refusal, ask))),
+                (Err(refusal), None) => {
+                    let is_outage = !self.fleet.current().waiting.is_empty();
+                    return Err(Refused::Error(refused(&refusal, ask, is_outage)));
+                }
             };
             let expected = ask.predicted.as_ref().map(|predicted| predicted.expected_of(&chosen.entry));
             let foreseen = self.foreseen(&chosen, now);
-            match attempt(ask, chosen, self.limits.attempt, &self.aborter, &attempt_span).await {
+            let context = AttemptContext {
+                limits: self.limits.attempt,
+                aborter: &self.aborter,
+                number: &attempt_span,
+                redispatch: RedispatchDecider {
+                    desk: &self.desk,
+                    budget: &self.redispatch_budget,
+                    metrics: &self.metrics,
+                    tried: &tried,
+                    is_last: number >= self.limits.attempts,
+                    exhaustion_counted: AtomicBool::new(false),
+                },
+            };
+            match attempt(ask, chosen, &context).await {
                 Ok(started) => return Ok(Started { expected, foreseen, ..started }),
                 Err(mut failure) => {
                     self.note(&failure, ask, span);
@@ -88,10 +109,15 @@ impl Dispatcher {
                     };
                     if !refreshed {
                         tried.push(failure.endpoint.clone());
+                        tried.extend(failure.twin.clone());
                     }
                     failed_leg = failure.leg.take();
+                    // A silent engine was waited for already.
+                    let is_silence = matches!(failure.error, LegError::Silent(_));
                     last = Some(failure);
-                    tokio::time::sleep(backoff(self.limits.backoff, number)).await;
+                    if !is_silence {
+                        tokio::time::sleep(backoff(self.limits.backoff, number)).await;
+                    }
                 }
             }
         }
@@ -126,14 +152,21 @@ impl Dispatcher {
         self.metrics.leg_failed(*side, error);
         let request_id = ask.id.to_str().ok();
         let trace_id = span.trace_id().map(tracing::field::display);
+        if matches!(error, LegError::NoConnectionLeft) {
+            self.metrics.overload.refused(OverloadReason::EngineConnections);
+            tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, request_id, trace_id, "leg not started");
+            return;
+        }
         if !error.blames_engine() {
             // The client's fault, and the client is told. The engine's words may quote the prompt: not for a log.
             tracing::debug!(side = side.as_str(), instance = %endpoint.id, request_id, trace_id, "engine refused the request");
             return;
         }
         tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, request_id, trace_id, "leg failed");
-        // A restarted engine answers with errors until its new facts are known.
-        self.topology.request_probe(&endpoint.id);
+        if !matches!(error, LegError::Silent(_)) {
+            // A restarted engine answers with errors until its new facts are known.
+            self.topology.request_probe(&endpoint.id);
+        }
     }
 }
 
@@ -146,7 +179,7 @@ fn backoff(first: Duration, number: u32) -> Duration {
 /// cost a whole time limit.
 fn may_retry(error: &LegError) -> bool {
     match error {
-        LegError::Timeout(..) => false,
+        LegError::Timeout(..) | LegError::NoConnectionLeft => false,
         LegError::Status(status, _) => {
             status.is_server_error()
                 || matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
@@ -156,38 +189,40 @@ fn may_retry(error: &LegError) -> bool {
     }
 }
 
-/// `code` of an engine's error event, if it is an HTTP status.
+/// `code` of an engine's error event, if it is an HTTP status. It is a member of `error`, or beside `"object":"error"`.
 fn reported_status(json: &[u8]) -> Option<StatusCode> {
     #[derive(Deserialize)]
     struct Event {
-        error: Inner,
+        error: Option<Inner>,
+        code: Option<serde_json::Value>,
     }
     #[derive(Deserialize)]
     struct Inner {
         code: Option<serde_json::Value>,
     }
-    let event: Event = serde_json::from_slice(json).ok()?;
-    let code = event.error.code?.as_u64()?;
+    let Event { error, code } = serde_json::from_slice(json).ok()?;
+    let code = error.map_or(code, |error| error.code)?.as_u64()?;
     StatusCode::from_u16(u16::try_from(code).ok()?)
         .ok()
         .filter(|s| s.is_client_error() || s.is_server_error())
 }
 
-fn refused(refusal: &Refusal, ask: &Ask) -> ApiError {
+/// `is_outage`: an engine that is listed cannot be used now.
+fn refused(refusal: &Refusal, ask: &Ask, is_outage: bool) -> ApiError {
     let model = ask.model.as_deref().unwrap_or("this request");
+    let unavailable = |text| {
+        let mut error = ApiError::new(Code::NoEngineAvailable, text);
+        error.retry_after = Some(Duration::from_secs(1));
+        error
+    };
     match refusal {
-        Refusal::UnknownModel => {
-            ApiError::new(Code::ModelNotFound, format!("no engine serves {model}")).param("model")
-        }
-        Refusal::NoneAvailable { entries: 0, decodes: 0 } => ApiError::new(
+        // It was served when the request was read.
+        Refusal::UnknownModel => unavailable(format!("no engine that serves {model} can be used any more")),
+        Refusal::NoneAvailable { entries: 0, decodes: 0 } if !is_outage => ApiError::new(
             Code::UnsupportedByFleet,
             format!("no engine in this fleet serves {}", ask.uri.path()),
         ),
-        Refusal::NoneAvailable { .. } => {
-            let mut error = ApiError::new(Code::NoEngineAvailable, format!("{model}: {refusal}"));
-            error.retry_after = Some(Duration::from_secs(1));
-            error
-        }
+        Refusal::NoneAvailable { .. } => unavailable(format!("{model}: {refusal}")),
         Refusal::Overloaded { retry_after } => {
             let mut error = ApiError::new(Code::Overloaded, refusal.to_string());
             error.retry_after = Some(Duration::from_secs_f64(retry_after.max(1.0)));
@@ -197,14 +232,14 @@ fn refused(refusal: &Refusal, ask: &Ask) -> ApiError {
 }
 
 fn explain(failure: Failure, attempts: u32) -> Refused {
-    let Failure { side, endpoint, error, .. } = failure;
+    let Failure { side, endpoint, error, retry_after, .. } = failure;
     match &error {
         LegError::Status(status, body) if status.is_client_error() => {
-            return Refused::ByEngine(*status, body.clone());
+            return Refused::ByEngine(*status, body.clone(), retry_after);
         }
         LegError::Reported(json) => {
             if let Some(status) = reported_status(json).filter(StatusCode::is_client_error) {
-                return Refused::ByEngine(status, json.clone());
+                return Refused::ByEngine(status, json.clone(), None);
             }
         }
         _ => {}
@@ -212,13 +247,19 @@ fn explain(failure: Failure, attempts: u32) -> Refused {
     let code = failure_code(side, &error);
     let attempts = if attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") };
     let message = format!("{} engine {} {error} (after {attempts})", side.as_str(), endpoint.id);
-    Refused::Error(ApiError::new(code, message))
+    let mut refusal = ApiError::new(code, message);
+    if matches!(code, Code::EngineUnavailable | Code::GatewayOverloaded) {
+        refusal.retry_after = Some(retry_after.unwrap_or(Duration::from_secs(1)));
+    }
+    Refused::Error(refusal)
 }
 
 /// The code for a failure of `side`.
 pub(crate) fn failure_code(side: Side, error: &LegError) -> Code {
     match (error, side) {
-        (LegError::Timeout(..), _) => Code::EngineTimeout,
+        (LegError::Timeout(..) | LegError::Silent(_), _) => Code::EngineTimeout,
+        (LegError::NoConnectionLeft, _) => Code::GatewayOverloaded,
+        (LegError::Status(StatusCode::SERVICE_UNAVAILABLE, _), _) => Code::EngineUnavailable,
         (_, Side::Prefill) => Code::PrefillFailed,
         (_, Side::Decode) => Code::DecodeFailed,
         (_, Side::Worker) => Code::WorkerFailed,
@@ -235,11 +276,13 @@ mod tests {
         assert!([500, 502, 503, 429, 408].into_iter().all(|code| may_retry(&status(code))));
         assert!([400, 401, 404, 422].into_iter().all(|code| !may_retry(&status(code))));
         assert!(may_retry(&LegError::Closed));
+        assert!(may_retry(&LegError::Silent(Duration::from_secs(2))));
         assert!(!may_retry(&LegError::Timeout("sent no data", Duration::from_secs(1))));
         let reported = |text: &'static str| LegError::Reported(Bytes::from_static(text.as_bytes()));
         assert!(may_retry(&reported(r#"{"error":{"message":"x","code":500}}"#)));
         assert!(!may_retry(&reported(r#"{"error":{"message":"too long","code":400}}"#)));
         assert!(may_retry(&reported(r#"{"error":{"message":"x","code":"internal"}}"#)));
+        assert!(!may_retry(&reported(r#"{"object":"error","message":"too long","code":400}"#)));
     }
 
     #[test]

@@ -12,11 +12,19 @@ use crate::prompt::{Api, Edit, Member, Spliced};
 /// What a NixlConnector prefill is told.
 const NIXL_PREFILL: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 
-/// Headers of both legs: the engine's request id, and the data-parallel rank if there is a choice.
-pub(super) fn headers(request_id: &str, rank: u32, dp_size: u32) -> Vec<(HeaderName, HeaderValue)> {
+/// Headers of both legs: the data-parallel rank if there is a choice, and from the second attempt on a request id of its own. vLLM makes its
+/// own id of it, and an engine may still hold that of the attempt before.
+pub(super) fn headers(
+    request_id: &HeaderValue,
+    attempt: u32,
+    (rank, dp_size): (u32, u32),
+) -> Vec<(HeaderName, HeaderValue)> {
     let mut headers = Vec::with_capacity(2);
-    if let Ok(id) = HeaderValue::from_str(request_id) {
-        headers.push((HeaderName::from_static("x-request-id"), id));
+    if attempt > 1 {
+        let id = [request_id.as_bytes(), format!("-{attempt}").as_bytes()].concat();
+        headers.extend(
+            HeaderValue::from_bytes(&id).ok().map(|id| (HeaderName::from_static("x-request-id"), id)),
+        );
     }
     if dp_size > 1 {
         headers.push((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(rank)));
@@ -64,7 +72,7 @@ pub(super) fn store_prefill(ask: &Ask) -> Spliced {
 /// The client's body cut to one token and one answer, so that the prefill stops after the prompt. `min_tokens` keeps an
 /// end-of-sequence token from ending it earlier: vLLM drops the blocks of a request that did not end by length.
 fn prefill(ask: &Ask, params: Option<String>) -> Spliced {
-    let mut edits = vec![
+    let edits = vec![
         Edit::new(Member::Stream, "false"),
         Edit::new(Member::StreamOptions, "null"),
         Edit::new(Member::MaxTokens, "1"),
@@ -79,25 +87,18 @@ fn prefill(ask: &Ask, params: Option<String>) -> Spliced {
     if !ask.head.has(Member::MinTokens) {
         appended.push(format!("\"{}\":1", Member::MinTokens.key()));
     }
-    put_params(ask, params, &mut edits, &mut appended);
+    appended.extend(params.map(transfer_params));
     Spliced::new(&ask.body, &ask.head, &edits, Bytes::from(appended.join(",")))
 }
 
 fn with_params(ask: &Ask, params: Option<String>) -> Spliced {
-    let mut edits = Vec::with_capacity(1);
-    let mut appended = Vec::with_capacity(1);
-    put_params(ask, params, &mut edits, &mut appended);
-    Spliced::new(&ask.body, &ask.head, &edits, Bytes::from(appended.concat()))
+    let appended = params.map(transfer_params).unwrap_or_default();
+    Spliced::new(&ask.body, &ask.head, &[], Bytes::from(appended))
 }
 
-/// Sets `kv_transfer_params`. A client's own are replaced: they could point the engine at any host.
-fn put_params(ask: &Ask, params: Option<String>, edits: &mut Vec<Edit>, appended: &mut Vec<String>) {
-    let key = Member::KvTransferParams;
-    match (ask.head.has(key), params) {
-        (true, params) => edits.push(Edit::new(key, params.unwrap_or_else(|| "null".to_owned()))),
-        (false, Some(params)) => appended.push(format!("\"{}\":{params}", key.key())),
-        (false, None) => {}
-    }
+/// The member `kv_transfer_params`. The client's body has none: ingress has taken it out.
+fn transfer_params(params: String) -> String {
+    format!("\"kv_transfer_params\":{params}")
 }
 
 /// `kv_transfer_params` of a prefill's answer, byte for byte. `Ok(None)` if it is null or absent.
@@ -159,14 +160,6 @@ mod tests {
         assert_eq!(chat, json!({"messages":[{}],"max_completion_tokens":1,"min_tokens":1}));
         let completion = parsed(&store_prefill(&ask(Api::Completions, r#"{"prompt":"a"}"#)));
         assert_eq!(completion, json!({"prompt":"a","max_tokens":1,"min_tokens":1}));
-    }
-
-    #[test]
-    fn a_clients_own_parameters_are_replaced() {
-        let ask = ask(Api::Completions, r#"{"prompt":"a","kv_transfer_params":{"remote_host":"evil"}}"#);
-        assert_eq!(parsed(&nixl_decode(&ask, Some(r#"{"b":2}"#)))["kv_transfer_params"], json!({"b":2}));
-        assert_eq!(parsed(&nixl_decode(&ask, None))["kv_transfer_params"], Value::Null);
-        assert_eq!(parsed(&store_prefill(&ask))["kv_transfer_params"], Value::Null);
     }
 
     #[test]

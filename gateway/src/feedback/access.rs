@@ -14,20 +14,29 @@ struct Labels {
 #[derive(Debug, Default)]
 pub(crate) struct RefusalMetrics {
     refused: Family<Labels, Counter>,
+    stripped: Counter,
 }
 
 impl RefusalMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let help = "Requests that were not let in: `missing_key`, `wrong_key`, `wrong_scope`, or the tenant's quota, `requests_per_second`, \
+        let help = "Requests that were not let in: `missing_key`, `wrong_key`, `wrong_scope`, `invalid_host`, `invalid_path`, `foreign_origin` (a page of another site, at the admin listener), or the tenant's quota, `requests_per_second`, \
                     `input_tokens_per_second`, `concurrent_requests`";
         registry.register("refused_requests", help, metrics.refused.clone());
+        let help =
+            "Requests from which members, form fields or headers that steer KV transfer were taken out";
+        registry.register("stripped_requests", help, metrics.stripped.clone());
         metrics
     }
 
     /// Gives the family a sample.
     pub(super) fn show_all(&self) {
         self.refused.get_or_create(&Labels { reason: "" }).inc_by(0);
+    }
+
+    /// Something of a request did not go to an engine.
+    pub(crate) fn stripped(&self) {
+        self.stripped.inc();
     }
 
     /// `reason` is one of a few fixed words.

@@ -183,7 +183,7 @@ impl PredictionMetrics {
             alarmed: AtomicI64::new(0),
         };
         let sub = registry.sub_registry_with_prefix("prediction");
-        sub.register("none", "Requests without a prediction: `engines` (they tell too little of their caches), `no_tokenizer` (and engines are not asked), `batch` (not exactly one prompt) or `prompt` (what it becomes is only known in the engine). With no tokenizer here and engines asked: `tokenize_too_large` (the body), `tokenize_not_offered` (by any engine that is well, for such a request), `tokenize_busy` (eight questions at once are as many as an engine is asked), `tokenize_timeout`, `tokenize_refused` (the engine takes the request for wrong) or `tokenize_failed`", metrics.unpredicted.clone());
+        sub.register("none", "Requests without a prediction: `engines` (they report too little about their caches), `no_tokenizer` (and engines are not queried), `batch` (not exactly one prompt), `memory` (`--prompt-memory` is in use) or `prompt` (what it becomes is only known in the engine). With no tokenizer here and engines asked: `tokenize_too_large` (the body), `tokenize_not_offered` (by any engine that is well, for such a request), `tokenize_busy` (eight questions at once are as many as an engine is asked), `tokenize_timeout`, `tokenize_refused` (the engine takes the request for wrong) or `tokenize_failed`", metrics.unpredicted.clone());
         sub.register(
             "cached_tokens",
             "Predicted tokens of requests that could be checked: `l1` (device), `l2` (host), `l3` (store)",

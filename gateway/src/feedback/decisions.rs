@@ -8,6 +8,8 @@ use moongate_scheduler::{Decision, Route, Snapshot};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use crate::fleet::Fleet;
+
 /// As many decisions as are wanted; the oldest makes room.
 #[derive(Debug)]
 pub(crate) struct Decisions {
@@ -24,6 +26,8 @@ struct Decided {
     held: Duration,
     decision: Decision,
     snapshot: Snapshot,
+    /// Engines that were suspect then.
+    suspects: Vec<Arc<str>>,
 }
 
 impl Decisions {
@@ -38,10 +42,19 @@ impl Decisions {
     }
 
     /// Keeps a decision.
-    pub(crate) fn keep(&self, request_id: &[u8], held: Duration, decision: Decision, snapshot: Snapshot) {
+    pub(crate) fn keep(
+        &self,
+        request_id: &[u8],
+        held: Duration,
+        decision: Decision,
+        snapshot: Snapshot,
+        fleet: &Fleet,
+    ) {
+        let suspects = fleet.members.iter().filter(|member| member.endpoint.silence.is_suspect());
+        let suspects = suspects.map(|member| member.endpoint.id.0.clone()).collect();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let request_id = String::from_utf8_lossy(request_id).into_owned();
-        let decided = Arc::new(Decided { request_id, at, held, decision, snapshot });
+        let decided = Arc::new(Decided { request_id, at, held, decision, snapshot, suspects });
         let mut latest = self.latest.lock();
         while latest.len() >= self.most {
             latest.pop_front();
@@ -69,7 +82,7 @@ impl Decided {
     }
 
     fn summary(&self) -> Value {
-        let Decision { route, predicted_ttft, explanation, .. } = &self.decision;
+        let Decision { route, predicted_ttft, expected_ttft, explanation, .. } = &self.decision;
         let decode = match route {
             Route::Pair { decode, .. } => Some(self.name(*decode)),
             Route::Single { .. } => None,
@@ -83,6 +96,7 @@ impl Decided {
             "entry": self.name(route.entry()),
             "decode": decode,
             "predicted_ttft_s": predicted_ttft,
+            "expected_ttft_s": expected_ttft,
             "input_tokens": self.snapshot.request.input_tokens,
         })
     }
@@ -105,6 +119,7 @@ impl Decided {
             .collect();
         let mut whole = self.summary();
         whole["candidates"] = candidates;
+        whole["suspects"] = json!(self.suspects);
         whole["snapshot"] = json!(self.snapshot);
         whole
     }

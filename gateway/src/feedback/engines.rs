@@ -19,6 +19,7 @@ struct EngineLabels {
 pub(super) struct EngineGauges {
     up: Family<EngineLabels, Gauge>,
     breaker_open: Family<EngineLabels, Gauge>,
+    suspect: Family<EngineLabels, Gauge>,
     in_flight: Family<EngineLabels, Gauge>,
     pending_prefill_tokens: Family<EngineLabels, Gauge>,
     active_decode_tokens: Family<EngineLabels, Gauge>,
@@ -35,6 +36,11 @@ impl EngineGauges {
         for (name, help, family) in [
             ("up", "1 if health checks pass", &gauges.up),
             ("breaker_open", "1 while the circuit breaker keeps traffic away", &gauges.breaker_open),
+            (
+                "suspect",
+                "1 while new requests avoid the engine because it accepts requests but produces no output",
+                &gauges.suspect,
+            ),
             ("requests_in_flight", "Requests of this gateway on the engine", &gauges.in_flight),
             (
                 "pending_prefill_tokens",
@@ -67,10 +73,11 @@ impl EngineGauges {
         }
     }
 
-    fn families(&self) -> [&Family<EngineLabels, Gauge>; 7] {
+    fn families(&self) -> [&Family<EngineLabels, Gauge>; 8] {
         [
             &self.up,
             &self.breaker_open,
+            &self.suspect,
             &self.in_flight,
             &self.pending_prefill_tokens,
             &self.active_decode_tokens,
@@ -89,6 +96,7 @@ impl EngineGauges {
             let values = [
                 i64::from(endpoint.is_healthy()),
                 i64::from(endpoint.breaker.is_open()),
+                i64::from(endpoint.silence.is_suspect()),
                 i64::from(endpoint.in_flight.count()),
                 i64::try_from(load.pending_prefill_tokens).unwrap_or(i64::MAX),
                 i64::try_from(load.active_decode_tokens).unwrap_or(i64::MAX),

@@ -17,6 +17,8 @@ use super::access::RefusalMetrics;
 use super::aliases::MetricAliases;
 use super::cache::{FeedMetrics, PredictionMetrics, StoreMetrics};
 use super::engines::EngineGauges;
+use super::overload::OverloadMetrics;
+use super::silence::SilenceMetrics;
 use super::tally::{Tally, Totals};
 use super::tokenize::TokenizeMetrics;
 use crate::dispatch::Side;
@@ -102,6 +104,8 @@ pub(crate) struct Metrics {
     cached_tokens: Counter,
     completion_tokens: Counter,
     pub(crate) refusals: RefusalMetrics,
+    pub(crate) silence: SilenceMetrics,
+    pub(crate) overload: OverloadMetrics,
     pub(crate) predictions: PredictionMetrics,
     pub(crate) tokenize: Arc<TokenizeMetrics>,
     pub(crate) feeds: Arc<FeedMetrics>,
@@ -128,13 +132,13 @@ impl Metrics {
         let ttft = per_api(
             &mut registry,
             "ttft",
-            "Time to the first piece of the answer that goes to the client",
+            "Time from the request's head to the first piece of a stream that goes to the client. Answers that are not streams are not in it",
             &TTFT_BUCKETS,
         );
         let itl = seconds(
             &mut registry,
             "itl",
-            "Time between two pieces of an answer. A piece may hold several tokens if the engine sends them together",
+            "Time between two pieces of a stream. A piece may hold several tokens if the engine sends them together",
             &ITL_BUCKETS,
         );
         let decide = seconds(
@@ -149,7 +153,7 @@ impl Metrics {
         let requests_held = Gauge::default();
         registry.register("requests_held", "Requests that wait for engines", requests_held.clone());
         let leg_failures = Family::default();
-        registry.register("leg_failures", "Failed legs before an answer began. `reason` is `connect`, `transport`, `closed`, `timeout`, `status_4xx`, `status_5xx`, `garbage` (not the engine's protocol) or `reported` (an error event in a stream)", leg_failures.clone());
+        registry.register("leg_failures", "Failed legs before an answer began. `reason` is `connect`, `no_connection_left` (this gateway's limit of open files), `transport`, `closed`, `timeout`, `silent` (no output for longer than expected, see docs/protocols.md), `status_4xx`, `status_5xx`, `garbage` (not the engine's protocol) or `reported` (an error event in a stream)", leg_failures.clone());
         let aborts = Family::default();
         registry.register(
             "leg_aborts",
@@ -169,6 +173,8 @@ impl Metrics {
             counter
         });
         let refusals = RefusalMetrics::register(&mut registry);
+        let silence = SilenceMetrics::register(&mut registry);
+        let overload = OverloadMetrics::register(&mut registry);
         let predictions = PredictionMetrics::register(&mut registry);
         let tokenize = Arc::new(TokenizeMetrics::register(&mut registry));
         let feeds = Arc::new(FeedMetrics::default());
@@ -208,6 +214,8 @@ impl Metrics {
             cached_tokens,
             completion_tokens,
             refusals,
+            silence,
+            overload,
             predictions,
             tokenize,
             feeds,
@@ -326,6 +334,7 @@ impl Metrics {
         if let Err(error) = encode(&mut text, &self.registry) {
             let _infallible = writeln!(text, "# encoding failed: {error}");
         }
+        moongate_runtime::append_process_metrics(&mut text);
         text
     }
 }

@@ -97,7 +97,13 @@ impl Feedback {
         self.foreseen = foreseen;
     }
 
-    /// A piece of the answer goes to the client.
+    /// An answer that is not a stream, or a piece of one, goes to the client. It has no information about its first token, or of the time between
+    /// two.
+    pub(crate) fn part_of_whole(&mut self) {
+        self.pieces += 1;
+    }
+
+    /// A piece of a stream goes to the client.
     pub(crate) fn piece(&mut self) {
         let now = Instant::now();
         self.pieces += 1;

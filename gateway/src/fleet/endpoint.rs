@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use moongate_discovery::InstanceId;
+use tokio::time::Instant;
 
 use super::book::InFlight;
 use super::breaker::{Breaker, BreakerLimits};
 use super::prompts::Prompts;
+use super::silence::{SilenceLimits, SilenceMonitor};
 use crate::predict::{EngineEntry, KvIndex, TokenizeWays};
 use crate::upstream::{LegError, Pool, PoolLimits};
 
@@ -16,6 +18,7 @@ use crate::upstream::{LegError, Pool, PoolLimits};
 pub(crate) struct EndpointLimits {
     pub(crate) pool: PoolLimits,
     pub(crate) breaker: BreakerLimits,
+    pub(crate) silence: SilenceLimits,
 }
 
 /// One engine's connections, breaker, health and ways to ask it for tokens. Lives as long as its id and address do.
@@ -26,6 +29,7 @@ pub(crate) struct Endpoint {
     pub(crate) in_flight: InFlight,
     pub(crate) prompts: Prompts,
     pub(crate) breaker: Breaker,
+    pub(crate) silence: SilenceMonitor,
     /// How it can be asked for tokens.
     pub(crate) tokenize_ways: TokenizeWays,
     /// Its pages in the index.
@@ -41,6 +45,7 @@ impl Endpoint {
             in_flight: InFlight::default(),
             prompts: Prompts::default(),
             breaker: Breaker::new(limits.breaker),
+            silence: SilenceMonitor::new(limits.silence.clone()),
             tokenize_ways: TokenizeWays::default(),
             entry: EngineEntry::new(index),
             healthy: AtomicBool::new(true),
@@ -52,9 +57,16 @@ impl Endpoint {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    /// Healthy, and its breaker closed.
+    /// Healthy, its breaker closed, and not suspect.
     pub(crate) fn is_sound(&self) -> bool {
-        self.is_healthy() && !self.breaker.is_open()
+        self.is_healthy() && !self.breaker.is_open() && !self.silence.is_suspect()
+    }
+
+    /// Notes that the engine produced output for a request.
+    pub(crate) fn progress(&self, at: Instant) {
+        if self.silence.progress(at) {
+            tracing::info!(instance = %self.id, "engine produces output again");
+        }
     }
 
     /// Returns whether this is a change.
@@ -64,9 +76,13 @@ impl Endpoint {
 
     /// Counts a failed leg.
     pub(crate) fn failed(&self, error: &LegError) {
+        if matches!(error, LegError::Silent(_)) {
+            // Counted by the silence monitor, whose way back is a trial request.
+            return;
+        }
         if error.blames_engine() {
             self.breaker.failure();
-        } else {
+        } else if !matches!(error, LegError::NoConnectionLeft) {
             self.breaker.success();
         }
     }

@@ -1,15 +1,18 @@
 //! Active health checks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use moongate_discovery::InstanceId;
+use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::follow::FleetReader;
+use super::snapshot::Member;
 
 /// How engines are checked.
 #[derive(Debug, Clone)]
@@ -59,6 +62,50 @@ pub(crate) async fn check_health(
             }
         }
         failures.retain(|id, _| members.iter().any(|member| member.endpoint.id == *id));
+    }
+}
+
+/// How long after a health check of a suspect engine the next one begins.
+const SUSPECT_CHECK_PAUSE: Duration = Duration::from_secs(1);
+
+/// Checks the health of suspect engines at once and until they are trusted again, until `stop`: the usual checks are too far apart to
+/// end streams on an engine that has stopped. `suspected` is notified when an engine becomes suspect.
+pub(crate) async fn probe_suspects(
+    fleet: FleetReader,
+    client: reqwest::Client,
+    limits: HealthLimits,
+    suspected: Arc<Notify>,
+    stop: CancellationToken,
+) {
+    let mut checks = FuturesUnordered::new();
+    let mut checked: HashSet<InstanceId> = HashSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = suspected.notified() => {}
+            Some((member, outcome)) = checks.next(), if !checks.is_empty() => {
+                let (member, outcome): (Member, Result<(), String>) = (member, outcome);
+                checked.remove(&member.endpoint.id);
+                member.endpoint.silence.health_checked(outcome.is_ok());
+                if let (true, Err(reason)) = (member.endpoint.silence.is_suspect(), outcome) {
+                    let instance = &member.endpoint.id;
+                    tracing::debug!(%instance, reason, "suspect engine fails its health check");
+                }
+            }
+        }
+        for member in fleet.current().members.iter().filter(|member| member.endpoint.silence.is_suspect()) {
+            if checked.insert(member.endpoint.id.clone()) {
+                let (client, limits, member) = (client.clone(), limits.clone(), member.clone());
+                let again = member.endpoint.silence.was_health_checked();
+                checks.push(async move {
+                    if again {
+                        tokio::time::sleep(SUSPECT_CHECK_PAUSE).await;
+                    }
+                    let outcome = check(&client, &member.instance.url, &limits).await;
+                    (member, outcome)
+                });
+            }
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod health;
 mod loads;
 mod prompts;
 mod rules;
+mod silence;
 mod snapshot;
 
 pub(crate) use book::OnEngine;
@@ -16,7 +17,8 @@ pub(crate) use breaker::BreakerLimits;
 pub(crate) use endpoint::{Endpoint, EndpointLimits};
 pub(crate) use follow::FleetReader;
 pub(crate) use follow::follow;
-pub(crate) use health::{HealthLimits, check_health};
+pub(crate) use health::{HealthLimits, check_health, probe_suspects};
 pub(crate) use loads::poll_loads;
 pub(crate) use prompts::PromptCounts;
-pub(crate) use snapshot::{Fleet, Member, domain_name, host};
+pub(crate) use silence::{SilenceLimits, SuspicionReason};
+pub(crate) use snapshot::{Fleet, Member, ModelUnavailable, domain_name, host};

@@ -17,6 +17,9 @@ use crate::upstream::parts;
 /// The reason that discovery gives before it has asked an engine.
 const NOT_PROBED: &str = "not probed yet";
 
+/// Most models remembered of one engine.
+const MODELS_REMEMBERED: usize = 1024;
+
 /// An engine that may be sent traffic.
 #[derive(Debug, Clone)]
 pub(crate) struct Member {
@@ -54,12 +57,25 @@ pub(crate) struct Fleet {
     names: Vec<Arc<str>>,
     /// Those served now, in order of first appearance.
     served: Vec<Arc<str>>,
+    /// Models that each listed engine has ever served, usable or not, until it is delisted.
+    models_of: HashMap<InstanceId, Arc<[Arc<str>]>>,
     /// By model: engines that name pages alike.
     groups: Vec<Vec<Arc<Group>>>,
     /// Where hosts run, those of engines included.
     pub(crate) hosts: Hosts<scheduler::Place>,
     /// Instances that discovery lists but that are not usable, with the reason.
     pub(crate) waiting: Vec<Waiting>,
+}
+
+/// Why no engine can be sent requests for a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ModelUnavailable {
+    /// Engines that serve it are listed, and none of them is usable now.
+    Outage,
+    /// Some listed engines have not been probed yet; it may be one of theirs.
+    Undetermined,
+    /// Every listed engine was probed, and none serves it.
+    Unknown,
 }
 
 /// An instance that is known but not usable now.
@@ -96,6 +112,9 @@ impl Fleet {
                 Arc::new(Endpoint::new(id, &instance.url, limits, index.clone()))
             });
             fleet.endpoints.insert(instance.id.clone(), endpoint.clone());
+            if let Some(models) = models(instance, previous) {
+                fleet.models_of.insert(instance.id.clone(), models);
+            }
             let Some(facts) = instance.usable() else {
                 let reason = match &instance.readiness {
                     Readiness::NotReady { reason } => reason.clone(),
@@ -192,14 +211,28 @@ impl Fleet {
     }
 
     /// Finds a model by name.
-    pub(crate) fn model(&self, name: &str) -> Option<ModelIx> {
-        self.served.iter().any(|served| **served == *name).then(|| self.models.get(name).copied())?
+    pub(crate) fn model(&self, name: &str) -> Result<ModelIx, ModelUnavailable> {
+        if self.served.iter().any(|served| **served == *name)
+            && let Some(&model) = self.models.get(name)
+        {
+            return Ok(model);
+        }
+        let serves = |models: &Arc<[Arc<str>]>| models.iter().any(|model| **model == *name);
+        Err(if self.models_of.values().any(serves) {
+            ModelUnavailable::Outage
+        } else if self.models_of.len() < self.endpoints.len() || self.endpoints.is_empty() {
+            ModelUnavailable::Undetermined
+        } else {
+            ModelUnavailable::Unknown
+        })
     }
 
-    /// The model of requests that name none: there must be just one.
+    /// The model of requests that name none: there must be just one, also among engines that are not usable now.
     pub(crate) fn only_model(&self) -> Option<ModelIx> {
         let [only] = self.served.as_slice() else { return None };
-        self.model(only)
+        let of_waiting = self.waiting.iter().filter_map(|waiting| self.models_of.get(&waiting.id));
+        let is_only = of_waiting.flat_map(|models| models.iter()).all(|model| model == only);
+        is_only.then(|| self.models.get(only).copied())?
     }
 
     /// Name of a model.
@@ -231,6 +264,21 @@ impl Fleet {
                 })
             })
     }
+}
+
+/// The models that a listed instance has ever served, the latest first: an engine that restarts names its adapters only once they are
+/// loaded again. `None` if neither it nor its source has ever named one.
+fn models(instance: &Instance, previous: &Fleet) -> Option<Arc<[Arc<str>]>> {
+    let before = previous.models_of.get(&instance.id);
+    let now = instance.facts.as_ref().map_or(&*instance.declared.models, |facts| &*facts.models);
+    let is_known = |name: &String| before.is_some_and(|before| before.iter().any(|known| **known == **name));
+    if now.iter().all(is_known) {
+        return before.cloned();
+    }
+    let names = now.iter().map(|name| Arc::from(name.as_str()));
+    let earlier = before.into_iter().flat_map(|before| before.iter());
+    let earlier = earlier.filter(|known| !now.iter().any(|name| **name == ***known)).cloned();
+    Some(names.chain(earlier).take(MODELS_REMEMBERED).collect())
 }
 
 /// `host:port` of an instance URL.

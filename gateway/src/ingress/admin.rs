@@ -6,16 +6,19 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::middleware::from_fn_with_state;
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
 use super::authenticate;
 use super::console;
+use super::cross_origin;
+use super::engine_administration;
 use super::fleet;
 use super::handler::Gateway;
 use super::predict;
+use super::request_checks::RequestChecks;
 use super::router;
 use super::router::{health, ready};
 use super::workers;
@@ -29,8 +32,9 @@ const OPENMETRICS: HeaderValue =
 const LISTED: usize = 50;
 
 /// Routes of the admin listener.
-pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
-    Router::new()
+pub(crate) fn admin_router(gateway: Arc<Gateway>) -> RequestChecks<Router> {
+    let counts = gateway.metrics.clone();
+    let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
@@ -44,11 +48,14 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> Router {
         .route("/debug/tokens/v1/completions", post(predict::completions_tokens))
         .route("/workers", get(workers::list).post(workers::register))
         .route("/workers/{*id}", get(workers::one).delete(workers::remove))
+        .route("/engines/{id}/{*path}", any(engine_administration::forward))
         .fallback(not_found)
         .method_not_allowed_fallback(router::method_not_allowed)
         .layer(from_fn_with_state(gateway.clone(), authenticate::administrator))
+        .layer(from_fn_with_state(gateway.clone(), cross_origin::refuse_foreign))
         .with_state(gateway)
-        .merge(console::pages())
+        .merge(console::pages());
+    RequestChecks::new(router, counts)
 }
 
 async fn not_found(request: Request) -> Response<Body> {
@@ -74,6 +81,7 @@ async fn decision(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -
 }
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
+    gateway.metrics.overload.update(&gateway.body_memory, &gateway.prompt_memory);
     let desk = &gateway.dispatcher.desk;
     let (fleet, loads) = desk.loads();
     let text = gateway.metrics.scrape((&fleet, &loads), desk.held(), &gateway.index);

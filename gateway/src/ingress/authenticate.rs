@@ -56,6 +56,9 @@ fn admitted(gateway: &Gateway, path: &str, headers: &HeaderMap, certified: bool)
     if open.is_some_and(|path| gateway.admin_open.contains(&path)) {
         return Ok(());
     }
+    if path.starts_with("/engines/") && !gateway.gate.is_admin_closed() {
+        return Err(unprotected());
+    }
     match &gateway.registration_token {
         Some(token) if path == "/workers" || path.starts_with("/workers/") => {
             let administers = || {
@@ -76,6 +79,13 @@ fn knows(token: &Secret, headers: &HeaderMap) -> bool {
 fn unregistered() -> Refusal {
     let text = "send `authorization: Bearer TOKEN` with the gateway's --registration-token";
     Refusal { reason: "wrong_key", error: ApiError::new(Code::Unauthorized, text) }
+}
+
+/// Engine administration is never open, even on a listener without authentication.
+fn unprotected() -> Refusal {
+    let text = "engines are administered with a key of the scope `admin` only; start the gateway with --admin-token, --access-file or \
+                --admin-tls-client-ca";
+    Refusal { reason: "wrong_scope", error: ApiError::new(Code::InsufficientPermissions, text) }
 }
 
 fn refuse(gateway: &Gateway, request: Request, refusal: &Refusal) -> Response<Body> {

@@ -1,9 +1,10 @@
 //! Reads a request body into one piece, within limits of size and time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, EXPECT};
 use http::{HeaderMap, HeaderValue};
 use http_body::Body as _;
@@ -11,11 +12,16 @@ use http_body_util::BodyExt as _;
 use moongate_runtime::Supervisor;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::body_buffer::BodyBuffer;
 use crate::error::{ApiError, Code};
+use crate::memory::MemoryBudget;
 
 /// How long the rest of a body that is too large is read and dropped. If the connection were closed while the client still
 /// sends, it would be reset, and the client might never see why.
 const DISCARD_FOR: Duration = Duration::from_secs(5);
+
+/// When a client should send a body again that found no memory: most are complete, or have broken off, within a second.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Bounds of a request body.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +38,7 @@ pub(crate) async fn collect(
     headers: &HeaderMap,
     mut body: Body,
     limits: BodyLimits,
+    budget: &Arc<MemoryBudget>,
     supervisor: &Supervisor,
 ) -> Result<Bytes, ApiError> {
     let deadline = Instant::now() + limits.whole;
@@ -40,8 +47,8 @@ pub(crate) async fn collect(
         discard(headers, body, supervisor);
         return Err(too_large(limits));
     }
-    let mut first = Bytes::new();
-    let mut whole: Option<BytesMut> = None;
+    let declared = declared.and_then(|length| usize::try_from(length).ok()).unwrap_or(0);
+    let mut buffer = BodyBuffer::new(declared, budget.reserve(0).map_err(|_| no_memory())?);
     loop {
         let until = deadline.min(Instant::now() + limits.idle);
         let frame = match timeout_at(until, body.frame()).await {
@@ -63,24 +70,18 @@ pub(crate) async fn collect(
             Ok(Some(Ok(frame))) => frame,
         };
         let Ok(data) = frame.into_data() else { continue };
-        let so_far = whole.as_ref().map_or(first.len(), BytesMut::len);
-        if so_far + data.len() > limits.max_bytes {
+        if buffer.len() + data.len() > limits.max_bytes {
             discard(headers, body, supervisor);
             return Err(too_large(limits));
         }
-        match &mut whole {
-            None if first.is_empty() => first = data,
-            None => {
-                let expected = declared.and_then(|length| usize::try_from(length).ok()).unwrap_or(0);
-                let mut joined = BytesMut::with_capacity(expected.max(so_far + data.len()));
-                joined.extend_from_slice(&first);
-                joined.extend_from_slice(&data);
-                whole = Some(joined);
-            }
-            Some(joined) => joined.extend_from_slice(&data),
+        if buffer.push(data, budget).is_err() {
+            // Before the rest is read, so that others find the memory.
+            drop(buffer);
+            discard(headers, body, supervisor);
+            return Err(no_memory());
         }
     }
-    Ok(whole.map_or(first, BytesMut::freeze))
+    Ok(buffer.finish())
 }
 
 /// Reads the rest of a refused body in the background, beside the answer that goes out.
@@ -98,6 +99,14 @@ pub(super) fn discard(headers: &HeaderMap, mut body: Body, supervisor: &Supervis
 
 fn length(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
+}
+
+/// The bodies of all requests together have no room for this one.
+pub(super) fn no_memory() -> ApiError {
+    let text = "the request bodies in this gateway leave no memory for this one; send it again soon, or raise --body-memory";
+    let mut error = ApiError::new(Code::GatewayOverloaded, text);
+    error.retry_after = Some(RETRY_AFTER);
+    error
 }
 
 fn too_large(limits: BodyLimits) -> ApiError {

@@ -1,10 +1,14 @@
 //! An engine's refusal of a request, in the shape that OpenAI's clients read.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::{Value, json};
+
+use crate::error::retry_after;
 
 /// Longest message that is passed on.
 const LONGEST_MESSAGE: usize = 2000;
@@ -13,7 +17,7 @@ const INTERNALS: [&str; 3] = ["'input':", "\n\n  File ", "Traceback (most recent
 
 /// The response for an engine's 4xx answer. `{"error": {…}}` stays as it is; SGLang's flat form and plain text are wrapped. Messages lose what
 /// only concerns the inside of the fleet.
-pub(super) fn engine_error(status: StatusCode, body: &Bytes) -> Response<Body> {
+pub(super) fn engine_error(status: StatusCode, body: &Bytes, after: Option<Duration>) -> Response<Body> {
     let error = match serde_json::from_slice::<Value>(body) {
         Ok(Value::Object(mut object)) => match object.remove("error") {
             Some(Value::Object(inner)) => Value::Object(inner),
@@ -41,6 +45,9 @@ pub(super) fn engine_error(status: StatusCode, body: &Bytes) -> Response<Body> {
     let mut response = Response::new(Body::from(answer.to_string()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(after) = after {
+        response.headers_mut().insert(RETRY_AFTER, retry_after(after));
+    }
     response
 }
 
@@ -60,7 +67,7 @@ mod tests {
     use super::*;
 
     async fn shown(body: &'static str) -> Value {
-        let response = engine_error(StatusCode::BAD_REQUEST, &Bytes::from_static(body.as_bytes()));
+        let response = engine_error(StatusCode::BAD_REQUEST, &Bytes::from_static(body.as_bytes()), None);
         assert_eq!(response.status(), StatusCode::BAD_REQUEST);
         let body = response.into_body().collect().await.unwrap().to_bytes();
         serde_json::from_slice::<Value>(&body).unwrap()["error"].take()

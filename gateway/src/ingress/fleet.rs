@@ -22,6 +22,8 @@ use crate::predict::StoreSeen;
 
 /// Grows when a member is removed or means something else. New members are added without.
 const FORM: u32 = 1;
+/// Reason of a suspect engine.
+const SUSPECT: &str = "suspect: it accepts requests but produces no output";
 /// However many look, it is made anew no more often than this.
 const MADE_EVERY: Duration = Duration::from_millis(500);
 
@@ -74,7 +76,8 @@ struct InstanceState<'a> {
     source: String,
     place: &'a Place,
     workload: &'a Workload,
-    /// `serving`, `not_ready` (with a reason), `unhealthy` (health checks fail) or `paused` (its breaker is open).
+    /// `serving`, `not_ready` (with a reason), `unhealthy` (health checks fail) or `paused` (its breaker is open, or with a
+    /// reason, it is suspect).
     state: &'static str,
     reason: Option<&'a str>,
     /// `null` before the engine has told.
@@ -185,6 +188,7 @@ impl<'a> InstanceState<'a> {
             Readiness::Ready => match endpoint {
                 Some(endpoint) if !endpoint.is_healthy() => ("unhealthy", None),
                 Some(endpoint) if endpoint.breaker.is_open() => ("paused", None),
+                Some(endpoint) if endpoint.silence.is_suspect() => ("paused", Some(SUSPECT)),
                 _ => ("serving", None),
             },
         };

@@ -1,12 +1,14 @@
 //! The journey of one request, from top to bottom.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::request::Parts;
+use http::{HeaderValue, Request, Response};
 use moongate_discovery::Registry;
 use moongate_runtime::{Secret, Supervisor};
 use moongate_scheduler as scheduler;
@@ -14,19 +16,24 @@ use moongate_telemetry::Traces;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::body::{BodyLimits, collect, discard};
+use super::body::{BodyLimits, collect, discard, no_memory};
+use super::cross_origin::CorsOrigin;
 use super::engine_error::engine_error;
 use super::fleet::FleetState;
+use super::form_data::without_transfer_fields;
 use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
+use super::inference_paths::{InferencePath, takes_forms};
+use super::media_type::{MediaType, check_encoding};
 use super::standing::Standing;
 use crate::access::{Caller, Gate};
 use crate::config::OpenPath;
 use crate::dispatch::{Answer, Ask, Booked, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
 use crate::feedback::{Decisions, Feedback, Metrics, RequestSpan};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, ModelUnavailable};
+use crate::memory::MemoryBudget;
 use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
-use crate::prompt::{Api, Head};
+use crate::prompt::{Api, Head, without_transfer_members};
 use crate::relay::{Relay, RelayParts, Sample, SseGate, Summary, Usage, merge_stream, merge_whole};
 
 /// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
@@ -44,6 +51,10 @@ pub(crate) struct Gateway {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Traces,
     pub(crate) body_limits: BodyLimits,
+    /// For the bodies of all requests.
+    pub(crate) body_memory: Arc<MemoryBudget>,
+    /// For making tokens of prompts.
+    pub(crate) prompt_memory: Arc<MemoryBudget>,
     pub(crate) standing: Standing,
     pub(crate) decisions: Arc<Decisions>,
     pub(crate) fleet_state: FleetState,
@@ -54,6 +65,12 @@ pub(crate) struct Gateway {
     pub(crate) gate: Arc<Gate>,
     /// What of a protected admin listener needs no token.
     pub(crate) admin_open: Vec<OpenPath>,
+    /// Engines' paths that clients reach beside the usual ones.
+    pub(crate) inference_paths: Vec<InferencePath>,
+    /// Origins whose pages may send requests.
+    pub(crate) cors_origins: Vec<CorsOrigin>,
+    /// For administrators' requests to engines.
+    pub(crate) engine_client: reqwest::Client,
     /// What engines are shown in the place of a client's key that was for the gateway.
     pub(crate) engine_key: Option<HeaderValue>,
     /// For what outlives a request's answer.
@@ -86,7 +103,7 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
         }
         Ok((_, Served::Merged(head, body))) => {
             feedback.span().answered(head.status());
-            feedback.piece();
+            feedback.part_of_whole();
             feedback.completed(Usage::read(&body), None, |ending| ending.add(&Summary::read(&body)));
             head.map(|()| Body::from(body))
         }
@@ -94,9 +111,9 @@ pub(crate) async fn handle(gateway: &Gateway, api: Api, request: Request<Body>) 
             feedback.failed(&error);
             error.response()
         }
-        Err(Refused::ByEngine(status, body)) => {
+        Err(Refused::ByEngine(status, body, retry_after)) => {
             feedback.rejected_by_engine(status);
-            engine_error(status, &body)
+            engine_error(status, &body, retry_after)
         }
     };
     response.headers_mut().insert(REQUEST_ID, id);
@@ -136,7 +153,7 @@ async fn serve(
         let started = dispatcher.dispatch(&ask, span).await?;
         return Ok((ask, Served::One(started)));
     }
-    let samples = fan_out::split(&ask).map_err(Refused::Error)?;
+    let samples = fan_out::split(&ask, &gateway.body_memory).map_err(Refused::Error)?;
     let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
     let (head, samples) = begin_samples(gateway, &ask, started);
     if ask.head.stream {
@@ -163,23 +180,32 @@ pub(super) async fn read(
     request: Request<Body>,
 ) -> Result<Ask, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = collect(&parts.headers, body, gateway.body_limits, &gateway.supervisor).await?;
-    let fleet = gateway.dispatcher.fleet.current();
-    let caller = parts.extensions.get::<Caller>();
-    let (request, model, head) = if api == Api::Other && !is_json(&parts.headers) {
-        (None, None, Head::default())
-    } else {
-        let head = Head::read(api, &body)?;
-        let named = find_model(&fleet, api, head.model.as_deref())?;
-        let request =
-            named.map(|model| gateway.standing.apply(&parts.headers, caller, describe(model, &head)));
-        let model = named.and_then(|model| fleet.model_name(model).cloned());
-        (request, model, head.without_model())
+    let media_type = match check_encoding(&parts.headers).and_then(|()| MediaType::of(&parts.headers)) {
+        Ok(media_type) => media_type,
+        Err(error) => {
+            discard(&parts.headers, body, &gateway.supervisor);
+            return Err(error);
+        }
     };
+    let (limits, budget) = (gateway.body_limits, &gateway.body_memory);
+    let body = collect(&parts.headers, body, limits, budget, &gateway.supervisor).await?;
+    let caller = parts.extensions.get::<Caller>();
+    let Content { mut body, described, mut stripped } = read_content(gateway, api, &parts, media_type, body)?;
+    if stripped {
+        // A copy of what the client sent, whose own reservation has ended with it.
+        body = budget.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
+    }
+    let Described { request, model, head } = described;
     // Engines only need the path: the authority of an absolute-form request is ours.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
     let uri = uri.map_err(|_| ApiError::new(Code::NotFound, "the path cannot be read"))?;
-    let mut headers = to_engine(&parts.headers);
+    let (mut headers, without_some) = to_engine(&parts.headers);
+    headers.insert(REQUEST_ID, id.clone());
+    stripped |= without_some;
+    if stripped {
+        gateway.metrics.refusals.stripped();
+        tracing::debug!(request_id = ?id, "what steers KV transfer was taken out of a client's request");
+    }
     if caller.is_some() {
         // The client's key is for this gateway; an engine could use it to pose as the client.
         headers.remove(AUTHORIZATION);
@@ -218,41 +244,137 @@ pub(super) async fn find(gateway: &Gateway, ask: &Ask) -> Result<Predicted, Unkn
     gateway.predictor.predict(&fleet, ask.api, request.model, &ask.head, &ask.body).await
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    content_type.is_some_and(|text| text.trim_start().to_ascii_lowercase().starts_with("application/json"))
+/// A body as engines may have it.
+struct Content {
+    body: Bytes,
+    described: Described,
+    /// Whether something was taken out.
+    stripped: bool,
+}
+
+/// What the gateway parses from a request's body.
+#[derive(Default)]
+struct Described {
+    request: Option<scheduler::Request>,
+    model: Option<Arc<str>>,
+    head: Head<'static>,
+}
+
+/// Parses the body, and removes members that steer KV transfer. Engines may parse a body as JSON whatever its content type, so it is read
+/// as JSON here unless it is a form, on a path that takes forms.
+fn read_content(
+    gateway: &Gateway,
+    api: Api,
+    parts: &Parts,
+    media_type: MediaType,
+    body: Bytes,
+) -> Result<Content, ApiError> {
+    let unsupported = |text: String| ApiError::new(Code::UnsupportedMediaType, text);
+    if api == Api::Other {
+        if body.is_empty() {
+            return Ok(Content { body, described: Described::default(), stripped: false });
+        }
+        if media_type == MediaType::UrlEncoded {
+            // A JSON text can be a form as well: an engine would find other fields in it than the gateway.
+            return Err(unsupported("forms are taken as multipart/form-data only".to_owned()));
+        }
+        if media_type == MediaType::Form {
+            if !takes_forms(parts.uri.path()) {
+                return Err(unsupported(format!(
+                    "{} takes JSON, not a form; send application/json",
+                    parts.uri.path()
+                )));
+            }
+            let content_type =
+                parts.headers.get(CONTENT_TYPE).ok_or_else(|| unsupported("no type".to_owned()))?;
+            let (body, stripped) = without_transfer_fields(content_type, body)
+                .map_err(|error| ApiError::new(Code::InvalidRequest, error.to_string()))?;
+            return Ok(Content { body, described: Described::default(), stripped });
+        }
+    }
+    let described = match describe_body(gateway, api, parts, &body) {
+        Err(error)
+            if api == Api::Other && media_type == MediaType::Other && error.code == Code::InvalidJson =>
+        {
+            return Err(unsupported(format!(
+                "the body is not a JSON object and has no supported Content-Type; {} takes application/json",
+                parts.uri.path()
+            )));
+        }
+        described => described?,
+    };
+    if !described.head.has_transfer_members {
+        return Ok(Content { body, described, stripped: false });
+    }
+    let body = without_transfer_members(body).map_err(|_| {
+        ApiError::new(Code::InvalidJson, "the body cannot be searched for members that steer KV transfer")
+    })?;
+    let described = describe_body(gateway, api, parts, &body)?;
+    Ok(Content { body, described, stripped: true })
+}
+
+fn describe_body(gateway: &Gateway, api: Api, parts: &Parts, body: &[u8]) -> Result<Described, ApiError> {
+    let fleet = gateway.dispatcher.fleet.current();
+    let caller = parts.extensions.get::<Caller>();
+    let head = Head::read(api, body)?;
+    let named = find_model(&fleet, api, head.model.as_deref())?;
+    let request = named.map(|model| gateway.standing.apply(&parts.headers, caller, describe(model, &head)));
+    let model = named.and_then(|model| fleet.model_name(model).cloned());
+    Ok(Described { request, model, head: head.without_model() })
 }
 
 fn find_model(fleet: &Fleet, api: Api, name: Option<&str>) -> Result<Option<scheduler::ModelIx>, ApiError> {
-    let known = || {
-        let names: Vec<&str> = fleet.model_names().iter().map(AsRef::as_ref).collect();
-        if names.is_empty() {
-            "no engine is ready yet".to_owned()
-        } else {
-            format!("served are: {}", names.join(", "))
-        }
-    };
-    if fleet.model_names().is_empty() && api != Api::Other {
-        let mut error = ApiError::new(Code::NoEngineAvailable, "no engine is ready yet; ask again soon");
-        error.retry_after = Some(std::time::Duration::from_secs(1));
-        return Err(error);
-    }
     match name {
         Some(name) => match fleet.model(name) {
-            Some(model) => Ok(Some(model)),
-            None => {
-                let text = format!("`model` is {name:?}, which no engine serves; {}", known());
-                Err(ApiError::new(Code::ModelNotFound, text).param("model"))
-            }
+            Ok(model) => Ok(Some(model)),
+            Err(why) => Err(model_error(fleet, name, why)),
         },
         None => match fleet.only_model() {
             Some(model) => Ok(Some(model)),
+            None if fleet.model_names().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
             None if api == Api::Other => Ok(None),
             None => {
-                let text = format!("`model` is missing, and there is more than one; {}", known());
+                let text = format!("`model` is missing, and there is more than one; {}", served(fleet));
                 Err(ApiError::new(Code::InvalidRequest, text).param("model"))
             }
         },
+    }
+}
+
+/// Why a request for a model cannot be served. Only a model that no listed engine has ever served is not found.
+pub(super) fn model_error(fleet: &Fleet, name: &str, why: ModelUnavailable) -> ApiError {
+    let silent = fleet.waiting.len();
+    match why {
+        ModelUnavailable::Outage => no_engine(format!(
+            "no engine that serves {name:?} can be used now; GET /ready gives each engine's reason"
+        )),
+        ModelUnavailable::Undetermined if fleet.model_names().is_empty() => {
+            no_engine("no engine is ready yet; retry soon")
+        }
+        ModelUnavailable::Undetermined => no_engine(format!(
+            "no engine that is ready serves {name:?}, and {silent} cannot be used, some of which have not reported yet what they \
+             serve (GET /ready gives the reasons); {}",
+            served(fleet)
+        )),
+        ModelUnavailable::Unknown => {
+            let text = format!("`model` is {name:?}, which no engine serves; {}", served(fleet));
+            ApiError::new(Code::ModelNotFound, text).param("model")
+        }
+    }
+}
+
+fn no_engine(text: impl Into<String>) -> ApiError {
+    let mut error = ApiError::new(Code::NoEngineAvailable, text);
+    error.retry_after = Some(Duration::from_secs(1));
+    error
+}
+
+fn served(fleet: &Fleet) -> String {
+    let names: Vec<&str> = fleet.model_names().iter().map(AsRef::as_ref).collect();
+    if names.is_empty() {
+        "no engine is ready yet".to_owned()
+    } else {
+        format!("served are: {}", names.join(", "))
     }
 }
 
@@ -280,7 +402,7 @@ fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedbac
     to_client(head.headers_mut());
     let body = match answer {
         Answer::Whole(body, usage) => {
-            feedback.piece();
+            feedback.part_of_whole();
             feedback.completed(usage, prefill_usage, |ending| ending.add(&Summary::read(&body)));
             Body::from(body)
         }

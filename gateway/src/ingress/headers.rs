@@ -1,10 +1,13 @@
 //! Which headers cross the gateway.
 
 use http::header::{
-    ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE,
+    ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::dispatch::random_uuid;
 
 /// The request id of clients and responses.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -25,30 +28,51 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
         || *name == UPGRADE
 }
 
-/// Headers that the gateway sets itself on the way to an engine. `x-request-id` becomes vLLM's own id of the request, which
-/// must be unique, and the data-parallel rank is part of the decision. Compressed answers could not be checked.
+/// Headers that the gateway sets itself on the way to an engine. Compressed answers could not be checked.
 fn is_replaced(name: &HeaderName) -> bool {
     *name == HOST
         || *name == CONTENT_LENGTH
         || *name == EXPECT
         || *name == ACCEPT_ENCODING
         || *name == REQUEST_ID
-        || name.as_str() == "x-data-parallel-rank"
 }
 
-/// The client's headers as engines get them.
-pub(crate) fn to_engine(headers: &HeaderMap) -> HeaderMap {
+/// Headers by which a client could choose hosts and ranks for a KV transfer: SGLang's `x-override-*` replace members of the body (the
+/// bootstrap host among them), both engines read `x-data-parallel-rank`, and llm-d's sidecar, which may run in front of an engine, reads
+/// `x-prefiller-*`, `x-encoder-*`, `x-data-parallel-host-port` and `x-kv-cache-source-host-port`.
+fn steers_transfer(name: &HeaderName) -> bool {
+    const PREFIXES: [&str; 10] = [
+        "x-bootstrap-",
+        "x-data-parallel-",
+        "x-decode",
+        "x-disagg",
+        "x-ec-transfer",
+        "x-encoder-",
+        "x-kv-",
+        "x-override-",
+        "x-prefill",
+        "x-routed-dp-",
+    ];
+    let name = name.as_str();
+    name.starts_with("x-") && PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The client's headers as engines get them, and whether some that steer KV transfer are left out.
+pub(crate) fn to_engine(headers: &HeaderMap) -> (HeaderMap, bool) {
     let named_by_connection = connection_tokens(headers);
     let mut out = HeaderMap::with_capacity(headers.len() + 3);
+    let mut stripped = false;
     for (name, value) in headers {
-        if !is_hop_by_hop(name)
+        if steers_transfer(name) {
+            stripped = true;
+        } else if !is_hop_by_hop(name)
             && !is_replaced(name)
             && !named_by_connection.iter().any(|token| token == name.as_str())
         {
             out.append(name.clone(), value.clone());
         }
     }
-    out
+    (out, stripped)
 }
 
 /// Header names that `Connection` declares to be of this hop only.
@@ -57,11 +81,22 @@ fn connection_tokens(headers: &HeaderMap) -> Vec<String> {
     values.flat_map(|text| text.split(',')).map(|token| token.trim().to_ascii_lowercase()).collect()
 }
 
-/// An engine's response headers as clients get them. Length and framing are the server's own.
+/// An engine's response headers as clients get them. Length and framing are the server's own, and so is which origins may read the answer:
+/// both engines would let all of them.
 pub(crate) fn to_client(headers: &mut HeaderMap) {
-    for name in
-        [CONNECTION, KEEP_ALIVE, PROXY_AUTHENTICATE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, CONTENT_LENGTH]
-    {
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_AUTHENTICATE,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        CONTENT_LENGTH,
+        ACCESS_CONTROL_ALLOW_CREDENTIALS,
+        ACCESS_CONTROL_ALLOW_ORIGIN,
+        ACCESS_CONTROL_EXPOSE_HEADERS,
+    ] {
         headers.remove(name);
     }
 }
@@ -70,8 +105,7 @@ pub(crate) fn to_client(headers: &mut HeaderMap) {
 pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let given = headers.get(REQUEST_ID).filter(|id| !id.is_empty() && id.len() <= LONGEST_REQUEST_ID);
     given.cloned().unwrap_or_else(|| {
-        let id = format!("{:032x}", fastrand::u128(..));
-        HeaderValue::try_from(id).unwrap_or_else(|_| HeaderValue::from_static("0"))
+        HeaderValue::try_from(random_uuid()).unwrap_or_else(|_| HeaderValue::from_static("0"))
     })
 }
 
@@ -93,10 +127,14 @@ mod tests {
             ("content-length", "3"),
             ("host", "gateway"),
             ("x-request-id", "mine"),
+            ("x-data-parallel-rank", "1"),
+            ("x-override-bootstrap-host", "evil"),
+            ("x-prefiller-host-port", "evil:1"),
         ] {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        let out = to_engine(&headers);
+        let (out, stripped) = to_engine(&headers);
+        assert!(stripped);
         let mut names: Vec<&str> = out.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["authorization", "traceparent", "x-foo", "x-session-id"]);
@@ -105,10 +143,10 @@ mod tests {
     #[test]
     fn request_ids_are_kept_if_sane() {
         let mut headers = HeaderMap::new();
-        assert_eq!(request_id(&headers).len(), 32);
+        assert_eq!(request_id(&headers).len(), 36);
         headers.insert(REQUEST_ID, HeaderValue::from_static("mine"));
         assert_eq!(request_id(&headers), "mine");
         headers.insert(REQUEST_ID, HeaderValue::try_from("x".repeat(500)).unwrap());
-        assert_eq!(request_id(&headers).len(), 32);
+        assert_eq!(request_id(&headers).len(), 36);
     }
 }

@@ -6,31 +6,49 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::routing::{MethodRouter, any, get, post};
+use axum::routing::{MethodRouter, get, post};
 use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode, Version};
 
 use super::authenticate;
-use super::handler::{Gateway, handle};
+use super::cross_origin;
+use super::handler::{Gateway, handle, model_error};
+use super::inference_paths::{INFERENCE_PATHS, Methods};
+use super::request_checks::RequestChecks;
 use crate::error::{ApiError, Code};
 use crate::prompt::Api;
 
 /// Routes of the public listener.
-pub(crate) fn public_router(gateway: Arc<Gateway>) -> Router {
-    Router::new()
+pub(crate) fn public_router(gateway: Arc<Gateway>) -> RequestChecks<Router> {
+    let metrics = gateway.metrics.clone();
+    let mut router = Router::new();
+    for (path, methods) in INFERENCE_PATHS {
+        router = router.route(
+            path,
+            match methods {
+                Methods::Post => post(other),
+                Methods::Get => get(other),
+                Methods::GetAndDelete => get(other).delete(other),
+            },
+        );
+    }
+    let mut router = router
         .route("/v1/chat/completions", generation(Api::Chat))
         .route("/v1/completions", generation(Api::Completions))
         .route("/generate", generation(Api::Generate))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
-        .route("/v1/{*path}", any(other))
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .fallback(not_found)
+        .fallback(configured)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(gateway.clone(), authenticate::client))
-        .layer(from_fn_with_state(gateway.clone(), part))
-        .with_state(gateway)
+        .layer(from_fn_with_state(gateway.clone(), authenticate::client));
+    // Each layer costs every request two allocations.
+    if !gateway.cors_origins.is_empty() {
+        router = router.layer(from_fn_with_state(gateway.clone(), cross_origin::allow));
+    }
+    let router = router.layer(from_fn_with_state(gateway.clone(), part)).with_state(gateway);
+    RequestChecks::with_canonical_paths(router, metrics)
 }
 
 fn generation(api: Api) -> MethodRouter<Arc<Gateway>> {
@@ -88,19 +106,26 @@ async fn model(
     axum::extract::Path(name): axum::extract::Path<String>,
 ) -> Response<Body> {
     let fleet = gateway.dispatcher.fleet.current();
-    if fleet.model(&name).is_some() {
-        return json(StatusCode::OK, &model_object(&name));
+    match fleet.model(&name) {
+        Ok(_) => json(StatusCode::OK, &model_object(&name)),
+        Err(why) => model_error(&fleet, &name, why).response(),
     }
-    ApiError::new(Code::ModelNotFound, format!("no engine serves {name:?}")).param("model").response()
 }
 
 fn model_object(name: &str) -> serde_json::Value {
     serde_json::json!({"id": name, "object": "model", "created": 0, "owned_by": "moongate"})
 }
 
-async fn not_found(request: Request) -> Response<Body> {
+/// A path of an engine that the settings let through, or none.
+async fn configured(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
     let path = request.uri().path();
-    let text = format!("there is nothing at {path}; the API is under /v1, such as POST /v1/chat/completions");
+    if gateway.inference_paths.iter().any(|allowed| allowed.matches(path)) {
+        return other(gateway, request).await;
+    }
+    let text = format!(
+        "there is nothing at {path}; the API is under /v1, such as POST /v1/chat/completions. Further inference paths of engines are \
+         opened by --inference-path; administrators reach all of them on the admin listener"
+    );
     ApiError::new(Code::NotFound, text).response()
 }
 

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::body::{BodyLimits, collect};
 use super::handler::Gateway;
+use super::media_type::{MediaType, check_encoding};
 use super::router;
 use crate::error::{ApiError, Code};
 
@@ -50,12 +51,18 @@ pub(super) async fn remove(State(gateway): State<Arc<Gateway>>, Path(id): Path<S
 async fn take(gateway: &Gateway, request: Request) -> Result<Value, ApiError> {
     let (parts, body) = request.into_parts();
     let registry = open_registry(gateway)?;
-    let body =
-        collect(&parts.headers, body, LIMITS, &gateway.supervisor).await.map_err(|error| {
-            match error.code {
-                Code::BodyTooLarge => ApiError::new(error.code, "a registration has at most 64 KiB"),
-                _ => error,
-            }
+    check_encoding(&parts.headers)?;
+    let asks_nobody = gateway.registration_token.is_none() && !gateway.gate.is_admin_closed();
+    if asks_nobody && MediaType::of(&parts.headers)? != MediaType::Json {
+        // A page of any site can make a browser send the types of forms, but not this one.
+        let text = "send the registration as `content-type: application/json`; with --registration-token any type is taken";
+        return Err(ApiError::new(Code::UnsupportedMediaType, text));
+    }
+    let body = collect(&parts.headers, body, LIMITS, &gateway.body_memory, &gateway.supervisor)
+        .await
+        .map_err(|error| match error.code {
+            Code::BodyTooLarge => ApiError::new(error.code, "a registration has at most 64 KiB"),
+            _ => error,
         })?;
     let wrong =
         |error: &dyn std::fmt::Display| ApiError::new(Code::InvalidRequest, format!("registration: {error}"));

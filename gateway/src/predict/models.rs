@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use moongate_discovery::{Engine, EngineFacts};
-use moongate_prompt::{Limits, Model, Source};
+use moongate_prompt::{Limits, Model, PromptCaches, Source};
 
 use super::tokens::Kept;
 
@@ -16,9 +16,11 @@ pub(super) type PromptModel = Model<Kept>;
 type Key = (String, Engine);
 
 /// Models by name and engine: SGLang and vLLM make different prompts of the same messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Models {
     given: Vec<Source>,
+    /// Earlier conversations of all models.
+    caches: PromptCaches<Kept>,
     states: ArcSwap<HashMap<Key, State>>,
 }
 
@@ -40,9 +42,10 @@ pub(super) struct Claim {
 }
 
 impl Models {
-    /// `given` are the folders that a person has named. They win over what engines tell.
-    pub(crate) fn new(given: Vec<Source>) -> Self {
-        Self { given, states: ArcSwap::default() }
+    /// `given` are the configured folders. They take precedence over what engines report. `conversation_bytes` bounds what is cached of
+    /// earlier conversations with all models.
+    pub(crate) fn new(given: Vec<Source>, conversation_bytes: u64) -> Self {
+        Self { given, caches: PromptCaches::new(conversation_bytes), states: ArcSwap::default() }
     }
 
     /// The model, if it is loaded.
@@ -86,7 +89,7 @@ impl Models {
             Engine::Sglang => moongate_prompt::Engine::Sglang,
             Engine::Vllm => moongate_prompt::Engine::Vllm,
         };
-        match Model::load(folder, whose, Limits::default()) {
+        match Model::load_with(folder, whose, Limits::default(), &self.caches) {
             Ok(loaded) => {
                 tracing::info!(model, ?engine, folder = %folder.display(), by, "prompts of this model are tokenised here");
                 self.put(key, State::Loaded(Arc::new(loaded)));
@@ -137,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_folder_is_tried_once_and_a_persons_word_wins() {
-        let models = Models::new(Vec::new());
+        let models = Models::new(Vec::new(), 1 << 20);
         assert!(models.claim("m", &facts(None)).is_none());
         assert!(models.claim("m", &facts(Some("org/model"))).is_none(), "a repository's name");
         let claim = models.claim("m", &facts(Some("/not/here"))).unwrap();
@@ -146,7 +149,7 @@ mod tests {
         assert!(models.claim("m", &facts(Some("/not/here"))).is_none(), "it has failed");
         assert!(models.claim("m", &facts(Some("/nor/here"))).is_some(), "another engine, another folder");
 
-        let models = Models::new(vec![Source { model: "m".to_owned(), folder: "/given".into() }]);
+        let models = Models::new(vec![Source { model: "m".to_owned(), folder: "/given".into() }], 1 << 20);
         let claim = models.claim("m", &facts(Some("/told"))).unwrap();
         assert_eq!((claim.source.folder.to_str(), claim.given), (Some("/given"), true));
     }
@@ -154,7 +157,7 @@ mod tests {
     #[test]
     fn a_folder_that_an_engine_names_is_loaded_if_it_is_here() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/prompt/tests/data/small");
-        let models = Models::new(Vec::new());
+        let models = Models::new(Vec::new(), 1 << 20);
         let claim = models.claim("m", &facts(Some(folder))).unwrap();
         models.load(&claim);
         assert!(models.get("m", Engine::Vllm).is_some());

@@ -18,10 +18,15 @@ use super::tokenize::EngineTokenizer;
 use super::tokens::{Kept, Tokenizer, Tokens, Unknown};
 use crate::feedback::{Expected, TokenizedBy};
 use crate::fleet::{Fleet, Member};
+use crate::memory::MemoryBudget;
 use crate::prompt::{Api, Head};
 
 /// Bodies above this size are read on a thread for blocking work: tokenising 100 KiB takes about a millisecond.
 const READ_INLINE: usize = 64 << 10;
+
+/// Memory that a byte of a body takes until its tokens are made, and each value in it besides.
+const BYTES_PER_BODY_BYTE: usize = 6;
+const BYTES_PER_VALUE: usize = 200;
 
 /// Predicts cache hits.
 #[derive(Debug)]
@@ -30,6 +35,8 @@ pub(crate) struct Predictor {
     models: Arc<Models>,
     engines: EngineTokenizer,
     store: Option<Arc<StoreView>>,
+    /// For long prompts that are being read.
+    memory: Arc<MemoryBudget>,
 }
 
 /// Cache hits of one request.
@@ -75,8 +82,9 @@ impl Predictor {
         models: Arc<Models>,
         engines: EngineTokenizer,
         store: Option<Arc<StoreView>>,
+        memory: Arc<MemoryBudget>,
     ) -> Self {
-        Self { index, models, engines, store }
+        Self { index, models, engines, store, memory }
     }
 
     /// What is known of the store; `None` if the gateway knows none.
@@ -109,7 +117,12 @@ impl Predictor {
             question.hash()?
         } else {
             // It only fails at shutdown, when nobody wants the answer.
-            tokio::task::spawn_blocking(|| question.hash()).await.unwrap_or(Err(Unknown::Engines))?
+            let memory = self.memory.clone();
+            let read = move || {
+                let _reserved = memory.reserve(reading_bytes(&question.body)).map_err(|_| Unknown::Memory)?;
+                question.hash()
+            };
+            tokio::task::spawn_blocking(read).await.unwrap_or(Err(Unknown::Engines))?
         };
         let mut predicted = Predicted { input_tokens, tokenized_by, ..Predicted::default() };
         if let Some(Hashed { group, own, .. }) = hashed.first() {
@@ -150,8 +163,9 @@ impl Predictor {
         body: &Bytes,
     ) -> Result<Vec<(&'static str, Vec<u32>)>, Unknown> {
         let groups = self.tokenizers(fleet, (api, body), model, head, |_| true).await;
-        let body = body.clone();
+        let (body, memory) = (body.clone(), self.memory.clone());
         let make = move || {
+            let _reserved = memory.reserve(reading_bytes(&body)).map_err(|_| Unknown::Memory)?;
             let mut made: Vec<(&str, Vec<u32>)> = Vec::new();
             for (group, tokenizer) in groups {
                 let name = match group.engine {
@@ -206,6 +220,13 @@ impl Predictor {
     fn is_fed(&self, groups: &[Arc<Group>]) -> bool {
         groups.iter().any(|group| group.publishes || (group.stored.is_some() && self.store.is_some()))
     }
+}
+
+/// Memory to make tokens of a body, at most: its values, the rendered text, its pieces, and the tokens, about as long as the body each;
+/// and what each value costs besides its text. Commas inside texts are counted too, which errs on the safe side.
+fn reading_bytes(body: &[u8]) -> usize {
+    let values = body.iter().filter(|byte| matches!(byte, b',' | b'{' | b'[')).count();
+    BYTES_PER_BODY_BYTE * body.len() + BYTES_PER_VALUE * values
 }
 
 /// Why nobody makes tokens for any of the groups.

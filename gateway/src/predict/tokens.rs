@@ -39,6 +39,9 @@ pub(crate) enum Unknown {
     /// Several prompts in one request, or none that is read.
     #[error("this request has not exactly one prompt")]
     Batch,
+    /// Long prompts that are being read leave no memory for this one.
+    #[error("long prompts that are being read leave no memory for this one; raise --prompt-memory")]
+    Memory,
     /// What the prompt becomes is only known in the engine.
     #[error(transparent)]
     Prompt(Unpredictable),
@@ -52,6 +55,7 @@ impl Unknown {
             Unknown::NoTokenizer => "no_tokenizer",
             Unknown::NotTold(why) => why.name(),
             Unknown::Batch => "batch",
+            Unknown::Memory => "memory",
             Unknown::Prompt(_) => "prompt",
         }
     }

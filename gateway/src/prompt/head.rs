@@ -52,17 +52,13 @@ pub(crate) enum Member {
     MaxTokens,
     MaxCompletionTokens,
     MinTokens,
-    KvTransferParams,
     Rid,
-    BootstrapHost,
-    BootstrapPort,
-    BootstrapRoom,
     Seed,
     Priority,
 }
 
 impl Member {
-    const ALL: [(Member, &'static str); 19] = [
+    const ALL: [(Member, &'static str); 15] = [
         (Member::Model, "model"),
         (Member::Messages, "messages"),
         (Member::Prompt, "prompt"),
@@ -75,11 +71,7 @@ impl Member {
         (Member::MaxTokens, "max_tokens"),
         (Member::MaxCompletionTokens, "max_completion_tokens"),
         (Member::MinTokens, "min_tokens"),
-        (Member::KvTransferParams, "kv_transfer_params"),
         (Member::Rid, "rid"),
-        (Member::BootstrapHost, "bootstrap_host"),
-        (Member::BootstrapPort, "bootstrap_port"),
-        (Member::BootstrapRoom, "bootstrap_room"),
         (Member::Seed, "seed"),
         (Member::Priority, "priority"),
     ];
@@ -120,6 +112,8 @@ pub(crate) struct Head<'a> {
     pub(crate) prompt_ids: u64,
     /// Whether the object has no member at all (decides on the comma before an appended one).
     pub(crate) empty: bool,
+    /// Whether it has members that steer KV transfer: they are to be taken out before anything is made of the body.
+    pub(crate) has_transfer_members: bool,
     present: u32,
 }
 
@@ -181,6 +175,8 @@ pub(super) struct Members<'a> {
     present: u32,
     repeated: Option<Member>,
     count: u32,
+    /// Whether a member that steers KV transfer is among them, or inside one that an engine may read parameters from.
+    pub(super) has_transfer_members: bool,
 }
 
 impl<'a> Members<'a> {
@@ -208,12 +204,6 @@ impl<'a> Members<'a> {
         if let Some(member) = self.repeated {
             return Err(wrong(member.key(), format!("`{}` appears twice; send it once", member.key())));
         }
-        for member in [Member::BootstrapHost, Member::BootstrapPort, Member::BootstrapRoom] {
-            if self.present & member.bit() != 0 {
-                let key = member.key();
-                return Err(wrong(key, format!("`{key}` is set by the gateway; remove it from the request")));
-            }
-        }
         match self.kind(Member::Model) {
             Kind::Null | Kind::String => {}
             other => return Err(expected(Member::Model, "a string", other)),
@@ -232,6 +222,7 @@ impl<'a> Members<'a> {
             prompt_bytes: 0,
             prompt_ids: 0,
             empty: self.count == 0,
+            has_transfer_members: self.has_transfer_members,
             present: self.present,
             model: None,
         };

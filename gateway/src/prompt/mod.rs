@@ -5,12 +5,16 @@ mod head;
 mod quick;
 mod splice;
 mod strict;
+mod strip;
 mod tally;
+mod transfer_members;
 
 #[doc(hidden)]
 pub use head::accepts;
 pub(crate) use head::{Api, Head, Member};
 pub(crate) use splice::{Edit, Spliced};
+pub(crate) use strip::{Unsearchable, without_transfer_members};
+pub(crate) use transfer_members::is_transfer_member;
 #[cfg(test)]
 mod quick_tests;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use memchr::memchr2;
 
 use super::head::{Member, Members};
 use super::tally::{Kind, Sampling, SamplingKey, Tally};
+use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// Arrays and objects inside one another; below serde_json's own limit of 127.
 const MAX_DEPTH: u32 = 100;
@@ -25,15 +26,17 @@ const INEXACT: f64 = f64::NAN;
 
 /// The members of `body`, or `None` if serde_json must say what they are or what is wrong.
 pub(super) fn members(body: &[u8]) -> Option<Members<'_>> {
-    let mut reader = Reader { text: std::str::from_utf8(body).ok()?, bytes: body, at: 0 };
+    let mut reader = Reader { text: std::str::from_utf8(body).ok()?, bytes: body, at: 0, watched: false };
     let mut members = Members::default();
     reader.skip_white();
     reader.take(b'{')?;
     let mut first = true;
     while reader.more(b'}', first)? {
         first = false;
-        let key = Member::from_key(reader.key()?);
+        let name = reader.key()?;
+        let key = Member::from_key(name);
         let start = reader.at;
+        reader.watched = matches!(reader.peek()?, b'{' | b'[') && !is_user_data(name);
         let mut tally = Tally::default();
         tally.kind = reader.value(&mut tally, 1)?;
         if key.is_some() && is_inexact(&tally) {
@@ -46,6 +49,7 @@ pub(super) fn members(body: &[u8]) -> Option<Members<'_>> {
             };
             tally = Tally { kind: tally.kind, ..Tally::default() };
         }
+        members.has_transfer_members |= tally.has_transfer_members || is_transfer_member(name);
         members.record(key, tally);
     }
     reader.skip_white();
@@ -67,6 +71,8 @@ struct Reader<'a> {
     text: &'a str,
     bytes: &'a [u8],
     at: usize,
+    /// Whether members that steer KV transfer are looked for in the value at hand.
+    watched: bool,
 }
 
 impl<'a> Reader<'a> {
@@ -158,6 +164,7 @@ impl<'a> Reader<'a> {
         while self.more(b'}', first)? {
             first = false;
             let key = self.key()?;
+            tally.has_transfer_members |= self.watched && is_transfer_member(key);
             let kind = self.value(tally, depth + 1)?;
             if depth == 1 {
                 sampling.set(SamplingKey::from_key(key), kind);

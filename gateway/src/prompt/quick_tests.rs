@@ -155,7 +155,7 @@ fn any_value() -> impl Strategy<Value = String> {
 fn any_key() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => prop::sample::select(vec![
-            "model", "messages", "prompt", "text", "input_ids", "sampling_params", "stream", "n", "max_tokens",
+            "model", "kv_transfer_params", "routed_dp_rank", "vllm_xargs", "tools", "messages", "prompt", "text", "input_ids", "sampling_params", "stream", "n", "max_tokens",
             "seed", "rid", "bootstrap_room", "mod\\u0065l",
         ]).prop_map(str::to_owned),
         1 => "[a-zé]{0,4}",

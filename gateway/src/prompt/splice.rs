@@ -134,7 +134,7 @@ impl<'de> Visitor<'de> for Find<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut found = Vec::with_capacity(self.edits.len());
         while let Some(key) = map.next_key_seed(Key)? {
-            match self.edits.iter().find(|edit| Some(edit.member) == key) {
+            match self.edits.iter().find(|edit| Some(edit.member) == key.member) {
                 Some(edit) => {
                     let raw: &'de RawValue = map.next_value()?;
                     let start = raw.get().as_ptr() as usize - self.base;

@@ -6,6 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 
 use super::head::{Member, Members};
 use super::tally::{Kind, Measure, Tally};
+use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// The members as serde_json reads them: the judge of what [`quick::members`] may accept.
 pub(super) fn strict_members(body: &[u8]) -> Result<Members<'_>, serde_json::Error> {
@@ -35,26 +36,35 @@ impl<'de> Visitor<'de> for Scan {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
         let mut members = Members::default();
-        while let Some(key) = map.next_key_seed(Key)? {
-            let tally = match key {
+        while let Some(TopKey { member, steers_transfer, is_user_data }) = map.next_key_seed(Key)? {
+            let tally = match member {
                 Some(Member::Model) => {
                     let (tally, model) = map.next_value_seed(Model)?;
                     members.model = model;
                     tally
                 }
-                _ => map.next_value_seed(Measure)?,
+                _ => map.next_value_seed(Measure { watched: !is_user_data })?,
             };
-            members.record(key, tally);
+            members.has_transfer_members |= steers_transfer || tally.has_transfer_members;
+            members.record(member, tally);
         }
         Ok(members)
     }
+}
+
+/// What a key of the body is.
+pub(super) struct TopKey {
+    /// The member, if it is a known one.
+    pub(super) member: Option<Member>,
+    steers_transfer: bool,
+    is_user_data: bool,
 }
 
 /// Reads a key of the body.
 pub(super) struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {
-    type Value = Option<Member>;
+    type Value = TopKey;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_str(self)
@@ -62,14 +72,18 @@ impl<'de> DeserializeSeed<'de> for Key {
 }
 
 impl Visitor<'_> for Key {
-    type Value = Option<Member>;
+    type Value = TopKey;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("an object key")
     }
 
     fn visit_str<E: Error>(self, key: &str) -> Result<Self::Value, E> {
-        Ok(Member::from_key(key))
+        Ok(TopKey {
+            member: Member::from_key(key),
+            steers_transfer: is_transfer_member(key),
+            is_user_data: is_user_data(key),
+        })
     }
 }
 
@@ -120,13 +134,13 @@ impl<'de> Visitor<'de> for Model {
     }
 
     fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        while seq.next_element_seed(Measure)?.is_some() {}
+        while seq.next_element_seed(Measure { watched: false })?.is_some() {}
         Ok((Tally { kind: Kind::Array, ..Tally::default() }, None))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         while map.next_key_seed(Key)?.is_some() {
-            map.next_value_seed(Measure)?;
+            map.next_value_seed(Measure { watched: false })?;
         }
         Ok((Tally { kind: Kind::Object, ..Tally::default() }, None))
     }

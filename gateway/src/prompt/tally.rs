@@ -3,6 +3,8 @@
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
+use super::transfer_members::is_transfer_member;
+
 /// Shape and size of one JSON value.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Tally {
@@ -20,6 +22,8 @@ pub(crate) struct Tally {
     pub(crate) numbers: u64,
     /// `n` and `max_new_tokens`, if the value is an object (SGLang's `sampling_params`).
     pub(crate) sampling: Option<Sampling>,
+    /// Whether an object inside has a member that steers KV transfer; not looked for in what a user wrote.
+    pub(crate) has_transfer_members: bool,
 }
 
 impl Tally {
@@ -86,14 +90,17 @@ impl Kind {
 
 /// Deserialises into a [`Tally`].
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Measure;
+pub(crate) struct Measure {
+    /// Whether members that steer KV transfer are looked for.
+    pub(crate) watched: bool,
+}
 
 impl<'de> DeserializeSeed<'de> for Measure {
     type Value = Tally;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Tally, D::Error> {
         let mut tally = Tally::default();
-        tally.kind = Walk { tally: &mut tally, depth: 0 }.deserialize(deserializer)?;
+        tally.kind = Walk { tally: &mut tally, depth: 0, watched: self.watched }.deserialize(deserializer)?;
         Ok(tally)
     }
 }
@@ -102,6 +109,7 @@ impl<'de> DeserializeSeed<'de> for Measure {
 struct Walk<'t> {
     tally: &'t mut Tally,
     depth: u32,
+    watched: bool,
 }
 
 impl<'de> DeserializeSeed<'de> for Walk<'_> {
@@ -113,6 +121,11 @@ impl<'de> DeserializeSeed<'de> for Walk<'_> {
 }
 
 impl Walk<'_> {
+    /// The walk over a value inside this one.
+    fn within(&mut self) -> Walk<'_> {
+        Walk { tally: &mut *self.tally, depth: self.depth + 1, watched: self.watched }
+    }
+
     fn number(self, value: f64) -> Kind {
         self.tally.numbers += 1;
         Kind::Number(value)
@@ -151,11 +164,9 @@ impl<'de> Visitor<'de> for Walk<'_> {
         Ok(Kind::Null)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Kind, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<Kind, A::Error> {
         let top = self.depth == 0;
-        while let Some(kind) =
-            seq.next_element_seed(Walk { tally: &mut *self.tally, depth: self.depth + 1 })?
-        {
+        while let Some(kind) = seq.next_element_seed(self.within())? {
             if top {
                 self.tally.add_item(kind);
             }
@@ -163,13 +174,14 @@ impl<'de> Visitor<'de> for Walk<'_> {
         Ok(Kind::Array)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Kind, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Kind, A::Error> {
         let top = self.depth == 0;
         let mut sampling = Sampling::default();
         while let Some(key) = map.next_key_seed(Key)? {
-            let kind = map.next_value_seed(Walk { tally: &mut *self.tally, depth: self.depth + 1 })?;
+            self.tally.has_transfer_members |= self.watched && key.steers_transfer;
+            let kind = map.next_value_seed(self.within())?;
             if top {
-                sampling.set(key, kind);
+                sampling.set(key.sampling, kind);
             }
         }
         if top {
@@ -197,24 +209,30 @@ impl SamplingKey {
     }
 }
 
+/// What the key of an inner object is.
+struct InnerKey {
+    sampling: SamplingKey,
+    steers_transfer: bool,
+}
+
 struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {
-    type Value = SamplingKey;
+    type Value = InnerKey;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<SamplingKey, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<InnerKey, D::Error> {
         deserializer.deserialize_str(self)
     }
 }
 
 impl Visitor<'_> for Key {
-    type Value = SamplingKey;
+    type Value = InnerKey;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("an object key")
     }
 
-    fn visit_str<E: Error>(self, key: &str) -> Result<SamplingKey, E> {
-        Ok(SamplingKey::from_key(key))
+    fn visit_str<E: Error>(self, key: &str) -> Result<InnerKey, E> {
+        Ok(InnerKey { sampling: SamplingKey::from_key(key), steers_transfer: is_transfer_member(key) })
     }
 }

@@ -55,8 +55,6 @@ fn names_the_member_at_fault() {
         (Api::Chat, r#"{"messages":[{}],"n":1.5}"#, "n"),
         (Api::Chat, r#"{"messages":[{}],"max_tokens":-1}"#, "max_tokens"),
         (Api::Chat, r#"{"messages":[{}],"max_tokens":"9"}"#, "max_tokens"),
-        (Api::Chat, r#"{"messages":[{}],"bootstrap_host":"evil"}"#, "bootstrap_host"),
-        (Api::Chat, r#"{"messages":[{}],"bootstrap\u005froom":1}"#, "bootstrap_room"),
         (Api::Chat, r#"{"messages":[{}],"model":"a","model":"b"}"#, "model"),
         (Api::Completions, r#"{"model":"m"}"#, "prompt"),
         (Api::Completions, r#"{"prompt":{}}"#, "prompt"),
@@ -95,6 +93,26 @@ fn says_what_is_wrong_with_the_json() {
         let error = Head::read(Api::Chat, body).unwrap_err();
         assert_eq!(error.code, Code::InvalidJson);
         assert!(error.message.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn members_that_steer_kv_transfer_are_noticed() {
+    for body in [
+        r#"{"messages":[{}],"bootstrap_host":"x"}"#,
+        r#"{"messages":[{}],"bootstrap\u005froom":1}"#,
+        r#"{"messages":[{}],"kv_transfer_params":null,"kv_transfer_params":{}}"#,
+        r#"{"messages":[{}],"vllm_xargs":{"kv_transfer_params":"x"}}"#,
+        r#"{"messages":[{}],"vllm_xargs":{"a":1,"\u006bv_transfer_params":"x"}}"#,
+        r#"{"messages":[{}],"x":[[{"y":{"routed_dp_rank":1}}]]}"#,
+    ] {
+        assert!(head(Api::Chat, body).unwrap().has_transfer_members, "{body}");
+    }
+    for body in [
+        r#"{"messages":[{"kv_transfer_params":{}}],"x":"kv_transfer_params"}"#,
+        r#"{"messages":[{}],"tools":[{"function":{"parameters":{"properties":{"bootstrap_host":{}}}}}]}"#,
+    ] {
+        assert!(!head(Api::Chat, body).unwrap().has_transfer_members, "{body}");
     }
 }
 

@@ -1,6 +1,11 @@
 //! Checks server-sent events on their way through, without copying those that arrive whole.
 
+use std::sync::LazyLock;
+
 use bytes::{Bytes, BytesMut};
+use memchr::memmem::Finder;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// Longest event that is waited for: a logprobs-heavy chunk is tens of kilobytes.
 const LONGEST_EVENT: usize = 4 << 20;
@@ -8,13 +13,16 @@ const LONGEST_EVENT: usize = 4 << 20;
 /// Passes complete events on and holds back a started one until its end is there.
 #[derive(Debug, Default)]
 pub(crate) struct SseGate {
-    /// The start of an event whose end has not come.
+    /// The start of an event whose end has not come. No event ends in it, so it is not searched again.
     carry: BytesMut,
     /// Payload of the last `data:` line that was JSON.
     last: Bytes,
     /// That of the one before.
     before_last: Bytes,
     done: bool,
+    /// Bytes searched, checked or copied so far, for the test that work grows with what arrives.
+    #[cfg(test)]
+    processed: usize,
 }
 
 /// Why a stream must not go on.
@@ -29,23 +37,47 @@ pub(crate) enum SseFault {
 impl SseGate {
     /// Takes what arrived and returns the events that are complete now (maybe none).
     pub(crate) fn push(&mut self, piece: Bytes) -> Result<Bytes, SseFault> {
-        let whole = if self.carry.is_empty() {
-            piece
+        let complete = if self.carry.is_empty() {
+            let end = last_event_end(&piece, 0);
+            self.hold_back(&piece[end..])?;
+            self.count(piece.len() + self.carry.len());
+            piece.slice(..end)
         } else {
+            let searched = self.carry.len();
             self.carry.extend_from_slice(&piece);
-            self.carry.split().freeze()
-        };
-        let end = last_event_end(&whole);
-        if end < whole.len() {
-            if whole.len() - end > LONGEST_EVENT {
-                return Err(SseFault::Garbage("sent an event of more than 4 MiB"));
+            let end = last_event_end(&self.carry, searched);
+            self.count(2 * piece.len());
+            if end == 0 {
+                self.hold_back(&[])?;
+                return Ok(Bytes::new());
             }
-            self.carry.extend_from_slice(&whole[end..]);
-        }
-        let complete = whole.slice(..end);
+            // A buffer of its own for the rest, which is shorter than the piece: what is passed on frees its memory when it is sent.
+            let complete = self.carry.split_to(end).freeze();
+            let rest = std::mem::take(&mut self.carry);
+            self.hold_back(&rest)?;
+            self.count(rest.len());
+            complete
+        };
         self.check(&complete)?;
         Ok(complete)
     }
+
+    /// Keeps the start of an event.
+    fn hold_back(&mut self, rest: &[u8]) -> Result<(), SseFault> {
+        self.carry.extend_from_slice(rest);
+        if self.carry.len() > LONGEST_EVENT {
+            return Err(SseFault::Garbage("sent an event of more than 4 MiB"));
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn count(&mut self, bytes: usize) {
+        self.processed += bytes;
+    }
+
+    #[cfg(not(test))]
+    fn count(&mut self, _bytes: usize) {}
 
     /// Called at the end of the body. Returns what is left to pass on; fails if the stream broke off.
     pub(crate) fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseFault> {
@@ -68,6 +100,7 @@ impl SseGate {
     }
 
     fn check(&mut self, events: &Bytes) -> Result<(), SseFault> {
+        self.count(events.len());
         let mut from = 0;
         while from < events.len() {
             let to = memchr::memchr(b'\n', &events[from..]).map_or(events.len(), |at| from + at);
@@ -85,7 +118,7 @@ impl SseGate {
     }
 
     fn check_payload(&mut self, payload: Bytes) -> Result<(), SseFault> {
-        if payload.starts_with(b"{\"error\"") {
+        if reports_error(&payload) {
             return Err(SseFault::Reported(payload));
         }
         if payload.trim_ascii_end() == b"[DONE]" {
@@ -104,10 +137,34 @@ fn is_field(line: &[u8]) -> bool {
     line.is_empty() || [&b":"[..], b"event:", b"id:", b"retry:"].iter().any(|field| line.starts_with(field))
 }
 
-/// Position after the last blank line.
-fn last_event_end(bytes: &[u8]) -> usize {
+/// Whether an event's JSON is an error: an object with an `error` member at any position, or with `"object":"error"`. Both need the
+/// word in quotes, so that nearly all events are only searched for it; inside a generated text the quotes are escaped.
+fn reports_error(payload: &[u8]) -> bool {
+    static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
+
+    #[derive(Deserialize)]
+    struct ErrorEvent<'a> {
+        error: Option<IgnoredAny>,
+        #[serde(borrow)]
+        object: Option<ObjectName<'a>>,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum ObjectName<'a> {
+        Text(&'a str),
+        Other(IgnoredAny),
+    }
+
+    WORD.find(payload).is_some()
+        && serde_json::from_slice::<ErrorEvent<'_>>(payload).is_ok_and(|event| {
+            event.error.is_some() || matches!(event.object, Some(ObjectName::Text("error")))
+        })
+}
+
+/// Position after the last blank line whose end is at `from` or behind it.
+fn last_event_end(bytes: &[u8], from: usize) -> usize {
     let mut to = bytes.len();
-    while let Some(at) = memchr::memrchr(b'\n', &bytes[..to]) {
+    while let Some(at) = memchr::memrchr(b'\n', &bytes[from..to]).map(|at| from + at) {
         let before = bytes[..at].strip_suffix(b"\r").unwrap_or(&bytes[..at]);
         if before.ends_with(b"\n") {
             return at + 1;
@@ -152,6 +209,58 @@ mod tests {
                 let _unused = gate.push(Bytes::from(piece));
             }
             let _unused = gate.finish(true);
+        }
+    }
+
+    /// However small the pieces of a long event are, each byte is examined a bounded number of times.
+    #[test]
+    fn work_grows_with_what_arrives() {
+        let event = format!("data: {{\"content\":\"{}\"}}\n\n", "a line\\n".repeat(1 << 16));
+        for size in [1, 7, 512, 1 << 14] {
+            let mut gate = SseGate::default();
+            let mut out = 0;
+            for piece in event.as_bytes().repeat(2).chunks(size) {
+                out += gate.push(Bytes::copy_from_slice(piece)).unwrap().len();
+            }
+            assert_eq!(out, 2 * event.len());
+            assert!(
+                gate.processed <= 5 * out,
+                "{} bytes of work for {out} in pieces of {size}",
+                gate.processed
+            );
+        }
+    }
+
+    #[test]
+    fn an_event_without_end_is_refused() {
+        let mut gate = SseGate::default();
+        let piece = Bytes::from(vec![b'a'; 1 << 20]);
+        for _ in 0..4 {
+            assert_eq!(gate.push(piece.clone()).unwrap(), "");
+        }
+        assert!(matches!(gate.push(piece), Err(SseFault::Garbage(_))));
+    }
+
+    #[test]
+    fn errors_are_found_wherever_they_stand() {
+        for event in [
+            r#"{"error":{}}"#,
+            r#"{ "error" : "x" }"#,
+            r#"{"object":"error","id":"a","error":{"message":"m","code":500}}"#,
+            r#"{"id":"x","choices":[],"error":{"message":"m"}}"#,
+            r#"{"object":"error","message":"m","type":"BadRequest","param":null,"code":400}"#,
+            r#"{"object":7,"error":{}}"#,
+        ] {
+            let pushed = SseGate::default().push(Bytes::from(format!("data: {event}\n\n")));
+            assert!(matches!(pushed, Err(SseFault::Reported(_))), "{event}: {pushed:?}");
+        }
+        for event in [
+            r#"{"error":null,"choices":[]}"#,
+            r#"{"choices":[{"delta":{"content":"\"error\": {"}}]}"#,
+            r#"{"choices":[{"logprobs":{"token":"error"}}]}"#,
+            r#"{"choices":[{"error":{}}],"object":"chat.completion.chunk"}"#,
+        ] {
+            assert!(SseGate::default().push(Bytes::from(format!("data: {event}\n\n"))).is_ok(), "{event}");
         }
     }
 

@@ -63,8 +63,10 @@ impl Relay {
     }
 
     fn count_piece(&mut self) {
-        if let Some(feedback) = &mut self.parts.feedback {
-            feedback.piece();
+        match (&mut self.parts.feedback, &self.parts.gate) {
+            (Some(feedback), Some(_)) => feedback.piece(),
+            (Some(feedback), None) => feedback.part_of_whole(),
+            (None, _) => {}
         }
     }
 
@@ -118,6 +120,8 @@ impl Relay {
             let piece = match pair.poll_after_first_token(cx) {
                 Poll::Ready(PairEvent::Data(data)) => self.take(data),
                 Poll::Ready(PairEvent::End) => self.end(),
+                // Only comes before the first byte.
+                Poll::Ready(PairEvent::Silent(_)) => continue,
                 Poll::Ready(PairEvent::Failed(_, error)) => Err(self.leg_error(&error)),
                 Poll::Pending => {
                     if self.parts.forced_end.as_mut().poll(cx).is_pending() {

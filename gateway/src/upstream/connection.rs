@@ -13,24 +13,28 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use crate::prompt::Spliced;
 
 /// Counts connections that exist.
 #[derive(Debug)]
-pub(super) struct OpenGuard(Arc<AtomicUsize>);
+pub(super) struct OpenGuard {
+    open: Arc<AtomicUsize>,
+    _permit: OwnedSemaphorePermit,
+}
 
 impl OpenGuard {
-    pub(super) fn new(open: &Arc<AtomicUsize>) -> Self {
+    pub(super) fn new(open: &Arc<AtomicUsize>, permit: OwnedSemaphorePermit) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
-        Self(open.clone())
+        Self { open: open.clone(), _permit: permit }
     }
 }
 
 impl Drop for OpenGuard {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

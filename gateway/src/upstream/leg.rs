@@ -24,6 +24,17 @@ pub(crate) struct LegLimits {
     pub(crate) first_byte: Duration,
     /// Between two pieces of the body.
     pub(crate) idle: Duration,
+    /// Quiet is reported after each such time before the first byte of the body.
+    pub(crate) check_waiting: Duration,
+    /// The same between two pieces.
+    pub(crate) check_idle: Duration,
+}
+
+impl LegLimits {
+    /// Time limits of a leg that does not report quiet.
+    pub(crate) fn new(first_byte: Duration, idle: Duration) -> Self {
+        Self { first_byte, idle, check_waiting: first_byte, check_idle: idle }
+    }
 }
 
 /// What a leg reports next.
@@ -33,6 +44,8 @@ pub(crate) enum LegEvent {
     Head(Response<()>),
     /// A piece of the body.
     Data(Bytes),
+    /// No data for one of the check times. The leg continues.
+    Quiet,
     /// The body is complete. Comes last.
     End,
     /// The leg failed. Comes last.
@@ -44,12 +57,16 @@ pub(crate) enum LegEvent {
 pub(crate) enum LegError {
     /// No connection.
     Connect(io::Error),
+    /// All connections that this gateway may have to engines are in use.
+    NoConnectionLeft,
     /// The connection broke, or what came back was not HTTP.
     Transport(hyper::Error),
     /// The peer closed before the answer was complete.
     Closed,
     /// A time limit passed; the text says which.
     Timeout(&'static str, Duration),
+    /// The engine has produced no output for so long, for this request or any other, and the request can go elsewhere.
+    Silent(Duration),
     /// The engine answered with an error status.
     Status(http::StatusCode, Bytes),
     /// The engine answered with something that is not its protocol.
@@ -65,6 +82,9 @@ impl fmt::Display for LegError {
                 write!(f, "no connection: {error}")?;
                 remedy(f, error)
             }
+            LegError::NoConnectionLeft => f.write_str(
+                "got no connection: this gateway has as many as its limit of open files allows (ulimit -n)",
+            ),
             LegError::Transport(error) => {
                 write!(f, "{error}")?;
                 if let Some(source) = std::error::Error::source(error) {
@@ -74,6 +94,7 @@ impl fmt::Display for LegError {
             }
             LegError::Closed => f.write_str("the connection closed before the answer was complete"),
             LegError::Timeout(what, limit) => write!(f, "{what} within {limit:?}"),
+            LegError::Silent(silence) => write!(f, "has produced no output for {silence:?}"),
             LegError::Status(status, body) => write!(f, "answered {status}: {}", excerpt(body)),
             LegError::Garbage(what) => f.write_str(what),
             LegError::Reported(event) => write!(f, "reported an error: {}", excerpt(event)),
@@ -110,16 +131,28 @@ impl From<SseFault> for LegError {
 
 impl LegError {
     /// All that [`LegError::reason`] may say.
-    pub(crate) const REASONS: [&str; 8] =
-        ["connect", "transport", "closed", "timeout", "status_4xx", "status_5xx", "garbage", "reported"];
+    pub(crate) const REASONS: [&str; 10] = [
+        "connect",
+        "no_connection_left",
+        "transport",
+        "closed",
+        "timeout",
+        "silent",
+        "status_4xx",
+        "status_5xx",
+        "garbage",
+        "reported",
+    ];
 
     /// Which kind it is, for metrics and traces.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             LegError::Connect(_) => "connect",
+            LegError::NoConnectionLeft => "no_connection_left",
             LegError::Transport(_) => "transport",
             LegError::Closed => "closed",
             LegError::Timeout(..) => "timeout",
+            LegError::Silent(_) => "silent",
             LegError::Status(status, _) if status.is_client_error() => "status_4xx",
             LegError::Status(..) => "status_5xx",
             LegError::Garbage(_) => "garbage",
@@ -131,6 +164,7 @@ impl LegError {
     pub(crate) fn blames_engine(&self) -> bool {
         match self {
             LegError::Status(status, _) => status.is_server_error(),
+            LegError::NoConnectionLeft => false,
             _ => true,
         }
     }
@@ -151,8 +185,9 @@ pub(crate) struct Leg {
     limits: LegLimits,
     timer: Pin<Box<Sleep>>,
     /// When the running time limit ends. The timer is only moved when it fires, because moving it costs more
-    /// than reading the clock.
+    /// than reading the clock; it fires at the check times too.
     deadline: Instant,
+    started: Instant,
     /// When the last piece of the body came.
     heard: Option<Instant>,
     running: bool,
@@ -166,8 +201,17 @@ impl Leg {
             let pool = pool.clone();
             Box::pin(async move { pool.exchange(request).await })
         };
-        let timer = Box::pin(sleep_until(deadline));
-        Self { state: State::Opening(opening), pool, limits, timer, deadline, heard: None, running: true }
+        let timer = Box::pin(sleep_until(deadline.min(now + limits.check_waiting)));
+        Self {
+            state: State::Opening(opening),
+            pool,
+            limits,
+            timer,
+            deadline,
+            started: now,
+            heard: None,
+            running: true,
+        }
     }
 
     /// Whether more events can come.
@@ -178,6 +222,11 @@ impl Leg {
     /// Whether the engine may still be working on it.
     pub(crate) fn is_running(&self) -> bool {
         self.running
+    }
+
+    /// When the exchange began.
+    pub(crate) fn started(&self) -> Instant {
+        self.started
     }
 
     /// When the last piece of the body came.
@@ -222,7 +271,8 @@ impl Leg {
 
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
         while self.timer.as_mut().poll(cx).is_ready() {
-            if Instant::now() >= self.deadline {
+            let now = Instant::now();
+            if now >= self.deadline {
                 // Still running: a silent engine has not been told to stop yet.
                 self.state = State::Ended;
                 let error = if self.heard.is_some() {
@@ -232,8 +282,16 @@ impl Leg {
                 };
                 return Poll::Ready(LegEvent::Failed(error));
             }
-            let deadline = self.deadline;
-            self.timer.as_mut().reset(deadline);
+            let (since, check) = match self.heard {
+                Some(heard) => (heard, self.limits.check_idle),
+                None => (self.started, self.limits.check_waiting),
+            };
+            let is_quiet = now >= since + check;
+            let next = if is_quiet { now + check } else { since + check };
+            self.timer.as_mut().reset(next.min(self.deadline));
+            if is_quiet {
+                return Poll::Ready(LegEvent::Quiet);
+            }
         }
         Poll::Pending
     }

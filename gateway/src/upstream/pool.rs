@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use moongate_runtime::Trust;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::connection::{Answer, Broken, Connection, OpenGuard};
@@ -26,6 +27,8 @@ pub(crate) struct PoolLimits {
     /// Idle connections older than this are closed. Shorter than what engines' servers allow (uvicorn: 5 s), so that we close
     /// first and a request rarely meets a closing connection.
     pub(crate) idle_timeout: Duration,
+    /// Connections to all engines together.
+    pub(crate) connections: Arc<Semaphore>,
     /// Whom engines with `https://` URLs are known by.
     pub(crate) trust: Trust,
 }
@@ -95,8 +98,10 @@ impl Pool {
 
     /// Takes back a connection.
     pub(super) fn checkin(&self, connection: Connection) {
+        // With none left, another engine may be waiting for this one's.
+        let is_needed = self.limits.connections.available_permits() == 0;
         let mut idle = self.idle.lock();
-        if idle.len() < self.limits.max_idle {
+        if idle.len() < self.limits.max_idle && !is_needed {
             idle.push(connection);
         }
     }
@@ -122,11 +127,13 @@ impl Pool {
     }
 
     async fn connect(&self) -> Result<Connection, LegError> {
-        let open = OpenGuard::new(&self.open);
         let begun = Instant::now();
+        let permit = timeout(self.limits.connect_timeout, self.limits.connections.clone().acquire_owned());
+        let Ok(Ok(permit)) = permit.await else { return Err(LegError::NoConnectionLeft) };
+        let open = OpenGuard::new(&self.open, permit);
         let late = |what| LegError::Connect(io::Error::new(io::ErrorKind::TimedOut, what));
         let stream = timeout(self.limits.connect_timeout, TcpStream::connect(&self.authority)).await;
-        let stream = stream.map_err(|_| late("no TCP connection in time"))?.map_err(LegError::Connect)?;
+        let stream = stream.map_err(|_| late("no TCP connection in time"))?.map_err(refused)?;
         stream.set_nodelay(true).map_err(LegError::Connect)?;
         if !self.secured {
             return Connection::handshake(stream, open).await.map_err(LegError::Transport);
@@ -137,6 +144,16 @@ impl Pool {
         let stream = timeout(left, shaking).await.map_err(|_| late("no TLS handshake in time"))?;
         let stream = stream.map_err(LegError::Connect)?;
         Connection::handshake(stream, open).await.map_err(LegError::Transport)
+    }
+}
+
+/// A connection that could not be opened: by this process, or at the engine.
+fn refused(error: io::Error) -> LegError {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    match error.raw_os_error() {
+        Some(ENFILE | EMFILE) => LegError::NoConnectionLeft,
+        _ => LegError::Connect(error),
     }
 }
 

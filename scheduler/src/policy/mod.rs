@@ -23,6 +23,7 @@ use std::str::FromStr;
 use self::lightest::lightest;
 use crate::cluster::{Cluster, Instance, InstanceIx, Load, Role};
 use crate::decision::{Booking, Candidate, Decision, Explanation, Refusal, Route};
+use crate::estimate::Estimate;
 use crate::prediction::Prediction;
 use crate::request::{Request, Seconds};
 use crate::service_mix::ServiceMix;
@@ -343,7 +344,24 @@ fn conclude(
         decode_tokens: input.request.total_tokens(),
     };
     let explanation = Explanation { policy, reason, candidates, terms: Vec::new() };
-    Verdict::Send(Decision { route, booking, engine_priority: None, predicted_ttft: None, explanation })
+    let expected_ttft = expected_ttft(input, entry);
+    Verdict::Send(Decision {
+        route,
+        booking,
+        engine_priority: None,
+        predicted_ttft: None,
+        expected_ttft,
+        explanation,
+    })
+}
+
+/// Time to first token of the request on `entry` behind everything that the engine has now.
+fn expected_ttft(input: &Input<'_>, entry: InstanceIx) -> Seconds {
+    let (Some(instance), Some(load)) = (input.cluster.get(entry), input.loads.get(entry.at())) else {
+        return 0.0;
+    };
+    let tokens = input.request.total_input_tokens();
+    Estimate::of(tokens, input.prediction, (entry, instance), load, load.prefill_wait).ttft()
 }
 
 /// One of many, by random bits.

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cache_rules::CacheRules;
 use crate::cluster::{ModelIx, PairingDomain, Place, Reported};
+use crate::service::ServiceModel;
 
 fn instance(role: Role, domain: u32, models: &[u32]) -> Instance {
     Instance {
@@ -224,4 +225,19 @@ fn booking_leaves_out_what_is_cached() {
     let verdict = PolicyName::LeastLoad.build(&Settings::default()).decide(&input).unwrap();
     let Verdict::Send(decision) = verdict else { panic!("held") };
     assert_eq!(decision.booking, Booking { prefill_tokens: 200, decode_tokens: 1100 });
+}
+
+/// Also from policies that do not predict: how long the silence of an engine means nothing.
+#[test]
+fn the_expected_first_token_is_behind_the_queue() {
+    let cluster = Cluster::new(vec![instance(Role::Plain, 0, &[0])]);
+    let service = ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 2.0 };
+    let expected = |name, prefill_wait| {
+        let load = Load { prefill_wait, service, ..open() };
+        decide(name, &cluster, &[load], 0, 0).unwrap().expected_ttft
+    };
+    for name in [PolicyName::RoundRobin, PolicyName::LeastLoad, PolicyName::CacheAware] {
+        assert!((expected(name, 0.0) - 2.0).abs() < 1e-9, "{name}");
+        assert!((expected(name, 30.0) - 32.0).abs() < 1e-9, "{name}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Starts and ends feeds as engines come and go, and loads their models.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use moongate_discovery::KvEventSource;
@@ -92,11 +93,14 @@ impl Feeds {
             namespace: keyspace.namespace(),
         };
         let stop = self.supervisor.token().child_token();
-        let feed =
-            EngineFeed::new(format!("{name} rank {rank}"), source.clone(), target, self.metrics.clone());
+        let (name, from, metrics) = (format!("{name} rank {rank}"), source.clone(), self.metrics.clone());
         let until = stop.clone();
-        self.supervisor.spawn("KV events", async move {
-            let _stopped = until.run_until_cancelled(feed.run()).await;
+        self.supervisor.spawn_restarted("KV events", move || {
+            let feed = EngineFeed::new(name.clone(), from.clone(), target.clone(), metrics.clone());
+            let until = until.clone();
+            async move {
+                let _stopped = until.run_until_cancelled(feed.run()).await;
+            }
         });
         Some(Running { endpoint: member.endpoint.clone(), source, stop })
     }
@@ -108,7 +112,13 @@ impl Feeds {
                 let Some(claim) = self.models.claim(name, facts) else { continue };
                 let models = self.models.clone();
                 self.supervisor.spawn("load model", async move {
-                    let _at_shutdown = tokio::task::spawn_blocking(move || models.load(&claim)).await;
+                    let loading = tokio::task::spawn_blocking(move || models.load(&claim));
+                    // Cancelled only at shutdown.
+                    if let Err(error) = loading.await
+                        && let Ok(panic) = error.try_into_panic()
+                    {
+                        resume_unwind(panic);
+                    }
                 });
             }
         }

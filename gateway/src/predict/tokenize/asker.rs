@@ -31,8 +31,6 @@ const MAX_BODY: usize = 512 << 10;
 const ANSWER_PER_BYTE: usize = 10;
 /// Bytes of an answer besides, for what a template says of its own.
 const ANSWER_BESIDES: usize = 256 << 10;
-/// Memory for what was told, by the bytes of the ids.
-const MEMORY: u64 = 64 << 20;
 /// What an entry costs besides its ids.
 const OVERHEAD: usize = 128;
 /// How long it is remembered. Templates may print the date, and an engine may come back with another template.
@@ -57,14 +55,15 @@ pub(crate) struct EngineTokenizer {
 }
 
 impl EngineTokenizer {
-    /// `limit` is the longest time that a request waits; zero asks nobody. `authorization` is what engines ask for.
+    /// `limit` is the longest time that a request waits; zero queries none. `authorization` is sent to engines. `memory` bounds the ids that are cached, in bytes.
     pub(crate) fn new(
         limit: Duration,
         authorization: Option<HeaderValue>,
+        memory: u64,
         metrics: Arc<TokenizeMetrics>,
     ) -> Self {
         let remembered = Cache::builder()
-            .max_capacity(MEMORY)
+            .max_capacity(memory)
             .weigher(|_, ids: &Arc<[u32]>| u32::try_from(4 * ids.len() + OVERHEAD).unwrap_or(u32::MAX))
             .time_to_live(REMEMBERED)
             .build();
@@ -187,8 +186,7 @@ fn choose<'a>(
         fleet.serving(model).filter(|member| member.facts().is_some_and(|facts| facts.engine == engine));
     let well = serving.map(|Member { endpoint, .. }| endpoint).filter(|endpoint| {
         failed.is_none_or(|failed| !Arc::ptr_eq(failed, endpoint))
-            && endpoint.is_healthy()
-            && !endpoint.breaker.is_open()
+            && endpoint.is_sound()
             && query.ways.iter().any(|way| endpoint.tokenize_ways.is_open(*way))
     });
     let mut why_not = NotTold::NotOffered;
@@ -210,12 +208,13 @@ async fn exchange(
     limit: Duration,
     longest: usize,
 ) -> Result<(StatusCode, Bytes), LegError> {
-    let limits = LegLimits { first_byte: limit, idle: limit };
+    let limits = LegLimits::new(limit, limit);
     let mut leg = Leg::start(endpoint.pool.clone(), request, limits, Instant::now());
     let (mut status, mut body) = (StatusCode::OK, BytesMut::new());
     loop {
         match poll_fn(|cx| leg.poll_event(cx)).await {
             LegEvent::Head(head) => status = head.status(),
+            LegEvent::Quiet => {}
             LegEvent::Data(data) if body.len() + data.len() <= longest => body.extend_from_slice(&data),
             LegEvent::Data(_) => return Err(LegError::Garbage("the answer is too large")),
             LegEvent::End => return Ok((status, body.freeze())),

@@ -1,0 +1,36 @@
+//! What is kept of earlier prompts with all models, in one bound.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::bodies::{Bodies, BodyCache, body_cache};
+use crate::conversation::{ConversationCache, Conversations, conversation_cache};
+
+/// Caches that models share. Clones are the same caches.
+#[derive(Clone)]
+pub struct PromptCaches<S> {
+    bodies: BodyCache,
+    conversations: ConversationCache<S>,
+    owners: Arc<AtomicU32>,
+}
+
+impl<S: Clone + Send + Sync + 'static> PromptCaches<S> {
+    /// Caches of at most so many bytes: half of them for prompts, half for bodies.
+    #[must_use]
+    pub fn new(bytes: u64) -> PromptCaches<S> {
+        let (bodies, conversations) = (body_cache(bytes / 2), conversation_cache(bytes / 2));
+        PromptCaches { bodies, conversations, owners: Arc::default() }
+    }
+
+    /// The parts of one more model.
+    pub(crate) fn of_one_model(&self) -> (Bodies, Conversations<S>) {
+        let owner = self.owners.fetch_add(1, Ordering::Relaxed);
+        (Bodies::new(self.bodies.clone(), owner), Conversations::new(self.conversations.clone(), owner))
+    }
+}
+
+impl<S> std::fmt::Debug for PromptCaches<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PromptCaches").field("models", &self.owners).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,85 @@
+//! Settings of memory that requests share.
+
+use clap::Args;
+use moongate_runtime::memory_limit;
+
+/// Used if neither the machine's nor a control group's memory limit can be read: the chart's limit.
+const ASSUMED_MEMORY: u64 = 2 << 30;
+/// Share of the memory limit that each of the two defaults takes.
+const DEFAULT_SHARE: u64 = 4;
+/// Largest default for prompts: beyond it, more cached conversations save little.
+const LARGEST_PROMPT_DEFAULT: u64 = 1 << 30;
+/// Least of either.
+const LEAST: u64 = 1 << 20;
+
+/// Memory that all requests share.
+#[derive(Debug, Clone, Args)]
+pub struct MemoryOptions {
+    /// Memory for the bodies of all requests together; more are refused (503). A quarter is kept for bodies up to 1 MiB. Default: a
+    /// quarter of the memory limit (control group, else machine).
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_BODY_MEMORY", value_parser = clap::value_parser!(u64).range(LEAST..))]
+    pub body_memory: Option<u64>,
+
+    /// Memory to make tokens of prompts: half for cached conversations, half for prompts that are being read; without room there, a
+    /// request is routed without prediction. Default: a quarter of the memory limit, at most 1 GiB.
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(LEAST..))]
+    pub prompt_memory: Option<u64>,
+}
+
+/// Bytes for each use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryShares {
+    /// Bodies of requests.
+    pub(crate) bodies: u64,
+    /// Prompts that are being read.
+    pub(crate) prompts: u64,
+    /// Tokens and texts of earlier conversations.
+    pub(crate) conversations: u64,
+    /// Tokens that engines made.
+    pub(crate) engine_tokens: u64,
+}
+
+impl MemoryOptions {
+    pub(crate) fn shares(&self) -> MemoryShares {
+        self.shares_of(memory_limit().unwrap_or(ASSUMED_MEMORY))
+    }
+
+    fn shares_of(&self, limit: u64) -> MemoryShares {
+        let default = (limit / DEFAULT_SHARE).max(LEAST);
+        let prompt_memory = self.prompt_memory.unwrap_or(default.min(LARGEST_PROMPT_DEFAULT));
+        let engine_tokens = (prompt_memory / 8).min(64 << 20);
+        MemoryShares {
+            bodies: self.body_memory.unwrap_or(default),
+            prompts: prompt_memory / 2,
+            conversations: prompt_memory / 2 - engine_tokens,
+            engine_tokens,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_leave_half_of_the_limit() {
+        const MIB: u64 = 1 << 20;
+        let default = MemoryOptions { body_memory: None, prompt_memory: None };
+        let shares = default.shares_of(2048 * MIB);
+        let expected = MemoryShares {
+            bodies: 512 * MIB,
+            prompts: 256 * MIB,
+            conversations: 192 * MIB,
+            engine_tokens: 64 * MIB,
+        };
+        assert_eq!(shares, expected);
+        let large = default.shares_of(64 << 30);
+        assert_eq!((large.bodies, large.prompts), (16 << 30, 512 * MIB));
+        let given = MemoryOptions { body_memory: Some(7 * MIB), prompt_memory: Some(8 * MIB) };
+        let shares = given.shares_of(64 << 30);
+        assert_eq!(
+            (shares.bodies, shares.prompts + shares.conversations + shares.engine_tokens),
+            (7 * MIB, 8 * MIB)
+        );
+    }
+}

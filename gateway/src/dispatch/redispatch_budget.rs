@@ -1,0 +1,80 @@
+//! Bounds how many requests are dispatched again because their engine is silent, so that an overloaded fleet does not get more work
+//! from being slow.
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Most that can be saved up: the requests of one engine that stops.
+const BURST: f64 = 64.0;
+/// Redispatches per second that are always allowed: with little traffic the share alone would last for few trials of a broken engine.
+const ALWAYS_PER_SECOND: f64 = 1.0;
+
+/// A token bucket that every request fills by a share of a token and every redispatch empties by one.
+#[derive(Debug)]
+pub(crate) struct RedispatchBudget {
+    share: f64,
+    bucket: Mutex<Bucket>,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    tokens: f64,
+    filled_at: Instant,
+}
+
+impl RedispatchBudget {
+    /// A full bucket into which each request puts `share`. Without a share, nothing is ever dispatched again.
+    pub(crate) fn new(share: f64) -> Self {
+        let tokens = if share > 0.0 { BURST } else { 0.0 };
+        Self { share, bucket: Mutex::new(Bucket { tokens, filled_at: Instant::now() }) }
+    }
+
+    /// A client's request has come.
+    pub(super) fn deposit(&self) {
+        let mut bucket = self.bucket.lock();
+        bucket.tokens = (bucket.tokens + self.share).min(BURST);
+    }
+
+    /// Takes what one redispatch costs. Returns whether it was there.
+    pub(super) fn withdraw(&self, now: Instant) -> bool {
+        let mut bucket = self.bucket.lock();
+        if self.share > 0.0 {
+            let passed = now.saturating_duration_since(bucket.filled_at).as_secs_f64();
+            bucket.tokens = (bucket.tokens + passed * ALWAYS_PER_SECOND).min(BURST);
+            bucket.filled_at = bucket.filled_at.max(now);
+        }
+        let enough = bucket.tokens >= 1.0;
+        if enough {
+            bucket.tokens -= 1.0;
+        }
+        enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn redispatches_are_a_share_of_the_requests_beyond_a_burst() {
+        let budget = RedispatchBudget::new(0.25);
+        let now = Instant::now();
+        let spend = || (0..1000).take_while(|_| budget.withdraw(now)).count();
+        assert_eq!(spend(), 64);
+        (0..40).for_each(|_| budget.deposit());
+        assert_eq!(spend(), 10);
+        assert!(budget.withdraw(now + Duration::from_secs(1)), "one a second is always allowed");
+        assert!(!budget.withdraw(now + Duration::from_secs(1)));
+        (0..1000).for_each(|_| budget.deposit());
+        assert_eq!(spend(), 64, "no more than a burst is saved up");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_share_there_are_none() {
+        let budget = RedispatchBudget::new(0.0);
+        budget.deposit();
+        assert!(!budget.withdraw(Instant::now() + Duration::from_secs(100)));
+    }
+}

@@ -1,0 +1,210 @@
+//! What becomes of a request whose engine is silent: the engine becomes suspect, and the request is dispatched again elsewhere, within a
+//! budget.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::ask::Ask;
+use super::desk::Desk;
+use super::pair::Side;
+use super::redispatch_budget::RedispatchBudget;
+use crate::feedback::Metrics;
+use crate::fleet::{Endpoint, SilenceLimits, SuspicionReason};
+
+/// Time per token of an answer in one piece. Slower than engines serve, because their progress is not visible.
+const TIME_PER_TOKEN: Duration = Duration::from_millis(50);
+
+/// How long the engines of an attempt may be silent before its first byte.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SilenceWatch {
+    /// Until the prompt is computed, and for a stream until its first token.
+    first_token: Duration,
+    /// For the side that answers; `None` if the answer comes in one piece of unknown length.
+    answer: Option<Duration>,
+}
+
+impl SilenceWatch {
+    /// For an attempt whose first token is expected after `expected`; `None` if the detection is off.
+    pub(super) fn new(limits: &SilenceLimits, expected: Duration, ask: &Ask) -> Option<Self> {
+        let first_token = limits.limit(expected)?;
+        let answer = match (ask.head.stream, ask.head.max_output_tokens) {
+            (true, _) => Some(first_token),
+            (false, Some(tokens)) => {
+                limits.limit(expected.saturating_add(TIME_PER_TOKEN.saturating_mul(tokens)))
+            }
+            (false, None) => None,
+        };
+        Some(Self { first_token, answer })
+    }
+
+    /// For a prefill that runs alone, to its end.
+    pub(super) fn of_prefill(self) -> Self {
+        Self { answer: Some(self.first_token), ..self }
+    }
+
+    /// Limit of a side: the one that answers is only waited for longer once the prompt is computed.
+    pub(super) fn limit(&self, prefilling: bool) -> Option<Duration> {
+        if prefilling { Some(self.first_token) } else { self.answer }
+    }
+}
+
+/// A leg that has got no byte, on an engine that produces nothing for other requests either.
+#[derive(Debug, Clone)]
+pub(crate) struct SilentLeg {
+    pub(super) side: Side,
+    pub(super) endpoint: Arc<Endpoint>,
+    silence: Duration,
+    /// Beyond the leg's own limit; otherwise other requests have made the engine suspect.
+    is_over_limit: bool,
+}
+
+/// The silent legs of one attempt.
+pub(crate) type SilentLegs = SmallVec<[SilentLeg; 2]>;
+
+impl SilentLeg {
+    /// Judges a leg that waits since `since` for its first byte.
+    pub(super) fn judge(
+        side: Side,
+        endpoint: &Arc<Endpoint>,
+        since: Instant,
+        limit: Option<Duration>,
+        now: Instant,
+    ) -> Option<Self> {
+        let silence = endpoint.silence.silence(now, since);
+        let is_over_limit = limit.is_some_and(|limit| silence >= limit);
+        let is_silent = is_over_limit || endpoint.silence.should_leave(now, since, limit);
+        is_silent.then(|| Self { side, endpoint: endpoint.clone(), silence, is_over_limit })
+    }
+
+    /// How long its engine has produced nothing.
+    pub(super) fn silence(&self) -> Duration {
+        self.silence
+    }
+
+    fn reason(&self) -> RedispatchReason {
+        if self.is_over_limit { RedispatchReason::Silent } else { RedispatchReason::Suspect }
+    }
+
+    /// Whether its engine is suspect, unhealthy or has an open breaker, apart from this request.
+    fn is_known_bad(&self) -> bool {
+        !self.endpoint.is_sound()
+    }
+}
+
+/// Why a request was dispatched again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum RedispatchReason {
+    /// Its engine was silent beyond the request's own limit.
+    Silent,
+    /// Other requests had made its engine suspect.
+    Suspect,
+}
+
+impl RedispatchReason {
+    pub(crate) const ALL: [Self; 2] = [Self::Silent, Self::Suspect];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            RedispatchReason::Silent => "silent",
+            RedispatchReason::Suspect => "suspect",
+        }
+    }
+}
+
+/// Decides for one attempt whether it gives its engines up.
+#[derive(Debug)]
+pub(super) struct RedispatchDecider<'a> {
+    pub(super) desk: &'a Arc<Desk>,
+    pub(super) budget: &'a RedispatchBudget,
+    pub(super) metrics: &'a Metrics,
+    /// Engines that earlier attempts have given up.
+    pub(super) tried: &'a [Arc<Endpoint>],
+    /// The last attempt waits as long as the time limits allow.
+    pub(super) is_last: bool,
+    pub(super) exhaustion_counted: AtomicBool,
+}
+
+impl RedispatchDecider<'_> {
+    /// Makes silent engines suspect. Returns the legs to give up if the request should go elsewhere.
+    pub(super) fn give_up(&self, ask: &Ask, silent: SilentLegs) -> Option<SilentLegs> {
+        let legs = self.blamed(ask, silent);
+        let first = legs.first()?;
+        let now = Instant::now();
+        for leg in legs.iter().filter(|leg| leg.is_over_limit) {
+            suspect(leg.side, &leg.endpoint, SuspicionReason::Silent, now, self.metrics);
+        }
+        if self.is_last || !self.has_alternative(ask, &legs) {
+            return None;
+        }
+        if !self.budget.withdraw(now) {
+            if !self.exhaustion_counted.swap(true, Ordering::Relaxed) {
+                self.metrics.silence.budget_exhausted();
+            }
+            return None;
+        }
+        self.metrics.silence.redispatched(first.reason());
+        Some(legs)
+    }
+
+    /// Of two legs that wait for each other, only one may be to blame: the one whose engine is already suspect, else both if there is
+    /// another pair without either, else the one without which there is another pair.
+    fn blamed(&self, ask: &Ask, silent: SilentLegs) -> SilentLegs {
+        let [one, other] = silent.as_slice() else { return silent };
+        let only = |leg: &SilentLeg| SilentLegs::from_iter([leg.clone()]);
+        match (one.is_known_bad(), other.is_known_bad()) {
+            (true, false) => return only(one),
+            (false, true) => return only(other),
+            _ => {}
+        }
+        if self.has_alternative(ask, &silent) {
+            return silent;
+        }
+        let one_suffices = [one, other].into_iter().map(only).find(|legs| self.has_alternative(ask, legs));
+        one_suffices.unwrap_or(silent)
+    }
+
+    fn has_alternative(&self, ask: &Ask, given_up: &[SilentLeg]) -> bool {
+        let given_up = given_up.iter().map(|leg| &leg.endpoint);
+        let tried: Vec<Arc<Endpoint>> = self.tried.iter().chain(given_up).cloned().collect();
+        self.desk.has_sound_route(ask, &tried)
+    }
+}
+
+/// Makes an engine suspect, if it is not.
+pub(super) fn suspect(
+    side: Side,
+    endpoint: &Endpoint,
+    reason: SuspicionReason,
+    now: Instant,
+    metrics: &Metrics,
+) {
+    if endpoint.silence.suspect(now) {
+        became_suspect(side, endpoint, reason, metrics);
+    }
+}
+
+/// A client has left before the first byte of a leg that began at `since`.
+pub(super) fn abandoned(
+    side: Side,
+    endpoint: &Endpoint,
+    (since, limit): (Instant, Duration),
+    metrics: &Metrics,
+) {
+    if endpoint.silence.abandon(Instant::now(), since, limit) {
+        became_suspect(side, endpoint, SuspicionReason::Abandoned, metrics);
+    }
+}
+
+fn became_suspect(side: Side, endpoint: &Endpoint, reason: SuspicionReason, metrics: &Metrics) {
+    metrics.silence.suspected(side, reason);
+    tracing::warn!(
+        side = side.as_str(),
+        instance = %endpoint.id,
+        reason = reason.as_str(),
+        "engine accepts requests but produces no output; new requests avoid it"
+    );
+}

@@ -1,0 +1,71 @@
+//! Engines that are silent, and what was done about it.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use crate::dispatch::{RedispatchReason, Side};
+use crate::fleet::SuspicionReason;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SuspicionLabels {
+    side: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+/// Counters of suspicion and redispatch.
+#[derive(Debug, Default)]
+pub(crate) struct SilenceMetrics {
+    suspicions: Family<SuspicionLabels, Counter>,
+    redispatches: Family<ReasonLabel, Counter>,
+    budget_exhausted: Counter,
+}
+
+impl SilenceMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "engine_suspicions",
+            "Times that an engine became suspect of accepting requests without serving them. `reason` is `silent` (a request waited for its first byte for longer than its limit), `abandoned` (several clients left without a byte) or `stalled` (a begun stream paused)",
+            metrics.suspicions.clone(),
+        );
+        registry.register(
+            "redispatches",
+            "Requests without a byte that were taken from a silent engine and sent elsewhere. `reason` is `silent` (beyond the request's own limit) or `suspect` (other requests had made the engine suspect)",
+            metrics.redispatches.clone(),
+        );
+        registry.register(
+            "redispatch_budget_exhausted",
+            "Attempts that had to stay on a silent engine because of `--redispatch-share`",
+            metrics.budget_exhausted.clone(),
+        );
+        for side in Side::ALL.map(Side::as_str) {
+            for reason in SuspicionReason::ALL.map(SuspicionReason::as_str) {
+                metrics.suspicions.get_or_create(&SuspicionLabels { side, reason }).inc_by(0);
+            }
+        }
+        for reason in RedispatchReason::ALL.map(RedispatchReason::as_str) {
+            metrics.redispatches.get_or_create(&ReasonLabel { reason }).inc_by(0);
+        }
+        metrics
+    }
+
+    pub(crate) fn suspected(&self, side: Side, reason: SuspicionReason) {
+        let labels = SuspicionLabels { side: side.as_str(), reason: reason.as_str() };
+        self.suspicions.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn redispatched(&self, reason: RedispatchReason) {
+        self.redispatches.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
+    }
+
+    pub(crate) fn budget_exhausted(&self) {
+        self.budget_exhausted.inc();
+    }
+}

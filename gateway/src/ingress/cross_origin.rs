@@ -1,0 +1,165 @@
+//! Requests that a browser makes for a page of another origin: refused where they change something, and at the clients' listener allowed
+//! for the origins that the settings name (CORS).
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, HOST, ORIGIN, VARY,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
+
+use super::handler::Gateway;
+use crate::error::{ApiError, Code};
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
+/// What pages may read of an answer beside its body.
+const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, retry-after");
+/// How long a browser may remember the answer to a preflight; Chromium takes at most two hours.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
+
+/// An origin whose pages may send requests, or `*` for all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CorsOrigin(String);
+
+impl FromStr for CorsOrigin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_origin = url::Url::parse(text).is_ok_and(|url| {
+            matches!(url.scheme(), "http" | "https")
+                && url.origin().ascii_serialization() == text
+                && !text.contains('*')
+        });
+        if text == "*" || is_origin {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(format!(
+            "{text:?} is no origin; give one as browsers send it, such as https://chat.example, or * for all"
+        ))
+    }
+}
+
+impl CorsOrigin {
+    fn allows(&self, origin: &HeaderValue) -> bool {
+        self.0 == "*" || self.0.as_bytes() == origin.as_bytes()
+    }
+}
+
+/// The clients' listener, if the settings name origins: answers preflights of origins that are allowed, and lets their pages read answers.
+pub(super) async fn allow(
+    State(gateway): State<Arc<Gateway>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let allowed = &gateway.cors_origins;
+    let origin =
+        request.headers().get(ORIGIN).filter(|origin| allowed.iter().any(|one| one.allows(origin))).cloned();
+    let is_preflight =
+        request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = match &origin {
+        Some(_) if is_preflight => preflight(request.headers()),
+        _ => next.run(request).await,
+    };
+    let headers = response.headers_mut();
+    // An answer without the permission must not be kept for an origin that has it.
+    headers.append(VARY, HeaderValue::from_static("origin"));
+    if let Some(origin) = origin {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+    }
+    response
+}
+
+fn preflight(asked: &HeaderMap) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+    headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+    if let Some(names) = asked.get(ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+    }
+    response
+}
+
+/// The admin listener: a page of another site can make a browser on this machine send a simple request. Nothing but reading is done for
+/// it.
+pub(super) async fn refuse_foreign(
+    State(gateway): State<Arc<Gateway>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    if !only_reads && is_foreign(request.headers()) {
+        gateway.metrics.refusals.refused("foreign_origin");
+        let text = "a page of another origin has sent this request; the admin listener takes it from its own pages and from programs";
+        return ApiError::new(Code::InsufficientPermissions, text).response();
+    }
+    next.run(request).await
+}
+
+fn is_foreign(headers: &HeaderMap) -> bool {
+    let site = headers.get(SEC_FETCH_SITE).map(HeaderValue::as_bytes);
+    if site.is_some_and(|site| !matches!(site, b"same-origin" | b"none")) {
+        return true;
+    }
+    let Some(origin) = headers.get(ORIGIN) else { return false };
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let own = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host);
+    own.is_none() || own != host
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_as_browsers_send_them() {
+        for good in ["*", "http://localhost:3000", "https://chat.example"] {
+            assert!(good.parse::<CorsOrigin>().is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "chat.example",
+            "https://chat.example/",
+            "https://chat.example:443",
+            "ftp://a",
+            "null",
+            "https://*.example",
+        ] {
+            assert!(bad.parse::<CorsOrigin>().is_err(), "{bad}");
+        }
+        let one: CorsOrigin = "https://chat.example".parse().unwrap();
+        assert!(one.allows(&HeaderValue::from_static("https://chat.example")));
+        assert!(!one.allows(&HeaderValue::from_static("https://chat.example.evil")));
+        assert!(!one.allows(&HeaderValue::from_static("http://chat.example")));
+    }
+
+    #[test]
+    fn foreign_pages_are_told_from_programs_and_own_pages() {
+        let foreign = |pairs: &[(&'static str, &'static str)]| {
+            let pairs = pairs
+                .iter()
+                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+            is_foreign(&pairs.collect())
+        };
+        assert!(!foreign(&[("host", "a:9000")]));
+        assert!(!foreign(&[
+            ("host", "a:9000"),
+            ("origin", "http://a:9000"),
+            ("sec-fetch-site", "same-origin")
+        ]));
+        assert!(foreign(&[("host", "a:9000"), ("origin", "http://evil")]));
+        assert!(foreign(&[("host", "a:9000"), ("origin", "null")]));
+        assert!(foreign(&[("host", "a:9000"), ("origin", "http://a:8000")]));
+        assert!(foreign(&[("host", "a:9000"), ("sec-fetch-site", "cross-site")]));
+        assert!(foreign(&[("host", "a:9000"), ("sec-fetch-site", "same-site")]));
+    }
+}

@@ -1,0 +1,72 @@
+//! `/engines/{id}/{path}` on the admin listener: one engine's own paths, adapters, caches and weights among them, for administrators.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderValue, Response};
+use moongate_discovery::InstanceId;
+
+use super::body::collect;
+use super::handler::Gateway;
+use super::headers::{REQUEST_ID, request_id, to_client};
+use super::media_type::check_encoding;
+use crate::error::{ApiError, Code};
+
+/// Sends the request to the engine that it names, and passes its answer on.
+pub(super) async fn forward(
+    State(gateway): State<Arc<Gateway>>,
+    Path((id, _)): Path<(String, String)>,
+    request: Request,
+) -> Response<Body> {
+    let request_id = request_id(request.headers());
+    let mut response =
+        exchange(&gateway, &id, request, &request_id).await.unwrap_or_else(|error| error.response());
+    response.headers_mut().insert(REQUEST_ID, request_id);
+    response
+}
+
+async fn exchange(
+    gateway: &Gateway,
+    id: &str,
+    request: Request,
+    request_id: &HeaderValue,
+) -> Result<Response<Body>, ApiError> {
+    let topology = gateway.dispatcher.topology.current();
+    let engine = topology.get(&InstanceId::from(id)).ok_or_else(|| {
+        ApiError::new(
+            Code::NotFound,
+            format!("no engine {id:?}; GET /workers lists them (write / in an id as %2F)"),
+        )
+    })?;
+    let (parts, body) = request.into_parts();
+    check_encoding(&parts.headers)?;
+    let body =
+        collect(&parts.headers, body, gateway.body_limits, &gateway.body_memory, &gateway.supervisor).await?;
+    // As it came, behind `/engines/` and the id. The engine's address is the first part of the URL, so that no path leads elsewhere.
+    let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
+    let target = target.splitn(4, '/').nth(3).unwrap_or_default();
+    let url = format!("{}/{target}", engine.url.trim_end_matches('/'));
+    tracing::info!(engine = %engine.id, method = %parts.method, path = parts.uri.path(), "engine administration");
+    let mut outgoing =
+        gateway.engine_client.request(parts.method, url).header(REQUEST_ID, request_id).body(body);
+    for name in [ACCEPT, CONTENT_TYPE] {
+        outgoing = match parts.headers.get(&name) {
+            Some(value) => outgoing.header(name, value),
+            None => outgoing,
+        };
+    }
+    if let Some(key) = &gateway.engine_key {
+        outgoing = outgoing.header(AUTHORIZATION, key);
+    }
+    let answer = outgoing.send().await.map_err(|error| {
+        let code = if error.is_timeout() { Code::EngineTimeout } else { Code::WorkerFailed };
+        ApiError::new(code, format!("engine {}: {}", engine.id, error.without_url()))
+    })?;
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = answer.status();
+    *response.headers_mut() = answer.headers().clone();
+    to_client(response.headers_mut());
+    Ok(response.map(|_| Body::from_stream(answer.bytes_stream())))
+}

@@ -1,0 +1,262 @@
+//! `multipart/form-data` (RFC 7578) without the fields that steer KV transfer. Engines take audio this way, with parameters beside it, and
+//! read some fields as JSON (vLLM's `vllm_xargs`).
+//!
+//! Parsers of forms differ in what they forgive. Here nothing is forgiven: what clients do not write is refused, so that an engine cannot
+//! find another field in a form than the gateway has found.
+
+use std::collections::BTreeSet;
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderValue;
+use memchr::memmem;
+
+use crate::prompt::{Unsearchable, is_transfer_member, without_transfer_members};
+
+/// RFC 2046's limit.
+const LONGEST_BOUNDARY: usize = 70;
+/// Fields of one form.
+const MAX_FIELDS: usize = 1024;
+/// Headers of one field.
+const MAX_FIELD_HEADERS: usize = 8;
+
+/// Why a form is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FormError {
+    #[error("the content type has no boundary, or one that RFC 2046 does not allow")]
+    Boundary,
+    #[error("the form does not begin with its boundary and end with it; send it as RFC 7578 has it")]
+    Framing,
+    #[error("the form has more than {MAX_FIELDS} fields")]
+    TooManyFields,
+    #[error(
+        "a field's headers cannot be read: one `Content-Disposition: form-data; name=\"…\"`, without escapes, is needed"
+    )]
+    FieldHeaders,
+    #[error("a field nests deeper than 127 levels; flatten it")]
+    TooDeep,
+}
+
+/// `body` without those fields; the others stay as they are. The flag: whether any field was removed.
+pub(super) fn without_transfer_fields(
+    content_type: &HeaderValue,
+    body: Bytes,
+) -> Result<(Bytes, bool), FormError> {
+    let boundary = content_type.to_str().ok().and_then(boundary).ok_or(FormError::Boundary)?;
+    let fields = split(&body, boundary)?;
+    let mut kept = Vec::with_capacity(fields.len());
+    let mut changed = false;
+    for field in fields {
+        let after = cleaned(&field)?;
+        changed |= after.as_ref() != Some(&field);
+        kept.extend(after);
+    }
+    if !changed {
+        return Ok((body, false));
+    }
+    let mut form = BytesMut::with_capacity(body.len());
+    for field in &kept {
+        form.extend_from_slice(format!("--{boundary}\r\n").as_bytes());
+        form.extend_from_slice(field);
+        form.extend_from_slice(b"\r\n");
+    }
+    form.extend_from_slice(format!("--{boundary}--\r\n").as_bytes());
+    Ok((form.freeze(), true))
+}
+
+/// The only parameter `boundary` of a content type.
+fn boundary(content_type: &str) -> Option<&str> {
+    let mut found = None;
+    for parameter in content_type.split(';').skip(1) {
+        let (name, value) = parameter.trim().split_once('=')?;
+        if name.eq_ignore_ascii_case("boundary") && found.replace(value).is_some() {
+            return None;
+        }
+    }
+    let value = found?;
+    let value = value.strip_prefix('"').map_or(Some(value), |value| value.strip_suffix('"'))?;
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"'()+_,-./:=?".contains(&byte);
+    ((1..=LONGEST_BOUNDARY).contains(&value.len()) && value.bytes().all(allowed)).then_some(value)
+}
+
+/// The fields with their headers.
+fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormError> {
+    let opening = format!("--{boundary}");
+    let delimiter = format!("\r\n--{boundary}");
+    let mut at = opening.len();
+    if !body.starts_with(opening.as_bytes()) {
+        return Err(FormError::Framing);
+    }
+    let finder = memmem::Finder::new(delimiter.as_bytes());
+    let mut fields = Vec::new();
+    loop {
+        let rest = &body[at..];
+        if matches!(rest, b"--" | b"--\r\n") {
+            return Ok(fields);
+        }
+        if !rest.starts_with(b"\r\n") {
+            return Err(FormError::Framing);
+        }
+        if fields.len() == MAX_FIELDS {
+            return Err(FormError::TooManyFields);
+        }
+        at += 2;
+        let end = at + finder.find(&body[at..]).ok_or(FormError::Framing)?;
+        fields.push(body.slice(at..end));
+        at = end + delimiter.len();
+    }
+}
+
+/// The field as engines may have it; `None` if they may not.
+fn cleaned(field: &Bytes) -> Result<Option<Bytes>, FormError> {
+    let end = memmem::find(field, b"\r\n\r\n").ok_or(FormError::FieldHeaders)?;
+    let head = std::str::from_utf8(&field[..end]).map_err(|_| FormError::FieldHeaders)?;
+    let (name, is_file) = disposition(head).ok_or(FormError::FieldHeaders)?;
+    // Some frameworks make one field of `a[b]` and `a.b`.
+    if name.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(is_transfer_member) {
+        return Ok(None);
+    }
+    let value = field.slice(end + 4..);
+    if is_file || !matches!(value.trim_ascii_start().first(), Some(b'{' | b'[')) {
+        return Ok(Some(field.clone()));
+    }
+    match without_transfer_members(value.clone()) {
+        Ok(cleaned) if cleaned == value => Ok(Some(field.clone())),
+        Ok(cleaned) => Ok(Some(Bytes::from([&field[..end + 4], &cleaned].concat()))),
+        Err(Unsearchable::TooDeep) => Err(FormError::TooDeep),
+        // A prompt may begin with a brace. No engine reads parameters from what is not JSON.
+        Err(Unsearchable::NotJson) => Ok(Some(field.clone())),
+    }
+}
+
+/// A field's name, and whether it is a file.
+fn disposition(head: &str) -> Option<(&str, bool)> {
+    let mut found = None;
+    for (count, line) in head.split("\r\n").enumerate() {
+        let (name, value) = line.split_once(':')?;
+        let is_token = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        let is_clean = !name.is_empty()
+            && name.bytes().all(is_token)
+            && !value.contains(|c: char| c.is_control() && c != '\t');
+        if count >= MAX_FIELD_HEADERS || !is_clean {
+            return None;
+        }
+        if name.eq_ignore_ascii_case("content-disposition") && found.replace(value).is_some() {
+            return None;
+        }
+        // Engines' parsers ignore it or follow it, so that they would read another value than is seen here.
+        if name.eq_ignore_ascii_case("content-transfer-encoding")
+            && !["binary", "8bit", "7bit"].iter().any(|plain| value.trim().eq_ignore_ascii_case(plain))
+        {
+            return None;
+        }
+    }
+    let mut rest = found?.trim().strip_prefix("form-data")?.trim_start();
+    let (mut name, mut seen) = (None, BTreeSet::new());
+    while !rest.is_empty() {
+        let (parameter, value) = rest.strip_prefix(';')?.trim_start().split_once('=')?;
+        let (value, after) = match value.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"')?,
+            None => value.split_at(value.find([';', ' ']).unwrap_or(value.len())),
+        };
+        if value.contains(['\\', '"'])
+            || !matches!(parameter, "name" | "filename" | "filename*")
+            || !seen.insert(parameter)
+        {
+            return None;
+        }
+        if parameter == "name" {
+            name = Some(value);
+        }
+        rest = after.trim_start();
+    }
+    Some((name?, seen.len() > 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TYPE: HeaderValue = HeaderValue::from_static("multipart/form-data; boundary=b0");
+
+    fn form(fields: &[&str]) -> Bytes {
+        let fields: String = fields.iter().map(|field| format!("--b0\r\n{field}\r\n")).collect();
+        Bytes::from(format!("{fields}--b0--\r\n"))
+    }
+
+    fn text(name: &str, value: &str) -> String {
+        format!("Content-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}")
+    }
+
+    #[test]
+    fn fields_that_steer_go_and_others_stay() {
+        let file = "content-disposition: form-data; name=\"file\"; filename=\"a b.wav\"\r\nContent-Type: audio/wav\r\n\r\n{\"kv_hints\":1}\0\r\n--b\r\n";
+        let model = text("model", "m");
+        let prompt = text("prompt", "{speaker} kv_transfer_params");
+        let untouched = form(&[file, &model, &prompt, &text("vllm_xargs", "{\"a\": 1}")]);
+        assert_eq!(without_transfer_fields(&TYPE, untouched.clone()), Ok((untouched, false)));
+        let steering = form(&[
+            &text("kv_transfer_params", "{}"),
+            file,
+            &text("bootstrap_host", "evil"),
+            &text("x[routed_dp_rank]", "1"),
+            &text("vllm_xargs", " {\"kv_transfer\\u005fparams\": {}, \"a\": NaN}"),
+            "Content-Disposition: form-data; name=\"kv_hints\"; filename=\"x\"\r\n\r\n1",
+            "Content-Disposition: form-data; name=data_parallel_rank\r\n\r\n1",
+            &prompt,
+        ]);
+        let expected = form(&[file, &text("vllm_xargs", " {\"a\": NaN}"), &prompt]);
+        assert_eq!(without_transfer_fields(&TYPE, steering), Ok((expected, true)));
+    }
+
+    #[test]
+    fn a_form_that_parsers_may_read_differently_is_refused() {
+        for (field, what) in [
+            ("Content-Disposition: form-data\r\n\r\n1", "no name"),
+            ("X: 1\r\n\r\n1", "no disposition"),
+            ("Content-Disposition: form-data; name=\"a\"; name=\"b\"\r\n\r\n1", "two names"),
+            (
+                "Content-Disposition: form-data; name=\"a\"\r\nContent-Disposition: form-data; name=\"b\"\r\n\r\n1",
+                "two",
+            ),
+            ("Content-Disposition: form-data; name*=utf-8''kv%5fhints\r\n\r\n1", "encoded name"),
+            ("Content-Disposition: form-data; name=\"a\"; name*0=\"kv\"\r\n\r\n1", "continued name"),
+            ("Content-Disposition: form-data; name=\"kv\\_hints\"\r\n\r\n1", "escape"),
+            ("Content-Disposition: form-data; filename=\"a\\\"; name=\"b\"\r\n\r\n1", "escaped quote"),
+            ("Content-Disposition: form-data;\r\n name=\"a\"\r\n\r\n1", "folded"),
+            ("Content-Disposition: form-data; name=\"a\"\nX: 1\r\n\r\n1", "line feed"),
+            (
+                "Content-Disposition: form-data; name=\"a\"\r\nContent-Transfer-Encoding: base64\r\n\r\n1",
+                "encoding",
+            ),
+            ("Content-Disposition: form-data; name=\"a\"", "no end of headers"),
+        ] {
+            assert_eq!(
+                without_transfer_fields(&TYPE, form(&[field])),
+                Err(FormError::FieldHeaders),
+                "{what}"
+            );
+        }
+        for body in
+            ["", "--b0", "--b1--\r\n", "x\r\n--b0--\r\n", "--b0--\r\nx", "--b0\r\na", "--b0x\r\n--b0--"]
+        {
+            assert_eq!(without_transfer_fields(&TYPE, Bytes::from(body)), Err(FormError::Framing), "{body}");
+        }
+        for content_type in [
+            "multipart/form-data",
+            "multipart/form-data; boundary=",
+            "multipart/form-data; boundary=a;boundary=b",
+            "multipart/form-data; boundary=\"a b\"",
+        ] {
+            let content_type = HeaderValue::from_static(content_type);
+            assert_eq!(
+                without_transfer_fields(&content_type, form(&[])),
+                Err(FormError::Boundary),
+                "{content_type:?}"
+            );
+        }
+        assert_eq!(
+            without_transfer_fields(&TYPE, form(&vec!["X: 1\r\n\r\n"; 2000])),
+            Err(FormError::TooManyFields)
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! What holds for every request before it is routed: one `Host`, and at the clients' listener a path in canonical form.
+
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use futures_util::future::Either;
+use http::header::HOST;
+use http::uri::Authority;
+use http::{HeaderMap, Request, Response, Version};
+use tower::Service;
+
+use super::headers::{REQUEST_ID, request_id};
+use super::target;
+use crate::error::{ApiError, Code};
+use crate::feedback::Metrics;
+
+/// A router behind these checks.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestChecks<S> {
+    inner: S,
+    canonical_paths: bool,
+    metrics: Arc<Metrics>,
+}
+
+impl<S> RequestChecks<S> {
+    /// Requests are routed by their path's canonical form, which is also what engines get.
+    pub(super) fn with_canonical_paths(inner: S, metrics: Arc<Metrics>) -> Self {
+        Self { inner, canonical_paths: true, metrics }
+    }
+
+    /// Requests are routed by their path as it came.
+    pub(super) fn new(inner: S, metrics: Arc<Metrics>) -> Self {
+        Self { inner, canonical_paths: false, metrics }
+    }
+
+    fn check<B>(&self, request: &mut Request<B>) -> Result<(), ApiError> {
+        let wrong = |reason, text: String| {
+            self.metrics.refusals.refused(reason);
+            ApiError::new(Code::InvalidRequest, text)
+        };
+        check_host(request.version(), request.headers())
+            .map_err(|text| wrong("invalid_host", text.to_owned()))?;
+        if self.canonical_paths {
+            let canonical =
+                target::canonical(request.uri()).map_err(|error| wrong("invalid_path", error.to_string()))?;
+            if let Some(uri) = canonical {
+                *request.uri_mut() = uri;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S, B> Service<Request<B>> for RequestChecks<S>
+where
+    S: Service<Request<B>, Response = Response<Body>>,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Either<Ready<Result<Response<Body>, S::Error>>, S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        match self.check(&mut request) {
+            Ok(()) => Either::Right(self.inner.call(request)),
+            Err(error) => {
+                let mut response = error.response();
+                response.headers_mut().insert(REQUEST_ID, request_id(request.headers()));
+                Either::Left(ready(Ok(response)))
+            }
+        }
+    }
+}
+
+/// RFC 9112, section 3.2. Proxies that differ in which of two hosts counts can be played against each other.
+fn check_host(version: Version, headers: &HeaderMap) -> Result<(), &'static str> {
+    let mut hosts = headers.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (_, Some(_)) => Err("the request has more than one Host header; send exactly one"),
+        (None, None) if version == Version::HTTP_11 => {
+            Err("the request has no Host header, which HTTP/1.1 requires; send one")
+        }
+        (Some(host), None) if !host.is_empty() && !is_host(host.as_bytes()) => {
+            Err("the Host header is no host with an optional port; send one such as gateway:8000")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_host(value: &[u8]) -> bool {
+    // Nearly every host is such a name or address, and needs no parser.
+    let is_simple = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+    let name = value.iter().position(|byte| *byte == b':').map_or(value, |colon| &value[..colon]);
+    let port = value.get(name.len() + 1..).unwrap_or_default();
+    if !name.is_empty()
+        && name.iter().all(is_simple)
+        && port.len() <= 5
+        && port.iter().all(u8::is_ascii_digit)
+    {
+        return true;
+    }
+    Authority::try_from(value).is_ok_and(|authority| !authority.as_str().contains(['@', ',']))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn there_is_one_host() {
+        let check = |version, hosts: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for host in hosts {
+                headers.append(HOST, HeaderValue::from_static(host));
+            }
+            check_host(version, &headers).is_ok()
+        };
+        for host in ["gateway", "gateway:8000", "10.0.0.1:80", "[::1]:80", "my_host", ""] {
+            assert!(check(Version::HTTP_11, &[host]), "{host}");
+        }
+        for host in ["a b", "a/b", "a@b", "a,b", "http://a"] {
+            assert!(!check(Version::HTTP_11, &[host]), "{host}");
+        }
+        assert!(!check(Version::HTTP_11, &[]) && check(Version::HTTP_10, &[]) && check(Version::HTTP_2, &[]));
+        for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
+            assert!(!check(version, &["a", "a"]), "{version:?}");
+        }
+    }
+}
