@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use moongate_discovery::instances_in;
-use moongate_gateway::{GatewayOptions, exposures};
-use moongate_telemetry::{LogOptions, TelemetryOptions};
+use moongate_discovery::{DiscoveryError, instances_in};
+use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, exposures};
+use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
 
-/// The settings are wrong: as for those that cannot be read at all.
-const WRONG: u8 = 2;
+use crate::output::{print, print_error};
+use crate::settings::INVALID_SETTINGS;
 
 /// Tools for settings.
 #[derive(Debug, Subcommand)]
@@ -24,13 +24,13 @@ pub(crate) struct Check {
     #[command(flatten)]
     options: GatewayOptions,
     #[command(flatten)]
-    _telemetry: TelemetryOptions,
+    telemetry: TelemetryOptions,
     #[command(flatten)]
     pub(crate) logs: LogOptions,
 }
 
 /// Flags, variables and the config file have been checked when this is called.
-pub(crate) async fn check(command: Check) -> ExitCode {
+pub(crate) async fn check(command: Check) -> anyhow::Result<ExitCode> {
     let mut lines = Vec::new();
     let mut problems = Vec::new();
     match exposures(&command.options) {
@@ -43,28 +43,32 @@ pub(crate) async fn check(command: Check) -> ExitCode {
             Err(error) => problems.push(format!("--instances-file {}: {error}", file.display())),
         }
     }
-    for source in &command.options.model {
-        if !source.folder.join("tokenizer.json").is_file() {
-            problems.push(format!(
-                "--model {}: there is no tokenizer.json in {}",
-                source.model,
-                source.folder.display()
-            ));
-        }
+    let options = &command.options.engines;
+    if options.static_instances().is_empty()
+        && options.instances_file.is_none()
+        && options.discovery == DiscoverySource::Static
+        && !options.registration
+    {
+        problems.push(DiscoveryError::NoSource.to_string());
     }
-    tell(&lines, &problems);
-    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(WRONG) }
-}
-
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the findings are what the person asked for")]
-fn tell(lines: &[String], problems: &[String]) {
-    for problem in problems {
-        eprintln!("error: {problem}");
+    if options.discovery == DiscoverySource::Rbg
+        && let Err(error) = std::fs::File::open(&options.rbg_config)
+    {
+        problems.push(format!("--rbg-config {}: {error}", options.rbg_config.display()));
     }
-    if problems.is_empty() {
-        println!("The settings are valid.");
-        for line in lines {
-            println!("  {line}");
-        }
+    if let Err(error) = check_model_folders(&command.options) {
+        problems.push(error.to_string());
     }
+    if let Err(error) = Traces::start(&command.telemetry, "moongate-gateway") {
+        problems.push(error.to_string());
+    }
+    for problem in &problems {
+        print_error(problem);
+    }
+    if !problems.is_empty() {
+        return Ok(ExitCode::from(INVALID_SETTINGS));
+    }
+    lines.insert(0, "The settings are valid.".to_owned());
+    print(lines.join("\n  "))?;
+    Ok(ExitCode::SUCCESS)
 }

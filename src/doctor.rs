@@ -12,10 +12,12 @@ use moongate_discovery::{
     DiscoveryOptions, EngineFacts, KvTransfer, ProbeOptions, Readiness, Role, StaticInstance, Topology,
     Verdict, probe_once,
 };
-use moongate_gateway::{DiscoverySource, GatewayOptions};
+use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, exposures};
 use moongate_runtime::config::{Origin, Setting};
 use moongate_runtime::{Supervisor, config};
-use moongate_telemetry::{LogOptions, TelemetryOptions};
+use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
+
+use crate::output::print;
 
 /// How long engines found by RBG or Kubernetes may take to answer.
 const SETTLE: Duration = Duration::from_secs(8);
@@ -71,6 +73,7 @@ pub(crate) async fn run(command: DoctorCommand, supervisor: Supervisor) -> anyho
     check_address(&mut findings, "listen", command.options.listen);
     check_address(&mut findings, "admin-listen", command.options.admin_listen);
 
+    check_files(&mut findings, &command);
     let engines = check_engines(&mut findings, &command.options, &supervisor).await;
     check_fleet(&mut findings, &engines);
     advise_on_cache(&mut findings, &engines);
@@ -80,7 +83,7 @@ pub(crate) async fn run(command: DoctorCommand, supervisor: Supervisor) -> anyho
         1 => "1 fault.".to_owned(),
         faults => format!("{faults} faults."),
     });
-    say(findings.text.trim_end());
+    print(findings.text.trim_end())?;
     Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -101,6 +104,20 @@ fn check_address(findings: &mut Findings, name: &str, address: SocketAddr) {
             &format!("--{name} {address}: {error}"),
             "choose another port, or stop what listens there (if it is a running moongate gateway, all is well)",
         ),
+    }
+}
+
+/// Files that the gateway reads at its start.
+fn check_files(findings: &mut Findings, command: &DoctorCommand) {
+    let guards = exposures(&command.options).err().map(|error| error.to_string());
+    let models = check_model_folders(&command.options).err().map(|error| error.to_string());
+    let traces = Traces::start(&command.telemetry, "moongate-gateway").err().map(|error| error.to_string());
+    let problems: Vec<String> = [guards, models, traces].into_iter().flatten().collect();
+    if !problems.is_empty() {
+        findings.section("Files");
+    }
+    for problem in problems {
+        findings.fault(&problem, "correct the setting that is named, or the file");
     }
 }
 
@@ -291,9 +308,4 @@ fn advise_on_cache(findings: &mut Findings, engines: &[Usable]) {
     for text in advice {
         findings.note(&text);
     }
-}
-
-#[expect(clippy::print_stdout, reason = "the findings are what the person asked for")]
-fn say(text: &str) {
-    println!("{text}");
 }

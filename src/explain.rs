@@ -13,6 +13,8 @@ use moongate_scheduler::{Instance, PolicyName, Route, Snapshot, Verdict};
 use moongate_telemetry::LogOptions;
 use serde_json::Value;
 
+use crate::settings::invalid_settings;
+
 /// Time for the gateway's answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -123,7 +125,9 @@ async fn ask(command: &ExplainCommand) -> anyhow::Result<Value> {
 fn trust(command: &ExplainCommand) -> anyhow::Result<Trust> {
     let identity = [command.admin_cert.as_ref(), command.admin_key.as_ref()];
     let (flags, name) = (["--admin-cert", "--admin-key"], command.admin_tls_name.as_ref());
-    Ok(Trust::load(TrustFiles::given(command.admin_ca.as_ref(), identity, name, flags)?)?)
+    let loaded = TrustFiles::given(command.admin_ca.as_ref(), identity, name, flags).and_then(Trust::load);
+    let files = [("--admin-ca", command.admin_ca.as_ref()), (flags[0], identity[0]), (flags[1], identity[1])];
+    loaded.map_err(|error| invalid_settings(error.with_flag(&files)))
 }
 
 fn list(text: &mut String, decision: &Value) {

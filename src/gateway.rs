@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use moongate_gateway::GatewayOptions;
-use moongate_runtime::{Supervisor, terminated};
+use moongate_runtime::{Supervisor, raise_open_file_limit, terminated};
 use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
+
+use crate::settings::{invalid_settings, start_error};
 
 /// Time to hand the last spans over.
 const FLUSH: Duration = Duration::from_secs(3);
@@ -24,8 +26,13 @@ pub(crate) struct GatewayCommand {
 
 /// Serves until asked to stop, then drains.
 pub(crate) async fn run(command: GatewayCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let traces = Traces::start(&command.telemetry, "moongate-gateway")?;
-    let gateway = moongate_gateway::start(&command.options, traces.clone(), &supervisor).await?;
+    raise_open_file_limit();
+    let traces = Traces::start(&command.telemetry, "moongate-gateway").map_err(invalid_settings)?;
+    let started = moongate_gateway::start(&command.options, traces.clone(), &supervisor).await;
+    let gateway = started.map_err(|error| {
+        let is_invalid = error.is_invalid_setting();
+        start_error(error, is_invalid)
+    })?;
     terminated().await;
     tokio::select! {
         () = gateway.stop() => {}

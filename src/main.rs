@@ -8,6 +8,8 @@ mod kubectl;
 mod kv;
 mod master;
 mod operator;
+mod output;
+mod settings;
 mod sidecar;
 mod store;
 mod store_holder;
@@ -130,7 +132,7 @@ fn main() -> ExitCode {
         }
         Command::Config { tool: config_check::ConfigCommand::Check(command) } => {
             let logs = command.logs.clone();
-            run(&logs, |_| async { Ok(config_check::check(*command).await) })
+            run(&logs, |_| config_check::check(*command))
         }
         Command::Explain(command) => {
             let logs = command.logs.clone();
@@ -153,7 +155,7 @@ fn stay_small() {
     let _ = rustix::thread::disable_transparent_huge_pages(true);
 }
 
-/// Runs a command on all cores. A failure is told in one line, with exit code 1.
+/// Runs a command on all cores. A failure is printed as one line, with exit code 1; so is the panic of an essential task.
 fn run<F>(logs: &LogOptions, command: impl FnOnce(Supervisor) -> F) -> ExitCode
 where
     F: Future<Output = anyhow::Result<ExitCode>>,
@@ -167,21 +169,29 @@ where
 {
     let outcome = start(runtime, logs).and_then(|runtime| {
         let supervisor = Supervisor::new();
-        let outcome = runtime.block_on(command(supervisor));
+        let outcome = runtime.block_on(async {
+            tokio::select! {
+                outcome = command(supervisor.clone()) => outcome,
+                task = supervisor.failed() => {
+                    Err(anyhow::anyhow!("the task `{task}` panicked, and without it this process is of no use; the log has the message of the panic"))
+                }
+            }
+        });
         runtime.shutdown_background();
         outcome
     });
     outcome.unwrap_or_else(|error| {
-        #[expect(clippy::print_stderr, reason = "the last word to the person who started the command")]
-        {
-            eprintln!("error: {}", in_full(&error));
+        output::print_error(in_full(&error));
+        match error.is::<settings::InvalidSettings>() {
+            true => ExitCode::from(settings::INVALID_SETTINGS),
+            false => ExitCode::FAILURE,
         }
-        ExitCode::FAILURE
     })
 }
 
 fn start(mut runtime: Builder, logs: &LogOptions) -> anyhow::Result<Runtime> {
     init_logs(logs)?;
+    settings::warn_of_unknown_variables();
     Ok(runtime.enable_all().build()?)
 }
 

@@ -7,6 +7,8 @@ use clap::Args;
 use moongate_master::flags::{self, Asked, MasterOptions};
 use moongate_runtime::{Supervisor, terminated};
 
+use crate::output::{print, print_error};
+
 /// The command line of `moongate master`. Its flags are written as those of Mooncake's master, which is not how clap
 /// reads them.
 #[derive(Debug, Args)]
@@ -23,17 +25,10 @@ impl MasterCommand {
         match flags::read(self.flags, |name| std::env::var(name).ok()) {
             Ok(Asked::Serve(options)) => Ok(*options),
             Ok(Asked::Show(text)) => {
-                #[expect(clippy::print_stdout, reason = "what a person has asked for")]
-                {
-                    print!("{text}");
-                }
-                Err(ExitCode::SUCCESS)
+                Err(print(text.trim_end()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS))
             }
             Err(error) => {
-                #[expect(clippy::print_stderr, reason = "logs are not set up before the settings are known")]
-                {
-                    eprintln!("error: {error}");
-                }
+                print_error(error);
                 Err(ExitCode::from(2))
             }
         }

@@ -8,9 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use moongate_operator::controllers::OperatorError;
 use moongate_operator::{GangScheduler, Options, admin, webhooks};
 use moongate_runtime::{Supervisor, bind, terminated};
 use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
+
+use crate::settings::{invalid_settings, start_error};
 
 /// For writes in progress when the operator is asked to stop.
 const GRACE: Duration = Duration::from_secs(10);
@@ -137,22 +140,27 @@ impl WebhookFlags {
         };
         let connecting =
             moongate_operator::client(operator.kubeconfig.as_deref(), operator.limits, &operator.metrics);
-        let client = connecting.await?;
+        let client = connecting.await.map_err(operator_error)?;
         let metrics = Arc::clone(&operator.metrics);
         webhooks::start(bind(self.webhook_listen)?, client, options, metrics, supervisor)?;
         Ok(())
     }
 }
 
+fn operator_error(error: OperatorError) -> anyhow::Error {
+    let is_invalid = matches!(error, OperatorError::Client(_));
+    start_error(error, is_invalid)
+}
+
 /// Keeps groups running until asked to stop, or until another operator leads.
 pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let traces = Traces::start(&command.telemetry, "moongate-operator")?;
+    let traces = Traces::start(&command.telemetry, "moongate-operator").map_err(invalid_settings)?;
     let options = Options {
         kubeconfig: command.kubeconfig,
         namespace: command.namespace,
         workers: command.max_concurrent_reconciles,
         gang: command.scheduler_name.into(),
-        ports: command.ports.range()?,
+        ports: command.ports.range().map_err(invalid_settings)?,
         lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
         traces: traces.clone(),
         ..Options::default()
@@ -162,7 +170,7 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
     let stop = supervisor.token();
     let mut running = std::pin::pin!(moongate_operator::run(options, &supervisor));
     tokio::select! {
-        ended = &mut running => ended?,
+        ended = &mut running => ended.map_err(operator_error)?,
         () = terminated() => {
             stop.cancel();
             running.await?;

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use moongate_runtime::{Supervisor, terminated};
-use moongate_sidecar::SidecarOptions;
+use moongate_sidecar::{SidecarOptions, StartError};
 use moongate_telemetry::LogOptions;
+
+use crate::settings::start_error;
 
 /// For deregistering from gateways.
 const GRACE: Duration = Duration::from_secs(5);
@@ -22,7 +24,10 @@ pub(crate) struct SidecarCommand {
 
 /// Stands beside the engine until asked to stop, then deregisters it.
 pub(crate) async fn run(command: SidecarCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    moongate_sidecar::start(command.options, &supervisor)?;
+    moongate_sidecar::start(command.options, &supervisor).map_err(|error| {
+        let is_invalid = matches!(error, StartError::Tls(_));
+        start_error(error, is_invalid)
+    })?;
     terminated().await;
     if let Err(still) = supervisor.shutdown(GRACE).await {
         tracing::warn!("{still}");

@@ -7,6 +7,9 @@ use clap::{Args, Parser as _};
 use moongate_runtime::{Supervisor, terminated};
 use moongate_store::{Config, Flags, PageSize};
 
+use crate::output::print_error;
+use crate::settings::start_error;
+
 /// The command line of `moongate store`. Its `--config` is Mooncake's JSON, which is not the file of settings that the
 /// other commands have.
 #[derive(Debug, Args)]
@@ -30,10 +33,7 @@ impl StoreCommand {
         match config {
             Ok(config) => Ok((flags, config)),
             Err(error) => {
-                #[expect(clippy::print_stderr, reason = "logs are not set up before the settings are known")]
-                {
-                    eprintln!("error: {error}");
-                }
+                print_error(error);
                 Err(ExitCode::from(2))
             }
         }
@@ -54,7 +54,10 @@ pub(crate) async fn run(flags: Flags, config: Config, supervisor: Supervisor) ->
     let grace = flags.drain_timeout;
     let starting = moongate_store::start(flags, config, &supervisor);
     let store = tokio::select! {
-        started = starting => started?,
+        started = starting => started.map_err(|error| {
+            let is_invalid = error.is_invalid_setting();
+            start_error(error, is_invalid)
+        })?,
         () = terminated() => return Ok(ExitCode::SUCCESS),
     };
     terminated().await;

@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::Args;
 use moongate_memory::holder::Keeper;
 use moongate_runtime::terminated;
 use moongate_telemetry::LogOptions;
+
+use crate::settings::start_error;
 
 /// Flags of `moongate store-holder`.
 #[derive(Debug, Args)]
@@ -25,7 +28,11 @@ pub(crate) struct HolderCommand {
 
 /// Keeps until asked to stop; then the memory is freed, as soon as the store lets go of it too.
 pub(crate) async fn run(command: HolderCommand) -> anyhow::Result<ExitCode> {
-    let keeper = Keeper::bind(&command.socket, command.max_bytes)?;
+    let socket = command.socket.display();
+    let keeper =
+        Keeper::bind(&command.socket, command.max_bytes).with_context(|| format!("--socket {socket}"));
+    let folder = command.socket.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let keeper = keeper.map_err(|error| start_error(error, folder.is_some_and(|folder| !folder.is_dir())))?;
     let stopper = keeper.stopper();
     tracing::info!("keeping the store's memory; it is asked for at {}", command.socket.display());
     let mut keeping = tokio::task::spawn_blocking(move || keeper.run());

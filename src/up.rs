@@ -15,6 +15,7 @@ use moongate_runtime::{Supervisor, config, terminated};
 use moongate_telemetry::{LogOptions, Traces};
 
 use self::stores::Stores;
+use crate::output::print;
 
 /// Time for the engines to be found ready. They are in this process; a second is long.
 const READY_WITHIN: Duration = Duration::from_secs(15);
@@ -176,7 +177,7 @@ fn about_store(face: Face, engines: &[SimEngine], stores: &Stores) -> String {
     let using = engines.iter().filter(|engine| uses_it(engine.config().role));
     let forget: Vec<String> = using.map(|engine| format!("{}/{path}", engine.url())).collect();
     format!(
-        "What they compute is in a store of {nodes} nodes, too, and is found there when they forget it:\n\
+        "KV cache is also kept in a store of {nodes} nodes, and served from it after eviction:\n\
          \x20 moongate kv ls --admin {admin}\n\
          \x20 curl -X POST {}\n\n",
         forget.join(" ")
@@ -203,9 +204,9 @@ fn served(engine: &SimEngine) -> u64 {
     engine.stats().finished
 }
 
-#[expect(clippy::print_stdout, reason = "what the person who started it is to read")]
 fn say(text: &str) {
-    println!("{text}");
+    // What runs goes on without a terminal, too.
+    let _ = print(text);
 }
 
 fn say_status(text: &str) {

@@ -79,7 +79,7 @@ struct Timed {
 }
 
 pub(super) async fn run(command: BenchCommand, store: &StoreFlags) -> anyhow::Result<ExitCode> {
-    let (master, options, json) = (store.master.clone(), store.options()?, store.json);
+    let (master, options, json) = (store.master()?, store.options()?, store.json);
     // It has threads and runtimes of its own.
     let measured = tokio::task::spawn_blocking(move || measure(&command, &master, &options, json)).await;
     measured.context("the measurement broke off")??;

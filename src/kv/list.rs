@@ -2,11 +2,13 @@
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use moongate_kvclient::{Client, KvError, Stat};
 use moongate_kvstore::admin::{self, Admin};
+use moongate_kvstore::rpc::MasterLocator;
 use serde_json::json;
 
 use super::StoreFlags;
@@ -14,6 +16,8 @@ use super::size::show;
 
 /// The port of Mooncake's admin server if not set otherwise.
 const ADMIN_PORT: u16 = 9003;
+/// Time for one node of etcd to answer where the master is.
+const ETCD_LIMIT: Duration = Duration::from_secs(2);
 
 /// Flags of `moongate kv ls`.
 #[derive(Debug, Args)]
@@ -60,8 +64,14 @@ pub(super) struct RemoveCommand {
 }
 
 pub(super) async fn list(command: ListCommand, store: &StoreFlags) -> anyhow::Result<ExitCode> {
-    let host = store.master.rsplit_once(':').map_or(store.master.as_str(), |(host, _)| host);
-    let address = command.admin.unwrap_or_else(|| format!("{host}:{ADMIN_PORT}"));
+    let address = match command.admin {
+        Some(address) => address,
+        None => {
+            let master = MasterLocator::new(&store.master()?, ETCD_LIMIT).locate().await?;
+            let host = master.rsplit_once(':').map_or(&*master, |(host, _)| host);
+            format!("{host}:{ADMIN_PORT}")
+        }
+    };
     let admin = Admin::new(&address, admin::Options::default())?;
     let mut keys = admin.keys().await.context("--admin names the master's admin server")?;
     let (mut out, mut left) = (io::BufWriter::new(io::stdout().lock()), command.limit);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use moongate_kvclient::{Client, Locality, Metadata, Options};
+use moongate_kvstore::rpc::MasterAddress;
 use moongate_runtime::{Supervisor, terminated};
 use moongate_telemetry::LogOptions;
 
@@ -47,7 +48,7 @@ enum Tool {
 /// Which store, and how it is reached.
 #[derive(Clone, Debug, Args)]
 struct StoreFlags {
-    /// The master's RPC port.
+    /// The master's RPC port, or etcd://HOST:PORT;HOST:PORT where several masters have their leader there.
     #[arg(
         long,
         global = true,
@@ -56,6 +57,16 @@ struct StoreFlags {
         default_value = "127.0.0.1:50051"
     )]
     master: String,
+
+    /// Which masters, if etcd has those of several stores: their --cluster_id.
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        env = "MC_STORE_CLUSTER_ID",
+        default_value = "mooncake_cluster"
+    )]
+    cluster_id: String,
 
     /// Where nodes tell their data ports: P2PHANDSHAKE, or the URL of an HTTP metadata server.
     #[arg(
@@ -110,8 +121,13 @@ impl StoreFlags {
         })
     }
 
+    /// The master's address as clients take it.
+    fn master(&self) -> anyhow::Result<String> {
+        Ok(MasterAddress::parse(&self.master, Some(&self.cluster_id)).context("--master")?.to_string())
+    }
+
     fn client(&self, supervisor: &Supervisor) -> anyhow::Result<Client> {
-        Ok(Client::new(&self.master, self.options()?, supervisor)?)
+        Ok(Client::new(&self.master()?, self.options()?, supervisor)?)
     }
 }
 

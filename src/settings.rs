@@ -1,0 +1,154 @@
+//! Settings that are wrong: the exit code, and environment variables that no setting has.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::fmt;
+
+use clap::CommandFactory as _;
+use moongate_runtime::config;
+
+/// Exit code for settings that are wrong, as clap has it.
+pub(crate) const INVALID_SETTINGS: u8 = 2;
+/// What the names of our variables begin with.
+const PREFIX: &str = "MOONGATE_";
+/// Of the project's own tests.
+const TEST_PREFIX: &str = "MOONGATE_TEST_";
+/// A name is offered as a correction from this similarity (Jaro, 0 to 1) on.
+const SIMILAR: f64 = 0.75;
+
+/// A setting, or a file that it names, is wrong.
+#[derive(Debug)]
+pub(crate) struct InvalidSettings(anyhow::Error);
+
+impl fmt::Display for InvalidSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for InvalidSettings {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// Marks an error so that the command ends with [`INVALID_SETTINGS`].
+pub(crate) fn invalid_settings(error: impl Into<anyhow::Error>) -> anyhow::Error {
+    InvalidSettings(error.into()).into()
+}
+
+/// Marks an error if it `is_invalid`.
+pub(crate) fn start_error(error: impl Into<anyhow::Error>, is_invalid: bool) -> anyhow::Error {
+    if is_invalid { invalid_settings(error) } else { error.into() }
+}
+
+/// Logs each variable that looks like one of ours and is none, which is a setting without effect.
+pub(crate) fn warn_of_unknown_variables() {
+    let known = known_variables();
+    for (name, value) in std::env::vars_os() {
+        let (Some(name), value) = (name.to_str(), value.to_string_lossy()) else { continue };
+        if is_unknown(name, &value, &known) {
+            match nearest(name, &known) {
+                Some(nearest) => tracing::warn!(
+                    "the environment variable {name} is unknown and has no effect; did you mean {nearest}?"
+                ),
+                None => tracing::warn!(
+                    "the environment variable {name} is unknown and has no effect; remove it, or see --help"
+                ),
+            }
+        }
+    }
+}
+
+/// Variables of all commands: one environment may be shared by several.
+fn known_variables() -> BTreeSet<String> {
+    let mut known = config::variables(crate::Cli::command());
+    known.extend(config::variables(moongate_store::Flags::command()));
+    known.extend(moongate_master::flags::variables());
+    known
+}
+
+fn is_unknown(name: &str, value: &str, known: &BTreeSet<String>) -> bool {
+    name.starts_with(PREFIX)
+        && !name.starts_with(TEST_PREFIX)
+        && !known.contains(name)
+        && !is_service_link(name, value)
+}
+
+/// Whether Kubernetes made the variable for a Service whose name begins with ours, such as `MOONGATE_GATEWAY_SERVICE_HOST` or
+/// `MOONGATE_GATEWAY_PORT_8000_TCP_ADDR`.
+fn is_service_link(name: &str, value: &str) -> bool {
+    let is_port = |text: &str| text.parse::<u16>().is_ok();
+    let is_url = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
+    if name.ends_with("_SERVICE_HOST") {
+        return true;
+    }
+    if let Some((_, port_name)) = name.rsplit_once("_SERVICE_PORT")
+        && (port_name.is_empty() || port_name.starts_with('_'))
+    {
+        return is_port(value);
+    }
+    if name.ends_with("_PORT") && is_url {
+        return true;
+    }
+    let Some((_, rest)) = name.rsplit_once("_PORT_") else { return false };
+    let mut parts = rest.split('_');
+    parts.next().is_some_and(is_port)
+        && parts.next().is_some_and(|protocol| ["TCP", "UDP", "SCTP"].contains(&protocol))
+        && parts.next().is_none_or(|last| ["PROTO", "PORT", "ADDR"].contains(&last))
+        && parts.next().is_none()
+}
+
+fn nearest<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
+    // The beginning is the same for all.
+    let rest = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).to_owned();
+    let wanted = rest(name);
+    let similar = known.iter().filter(|known| known.starts_with(PREFIX));
+    let similar = similar.map(|known| (strsim::jaro(&rest(known), &wanted), known.as_str()));
+    let similar = similar.filter(|(similarity, _)| *similarity >= SIMILAR);
+    similar.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_variable_is_unknown_and_the_right_one_is_offered() {
+        let known = known_variables();
+        for (name, expected) in [
+            ("MOONGATE_LISTN", Some("MOONGATE_LISTEN")),
+            ("MOONGATE_POLICYY", Some("MOONGATE_POLICY")),
+            ("MOONGATE_RPC_PROT", Some("MOONGATE_RPC_PORT")),
+            ("MOONGATE_ZZZ", None),
+        ] {
+            assert!(is_unknown(name, "1", &known), "{name}");
+            assert_eq!(nearest(name, &known), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn settings_tests_and_service_links_are_not() {
+        let known = known_variables();
+        for (name, value) in [
+            ("MOONGATE_CONFIG", "x"),
+            ("MOONGATE_LISTEN", "x"),
+            ("MOONGATE_STORE_PORT", "8080"),
+            ("MOONGATE_RPC_PORT", "50051"),
+            ("MOONGATE_WEBHOOK_SERVICE_PORT", "443"),
+            ("MOONGATE_TEST_SILENCE", "5"),
+            ("MOONCAKE_MASTER", "x"),
+            ("MOONGATE_GATEWAY_SERVICE_HOST", "10.0.0.1"),
+            ("MOONGATE_GATEWAY_SERVICE_PORT", "8000"),
+            ("MOONGATE_GATEWAY_SERVICE_PORT_HTTP", "8000"),
+            ("MOONGATE_GATEWAY_PORT", "tcp://10.0.0.1:8000"),
+            ("MOONGATE_GATEWAY_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+            ("MOONGATE_GATEWAY_PORT_8000_TCP_PROTO", "tcp"),
+            ("MOONGATE_GATEWAY_PORT_8000_TCP_PORT", "8000"),
+            ("MOONGATE_GATEWAY_PORT_8000_TCP_ADDR", "10.0.0.1"),
+        ] {
+            assert!(!is_unknown(name, value, &known), "{name}");
+        }
+        assert!(is_unknown("MOONGATE_ADMIN_PORT", "9000", &known), "no URL, so it is not of a Service");
+    }
+}
