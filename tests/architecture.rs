@@ -96,7 +96,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("sidecar", "moongate-sidecar", &["moongate-discovery", "rbg-api", "moongate-runtime"]),
     ("crates/pages", "moongate-pages", &[]),
     ("crates/runtime", "moongate-runtime", &[]),
-    ("crates/telemetry", "moongate-telemetry", &[]),
+    ("crates/telemetry", "moongate-telemetry", &["moongate-runtime"]),
     ("crates/testkit", "moongate-testkit", &[]),
     ("crates/zmtp", "moongate-zmtp", &[]),
     ("benches", "moongate-benches", &[]),
@@ -395,4 +395,30 @@ fn files_are_short_and_named_for_what_they_do() {
             assert!(!VAGUE_NAMES.contains(&name), "{}: {name:?} does not say what is inside", path.display());
         }
     }
+}
+
+/// fuzz/Cargo.toml has the list that `scripts/test` and `scripts/fuzz` read: each target has a file, seeds, and a row in the README.
+#[test]
+fn fuzz_targets_are_all_listed_once() {
+    let quoted = |start: &str| -> Vec<String> {
+        let manifest = read("fuzz/Cargo.toml");
+        let values = manifest.lines().filter_map(|line| line.strip_prefix(start)?.strip_suffix('"'));
+        values.map(|value| value.trim_end_matches(".rs").to_owned()).collect()
+    };
+    let listed = quoted("path = \"fuzz_targets/");
+    let mut names = quoted("name = \"");
+    names.retain(|name| name != "moongate-fuzz");
+    assert_eq!(names, listed, "a target is named after its file");
+
+    let entries = |folder: &str| -> BTreeSet<String> {
+        let entries = fs::read_dir(root().join(folder)).unwrap();
+        let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
+        entries.map(|entry| stem(entry.unwrap().path())).collect()
+    };
+    let listed: BTreeSet<String> = listed.into_iter().collect();
+    assert_eq!(entries("fuzz/fuzz_targets"), listed);
+    assert_eq!(entries("fuzz/seeds"), listed);
+    let readme = read("fuzz/README.md");
+    let rows = readme.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    assert_eq!(rows.map(str::to_owned).collect::<BTreeSet<_>>(), listed);
 }

@@ -2,6 +2,7 @@
 //! goes on.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod overload;
 mod world;
 
 use std::fmt::Write as _;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use world::binary::Binary;
 use world::fleet::{Fleet, World};
 use world::raw_http::{RawConnection, RawResponse, exchange, post};
 use world::{PATIENCE, openai_error};
@@ -75,23 +77,6 @@ const CASES: &[Case] = &[
         "invalid_request",
         Some("max_completion_tokens"),
         "an array",
-    ),
-    // What the gateway itself sets.
-    (
-        CHAT,
-        r#"{"messages":[{}],"bootstrap_room":1}"#,
-        400,
-        "invalid_request",
-        Some("bootstrap_room"),
-        "remove",
-    ),
-    (
-        CHAT,
-        r#"{"messages":[{}],"bootstrap_host":"x"}"#,
-        400,
-        "invalid_request",
-        Some("bootstrap_host"),
-        "remove",
     ),
     // Prompts.
     (COMPLETIONS, r#"{"model":"sim"}"#, 400, "invalid_request", Some("prompt"), "`prompt` is missing"),
@@ -386,4 +371,70 @@ async fn an_engines_refusal_is_passed_on() {
     assert!(began.elapsed() < PATIENCE.min(Duration::from_secs(5)));
     let body: Value = response.json().await.unwrap();
     assert!(body.to_string().contains("context length"), "{body}");
+}
+
+/// Settings that are wrong: the command line, and what the error must name.
+const WRONG_SETTINGS: &[(&str, &str)] = &[
+    ("gateway --listen=nowhere", "--listen"),
+    ("gateway", "no engines are named"),
+    ("gateway --registration --model=m=/nonexistent", "--model m=/nonexistent: tokenizer.json"),
+    ("gateway --registration --tls-cert=/no/cert --tls-key=/no/key", "--tls-cert /no/cert: "),
+    ("gateway --registration --tls-cert=/no/cert", "--tls-cert needs --tls-key"),
+    (
+        "gateway --registration --admin-tls-cert=/no/cert --admin-tls-key=/no/key",
+        "--admin-tls-cert /no/cert: ",
+    ),
+    ("gateway --registration --engine-ca=/no/ca", "--engine-ca /no/ca: "),
+    ("gateway --registration --access-file=/no/keys", "--access-file /no/keys: "),
+    ("gateway --registration --otlp-endpoint=https://c:4318 --otlp-ca=/no/ca", "/no/ca: "),
+    ("gateway --instances-file=/no/engines", "--instances-file /no/engines: "),
+    ("gateway --discovery=rbg --rbg-config=/no/rbg", "--rbg-config /no/rbg: "),
+    ("gateway --discovery=kubernetes --kubeconfig=/no/kube", "/no/kube"),
+    ("gateway --config=/no/config", "--config"),
+    ("config check", "no engines are named"),
+    ("config check --registration --model=m=/nonexistent", "--model m=/nonexistent: tokenizer.json"),
+    ("config check --registration --tls-cert=/no/cert --tls-key=/no/key", "--tls-cert /no/cert: "),
+    ("config check --instances-file=/no/engines", "--instances-file /no/engines: "),
+    ("config check --discovery=rbg --rbg-config=/no/rbg", "--rbg-config /no/rbg: "),
+    ("operator --kubeconfig=/no/kube --admin-listen=127.0.0.1:0", "--kubeconfig /no/kube: "),
+    ("operator --start-port=60000 --port-range=60000 --admin-listen=127.0.0.1:0", "--port-range"),
+    ("master --rpc_prot=1", "did you mean --rpc_port?"),
+    ("master --config_path=/no/config", "--config_path"),
+    ("store", "MOONCAKE_MASTER"),
+    ("store --config=/no/config", "cannot read /no/config"),
+    ("store-holder --socket=/no/folder/socket", "--socket /no/folder/socket: "),
+    ("kv --master", "--master"),
+    ("sidecar --engine-ca=/no/ca", "--engine-ca /no/ca: "),
+    ("sidecar --gateway-ca=/no/ca", "--gateway-ca /no/ca: "),
+    ("explain --admin=https://127.0.0.1:1 --admin-ca=/no/ca", "--admin-ca /no/ca: "),
+    ("up --prefill=x", "--prefill"),
+    ("loadtest engine --role=x", "--role"),
+    ("kubectl status --output=x", "--output"),
+    ("doctor --listen=nowhere", "--listen"),
+];
+
+/// Every command ends with 2 before it serves anything, and names the setting.
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_settings_are_refused_at_the_start() {
+    for (line, named) in WRONG_SETTINGS {
+        let args: Vec<&str> = line.split(' ').collect();
+        let ended = Binary::run(&args).await;
+        assert_eq!(ended.status.code(), Some(2), "moongate {line}: {ended:?}");
+        assert!(ended.stderr.contains(named), "moongate {line}: no {named:?} in {}", ended.stderr);
+    }
+    let doctor = Binary::run(&["doctor", "--registration", "--model=m=/nonexistent"]).await;
+    assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
+    assert!(doctor.stdout.contains("FAULT --model m=/nonexistent: tokenizer.json"), "{}", doctor.stdout);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_variable_is_named_with_the_one_that_may_be_meant() {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_moongate"));
+    command.args(["config", "check", "--registration"]).env_clear();
+    command.env("MOONGATE_POLCY", "random").env("MOONGATE_GATEWAY_SERVICE_HOST", "10.0.0.1");
+    let ended = Binary::spawn(&mut command).ended().await;
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    let warnings: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("WARN")).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("MOONGATE_POLCY") && warnings[0].contains("did you mean MOONGATE_POLICY?"));
 }

@@ -7,8 +7,11 @@ mod certificates;
 mod cluster;
 #[path = "ha/lease.rs"]
 mod lease;
+mod linearizability;
 #[path = "ha/network.rs"]
 mod network;
+#[path = "ha/own.rs"]
+mod own;
 #[path = "ha/probe.rs"]
 mod probe;
 #[path = "../kvstore/tests/store/world.rs"]
@@ -16,10 +19,14 @@ mod store;
 #[path = "ha/writer.rs"]
 mod writer;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cluster::Cluster;
+use linearizability::{CallHistory, CheckedCalls, connect, mount, start_clients};
+use moongate_runtime::Supervisor;
 use network::Network;
+use own::OwnNode;
 use probe::Probe;
 use tokio::sync::Mutex;
 use writer::Writer;
@@ -61,7 +68,7 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
     let mut probe = Probe::connect(&cluster, leader).await;
     assert!(probe.is_answered().await, "the leader answers");
     cluster.signal(leader, "STOP");
-    let asleep = std::time::Instant::now();
+    let asleep = Instant::now();
     probe.ask().await;
     let gap = writer.write(300).await;
     eprintln!("a leader fell asleep: clients went on after {gap:?}");
@@ -82,6 +89,22 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
     let gap = writer.write(300).await;
     eprintln!("a leader was asked to stop: clients went on after {gap:?}");
     writer.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_and_tools_of_this_project_follow_the_leader() {
+    let _alone = ONE_AT_A_TIME.lock().await;
+    let mut cluster = Cluster::start(Network::loopback().await).await;
+    cluster.all_in_sync(3).await;
+    let own = OwnNode::start(&cluster);
+    own.put("before").await;
+    own.get("before").await;
+    let leader = cluster.leader().await;
+    cluster.kill(leader).await;
+    cluster.until("another leads", async |it| it.leader_now().await.is_some_and(|it| it != leader)).await;
+    own.get("before").await;
+    own.put("after").await;
+    own.get("after").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,7 +229,7 @@ async fn leaders_by_a_lease_die_and_sleep_and_no_key_is_lost() {
     let mut probe = Probe::connect(&cluster, leader).await;
     assert!(probe.is_answered().await, "the leader answers");
     cluster.signal(leader, "STOP");
-    let asleep = std::time::Instant::now();
+    let asleep = Instant::now();
     probe.ask().await;
     cluster.until("another leads", async |it| it.leader_now().await.is_some_and(|it| it != leader)).await;
     tokio::time::sleep(SLEEP.saturating_sub(asleep.elapsed())).await;
@@ -243,4 +266,47 @@ async fn a_leader_dies_where_all_is_encrypted() {
     cluster.start_master(leader);
     cluster.all_in_sync(3).await;
     writer.check().await;
+}
+
+/// A leader that has not answered a first call by then has been succeeded, or does not serve yet.
+const SERVES_WITHIN: Duration = Duration::from_secs(2);
+
+/// What clients read while leaders are killed again and again is what one register per key would give.
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_from_killed_leaders_are_linearizable() {
+    let _alone = ONE_AT_A_TIME.lock().await;
+    let (duration, mut random) = linearizability::settings();
+    let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
+    cluster.all_in_sync(3).await;
+    let begun = Instant::now();
+    let mut seen = CheckedCalls::default();
+    // A history covers three leaders: the search for an order grows with its length.
+    for number in 0.. {
+        if begun.elapsed() >= duration {
+            break;
+        }
+        let history = Arc::new(CallHistory::new(number));
+        for _ in 0..3 {
+            let supervisor = Supervisor::new();
+            let mut leader = 0;
+            cluster
+                .until("a leader serves", async |it| {
+                    let Some(now) = it.leader_now().await else { return false };
+                    leader = now;
+                    let caller = connect(it.address(leader), &supervisor);
+                    tokio::time::timeout(SERVES_WITHIN, mount(&caller)).await.is_ok()
+                })
+                .await;
+            let clients = start_clients(cluster.address(leader), &supervisor, &history, &mut random);
+            let clients = supervisor.spawn("clients", clients);
+            tokio::time::sleep(Duration::from_millis(random.u64(100..500))).await;
+            cluster.kill(leader).await;
+            clients.await.unwrap();
+            // At once: it may be the only one in sync, and then no other can lead.
+            cluster.start_master(leader);
+        }
+        seen += history.check();
+    }
+    eprintln!("checked: {seen:?}");
+    assert!(seen.reads > 0 && seen.writes > 0);
 }

@@ -1,6 +1,8 @@
 //! `moongate master --data_dir` is killed under load again and again: what it answered for is there afterwards, where its bytes are.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod linearizability;
+mod rebuild;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,24 +10,23 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc::{
-    GetReplicaList, KeyArguments, PutEnd, PutEndArguments, PutStart, PutStartArguments, ReMountSegment,
-    RemountArguments, Remove, RemoveArguments,
+    GetReplicaList, KeyArguments, PutEnd, PutEndArguments, PutStart, PutStartArguments, Remove,
+    RemoveArguments,
 };
 use mooncake_wire::types::{
-    DEFAULT_TENANT, ObjectMeta, Replica, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, Uuid,
+    DEFAULT_TENANT, ObjectMeta, Replica, ReplicaMedium, ReplicaType, ReplicateConfig, Uuid,
 };
-use moongate_kvstore::Retry;
-use moongate_kvstore::rpc::{Master, Options};
+use moongate_kvstore::rpc::Master;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
-use world::PATIENCE;
+use linearizability::{CallHistory, CheckedCalls, connect, mount, start_clients};
 use world::binary::Binary;
 
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
@@ -67,18 +68,6 @@ fn place(replica: &Replica<String>) -> (u64, u64) {
     }
 }
 
-fn segment() -> Segment<String> {
-    Segment {
-        id: Uuid { first: 5, second: 5 },
-        name: "node".to_owned(),
-        base: 1 << 40,
-        size: 8 << 30,
-        te_endpoint: "node".to_owned(),
-        protocol: "tcp".to_owned(),
-        host_id: String::new(),
-    }
-}
-
 fn start(port: u16, folder: &Path) -> Binary {
     let (port, folder) = (format!("--rpc_port={port}"), format!("--data_dir={}", folder.display()));
     Binary::start(&[
@@ -92,20 +81,7 @@ fn start(port: u16, folder: &Path) -> Binary {
 }
 
 fn caller(port: u16, supervisor: &Supervisor) -> Master {
-    let retry = Retry { first: Duration::from_millis(5), longest: Duration::from_millis(20) };
-    let options = Options { connections: 1, time_limit: PATIENCE, retry, ..Options::default() };
-    Master::new(&format!("127.0.0.1:{port}"), options, supervisor)
-}
-
-/// Mounts the node's memory, as its client does when it is told to. Waits until the master is there.
-async fn mounted(master: &Master) {
-    let arguments = RemountArguments { segments: vec![segment()], client_id: CLIENT };
-    let mount = async {
-        while master.call::<ReMountSegment, String>(&arguments).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, mount).await.unwrap();
+    connect(&format!("127.0.0.1:{port}"), supervisor)
 }
 
 /// Puts, and sometimes removes, until the master does not answer any more.
@@ -175,7 +151,7 @@ async fn a_killed_master_forgets_nothing() {
     for round in 0..21_u64 {
         let master = start(port, folder.path());
         let caller = caller(port, &supervisor);
-        mounted(&caller).await;
+        mount(&caller).await;
         check(&caller, &known).await;
         let writers = join_all((0..WRITERS).map(|_| write(caller.clone(), known.clone())));
         let kill = async {
@@ -191,13 +167,46 @@ async fn a_killed_master_forgets_nothing() {
     }
     let master = start(port, folder.path());
     let last = caller(port, &supervisor);
-    mounted(&last).await;
+    mount(&last).await;
     check(&last, &known).await;
     master.signal("TERM").await;
     let ended = master.ended().await;
     assert_eq!(ended.status.code(), Some(0), "{}", ended.stderr);
     let master = start(port, folder.path());
-    mounted(&last).await;
+    mount(&last).await;
     check(&last, &known).await;
     drop(master);
+}
+
+/// What clients read while the master is killed again and again is what one register per key would give.
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_from_a_killed_master_are_linearizable() {
+    let (duration, mut random) = linearizability::settings();
+    let folder = TempDir::new().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let begun = Instant::now();
+    let mut seen = CheckedCalls::default();
+    // A history covers three lives of the master: the search for an order grows with its length.
+    for number in 0.. {
+        if begun.elapsed() >= duration {
+            break;
+        }
+        let history = Arc::new(CallHistory::new(number));
+        for _ in 0..3 {
+            let master = start(port, folder.path());
+            let supervisor = Supervisor::new();
+            mount(&caller(port, &supervisor)).await;
+            let clients = start_clients(&format!("127.0.0.1:{port}"), &supervisor, &history, &mut random);
+            let life = Duration::from_millis(random.u64(40..150));
+            let kill = async {
+                tokio::time::sleep(life).await;
+                master.signal("KILL").await;
+            };
+            tokio::join!(clients, kill);
+            master.ended().await;
+        }
+        seen += history.check();
+    }
+    eprintln!("checked: {seen:?}");
+    assert!(seen.reads > 0 && seen.writes > 0);
 }

@@ -1,8 +1,11 @@
 //! Engines that register at the gateway's admin listener, as a person with curl, another gateway's tools or a sidecar would do it.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod world;
 
+use std::fs::OpenOptions;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use moongate_loadtest::engine::SimEngine;
@@ -140,4 +143,126 @@ async fn it_is_closed_by_default_and_a_token_is_asked_for_if_there_is_one() {
             assert_eq!(request.send().await.unwrap().status(), expected, "{method} {token:?}");
         }
     }
+}
+
+/// A child that does not outlive a test that fails.
+struct KilledOnDrop(Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // Already gone is fine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program that serves over HTTP, whatever has become of its standard error.
+async fn scrape(address: &str, path: &str) -> String {
+    let asked = tokio::time::timeout(PATIENCE, async {
+        loop {
+            if let Ok(response) = client().get(format!("http://{address}{path}")).send().await
+                && let Ok(text) = response.text().await
+            {
+                return text;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    asked.await.unwrap_or_else(|_| panic!("{address}{path} is not answered"))
+}
+
+fn lost_lines(metrics: &str) -> u64 {
+    let value = metrics.lines().find_map(|line| line.strip_prefix("moongate_log_lines_lost_total "));
+    value.unwrap().parse().unwrap()
+}
+
+/// A port that was free a moment ago: the log that would name a chosen one is not readable here.
+fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// Closed, a pipe without a reader, and a full disk: lines are lost and counted, and everything is served.
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_serve_whatever_standard_error_is() {
+    for stderr in ["closed", "no reader", "full"] {
+        let admin = [(); 4].map(|()| free_address());
+        let [gateway, master, sidecar, store] = &admin;
+        let (metrics_port, http_port) =
+            (master.rsplit_once(':').unwrap().1, store.rsplit_once(':').unwrap().1);
+        let rpc = free_address();
+        let programs = [
+            format!("gateway --registration --listen=127.0.0.1:0 --admin-listen={gateway}"),
+            format!(
+                "master --rpc_address=127.0.0.1 --rpc_port={} --metrics_host=127.0.0.1 --metrics_port={metrics_port}",
+                rpc.rsplit_once(':').unwrap().1
+            ),
+            format!("sidecar --listen={sidecar}"),
+            format!(
+                "store --port={http_port} -Dmaster_server_address={rpc} -Dlocal_hostname=127.0.0.1 -Dglobal_segment_size=16mb"
+            ),
+        ];
+        let mut children = Vec::new();
+        for program in &programs {
+            let moongate = env!("CARGO_BIN_EXE_moongate");
+            let mut command = Command::new("sh");
+            let line = if stderr == "closed" { "exec \"$0\" $1 2>&-" } else { "exec \"$0\" $1" };
+            command
+                .args(["-c", line, moongate, program])
+                .env_clear()
+                .stdin(Stdio::null())
+                .stdout(Stdio::null());
+            command.stderr(match stderr {
+                "full" => OpenOptions::new().write(true).open("/dev/full").unwrap().into(),
+                "no reader" => {
+                    let (reader, writer) = std::io::pipe().unwrap();
+                    drop(reader);
+                    Stdio::from(writer)
+                }
+                _ => Stdio::null(),
+            });
+            children.push(KilledOnDrop(command.spawn().unwrap()));
+        }
+        for ((program, address), child) in programs.iter().zip(&admin).zip(&mut children) {
+            let metrics = scrape(address, "/metrics").await;
+            // Closed, it is replaced by /dev/null at the start, so that no socket becomes standard error.
+            assert_eq!(lost_lines(&metrics) > 0, stderr != "closed", "{stderr}: {program}");
+            assert_eq!(child.0.try_wait().unwrap(), None, "{stderr}: {program}");
+        }
+        for mut child in children {
+            let stopped = Command::new("kill").arg(child.0.id().to_string()).status().unwrap();
+            assert!(stopped.success());
+            assert_eq!(child.0.wait().unwrap().code(), Some(0), "{stderr}");
+        }
+    }
+}
+
+/// The reader of the log exits. Everything that logs continues, such as the task that probes a new engine.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_is_probed_after_the_reader_of_the_log_is_gone() {
+    let engines = Fleet::sglang().plain(1).engines().await;
+    let mut gateway = KilledOnDrop(
+        Command::new(env!("CARGO_BIN_EXE_moongate"))
+            .args(["gateway", "--registration", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"])
+            .env_clear()
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let log = BufReader::new(gateway.0.stderr.take().unwrap());
+    let listens = log.lines().map(Result::unwrap).find(|line| line.contains("gateway listens")).unwrap();
+    let admin = listens.split_whitespace().find_map(|word| word.strip_prefix("admin=")).unwrap();
+
+    let workers = format!("http://{admin}/workers");
+    let answer = client().post(&workers).json(&registration(&engines.workers[0])).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let usable = tokio::time::timeout(PATIENCE, async {
+        while !scrape(admin, "/workers").await.contains("\"usable\":true") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert!(usable.await.is_ok(), "{}", scrape(admin, "/workers").await);
+    let metrics = scrape(admin, "/metrics").await;
+    assert!(lost_lines(&metrics) > 0, "the engine's discovery is logged");
+    assert!(metrics.contains("\nmoongate_task_panics_total 0\n"), "{metrics}");
 }

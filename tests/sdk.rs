@@ -1,6 +1,9 @@
-//! The official OpenAI SDKs for Python and Node against `moongate up`, with both engine faces.
+//! The official OpenAI SDKs for Python and Node against `moongate up`, with both engine faces. And the gateway in front of the server that
+//! engines use: what clients must not send to it never arrives.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+#[path = "sdk/steering.rs"]
+mod steering;
 mod world;
 
 use std::path::{Path, PathBuf};

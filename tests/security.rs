@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use world::binary::{Addresses, Binary};
 use world::fleet::{Engines, Fleet, World};
+use world::raw_http::exchange;
 use world::secured::{certificates, get_secured};
 use world::{PATIENCE, client, openai_error};
 
@@ -203,6 +204,10 @@ async fn signed_tokens_get_in_unless_anything_about_them_is_wrong() {
         ),
         ("changed", good.replacen('.', ".e", 1)),
         ("no token", "sk-something".to_owned()),
+        ("critical parameters", {
+            let header = Header { crit: Some(vec!["exp".to_owned()]), ..Header::new(Algorithm::EdDSA) };
+            encode(&header, &claims(json!({})), &key).unwrap()
+        }),
     ] {
         assert_eq!(world.outcome(Some(&token)).await, (401, "invalid_api_key".to_owned()), "{what}");
     }
@@ -358,8 +363,11 @@ async fn settings_are_checked_without_a_start() {
     };
     let (access, wrong) =
         (file("access.toml", &keys("")), file("wrong.toml", "[[key]]\nkey = \"short\"\ntenant = \"a\"\n"));
-    let config =
-        file("gateway.toml", &format!("listen = \"0.0.0.0:8000\"\naccess-file = \"{}\"\n", access.display()));
+    let settings = format!(
+        "listen = \"0.0.0.0:8000\"\nworker = [\"http://127.0.0.1:1\"]\naccess-file = \"{}\"\n",
+        access.display()
+    );
+    let config = file("gateway.toml", &settings);
     let (code, said) = checked(&[format!("--config={}", config.display())]).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(
@@ -381,6 +389,130 @@ async fn settings_are_checked_without_a_start() {
         assert_eq!(code, Some(2), "{flags:?}: {said}");
         assert!(said.contains(part), "{flags:?}: {said}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_are_administered_with_the_scope_admin_at_the_admin_listener_only() {
+    let files = [("access.toml", &*keys(""))];
+    let world = Guarded::start(&files, &["--access-file={}/access.toml"]).await.ready().await;
+    for path in [
+        "/flush_cache",
+        "/v1/load_lora_adapter",
+        "/v1/../flush_cache",
+        "/v1/%2e%2e/flush_cache",
+        "/v1/loads",
+        "/pause_generation",
+        "/update_weights_from_disk",
+    ] {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {KEY}\r\ncontent-length: 2\r\n\r\n{{}}"
+        );
+        let refused = exchange(world.at.public.parse().unwrap(), head.as_bytes()).await;
+        assert_eq!(
+            (refused.status, &openai_error(&refused.body)["code"]),
+            (404, &json!("not_found")),
+            "{path}"
+        );
+    }
+    let id = world.engine().url().replace('/', "%2F");
+    let flush = async |at: &str, key: &str| {
+        let url = format!("http://{at}/engines/{id}/flush_cache?timeout=0");
+        client().post(url).bearer_auth(key).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(flush(&world.at.admin, KEY).await, 403);
+    assert_eq!(flush(&world.at.admin, "sk-of-nobody-0123456789").await, 401);
+    assert_eq!(flush(&world.at.public, KEY).await, 404);
+    assert_eq!(flush(&world.at.admin, ADMIN_KEY).await, 200);
+    let nobody = client().post(format!("http://{}/engines/nobody/flush_cache", world.at.admin));
+    assert_eq!(nobody.bearer_auth(ADMIN_KEY).send().await.unwrap().status(), 404);
+
+    // A listener without authentication refuses administration.
+    let open = Guarded::start(&[], &[]).await;
+    let id = open.engine().url().replace('/', "%2F");
+    let url = format!("http://{}/engines/{id}/flush_cache", open.at.admin);
+    assert_eq!(client().post(url).send().await.unwrap().status(), 403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_other_origins_cannot_register_engines() {
+    let world = Guarded::start(&[], &["--registration"]).await;
+    let body = json!({"url": "http://203.0.113.1:80", "role": "plain", "lease_seconds": 60}).to_string();
+    let register = async |headers: &[(&str, &str)]| {
+        let mut request = client().post(format!("http://{}/workers", world.at.admin)).body(body.clone());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await.unwrap().status().as_u16()
+    };
+    let json = ("content-type", "application/json");
+    assert_eq!(register(&[("content-type", "text/plain"), ("origin", "http://evil.example")]).await, 403);
+    assert_eq!(register(&[json, ("origin", "http://evil.example")]).await, 403);
+    assert_eq!(register(&[json, ("sec-fetch-site", "cross-site")]).await, 403);
+    assert_eq!(register(&[json, ("origin", "null")]).await, 403);
+    for simple in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"] {
+        assert_eq!(register(&[("content-type", simple)]).await, 415, "{simple}");
+    }
+    assert_eq!(register(&[]).await, 415);
+    assert_eq!(register(&[json]).await, 200);
+    let metrics = client().get(format!("http://{}/metrics", world.at.admin)).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    assert!(metrics.contains("moongate_refused_requests_total{reason=\"foreign_origin\"} 4\n"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn origins_are_allowed_by_name_only() {
+    let world = Guarded::start(&[], &["--cors-origin=https://chat.example"]).await.ready().await;
+    let url = format!("http://{}/v1/completions", world.at.public);
+    let preflight = async |origin: &str| {
+        let asked = client().request(reqwest::Method::OPTIONS, &url).header("origin", origin);
+        let asked = asked.header("access-control-request-method", "POST");
+        asked.header("access-control-request-headers", "authorization,content-type").send().await.unwrap()
+    };
+    let allowed = preflight("https://chat.example").await;
+    assert_eq!(allowed.status(), 204);
+    assert_eq!(allowed.headers()["access-control-allow-origin"], "https://chat.example");
+    assert_eq!(allowed.headers()["access-control-allow-headers"], "authorization,content-type");
+    assert!(allowed.headers()["access-control-allow-methods"].to_str().unwrap().contains("POST"));
+    let refused = preflight("https://evil.example").await;
+    assert_eq!(refused.status(), 405);
+    assert!(!refused.headers().contains_key("access-control-allow-origin"));
+    for (origin, given) in [("https://chat.example", true), ("https://evil.example", false)] {
+        let request = client().post(&url).header("origin", origin).header("content-type", "application/json");
+        let answer = request.body(BODY).send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.headers().contains_key("access-control-allow-origin"), given, "{origin}");
+        assert_eq!(answer.headers()["vary"], "origin");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_host_and_no_compression() {
+    let world = Guarded::start(&[], &[]).await.ready().await;
+    for listener in [&world.at.public, &world.at.admin] {
+        for hosts in ["", "host: a\r\nhost: a\r\n", "host: a\r\nHost: b\r\n", "host: a b\r\n"] {
+            let request = format!("GET /health HTTP/1.1\r\n{hosts}\r\n");
+            let refused = exchange(listener.parse().unwrap(), request.as_bytes()).await;
+            assert_eq!(refused.status, 400, "{hosts:?}");
+            assert!(openai_error(&refused.body)["message"].as_str().unwrap().contains("Host"), "{refused:?}");
+        }
+        let good = exchange(listener.parse().unwrap(), b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        assert_eq!(good.status, 200);
+    }
+    let metrics = client().get(format!("http://{}/metrics", world.at.admin)).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    assert!(metrics.contains("moongate_refused_requests_total{reason=\"invalid_host\"} 8\n"), "{metrics}");
+    let url = format!("http://{}/v1/completions", world.at.public);
+    let gzip =
+        client().post(&url).header("content-type", "application/json").header("content-encoding", "gzip");
+    let refused = gzip.body(vec![0x1f, 0x8b, 8, 0]).send().await.unwrap();
+    assert_eq!(refused.status(), 415);
+    let error = openai_error(&refused.bytes().await.unwrap());
+    assert_eq!(error["code"], "unsupported_media_type");
+    assert!(error["message"].as_str().unwrap().contains("gzip"), "{error}");
+    assert_eq!(world.engines.started(), 0);
+    let plain =
+        client().post(&url).header("content-type", "application/json").header("content-encoding", "identity");
+    assert_eq!(plain.body(BODY).send().await.unwrap().status(), 200);
 }
 
 /// What comes from a variable that somebody forgot to fill closes nothing and opens nothing: it is a mistake.

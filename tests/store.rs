@@ -94,6 +94,13 @@ async fn mistakes_are_explained() {
         assert_eq!(ran.status.code(), Some(2), "{arguments:?}: {said}");
         assert!(said.contains(expected), "{arguments:?}: {said}");
     }
+    for address in ["--listen=0.0.0.0", "-Dlocal_hostname=192.0.2.1"] {
+        let mut open = moongate(&["store", "--port=0", address]);
+        let ran = open.env("MOONCAKE_MASTER", "127.0.0.1:1").output().await.unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(2), "{address}: {said}");
+        assert!(said.contains("set --allow-peers (MOONGATE_STORE_ALLOW_PEERS)"), "{address}: {said}");
+    }
     let mut nobody = moongate(&["store", "--port=0", "--max-wait-time=0"]);
     let ran = nobody.env("MOONCAKE_MASTER", "127.0.0.1:1").output().await.unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);

@@ -130,6 +130,7 @@ fn every_error_code_is_described_with_its_status() {
         Code::InvalidJson
         | Code::InvalidRequest
         | Code::BodyTooLarge
+        | Code::UnsupportedMediaType
         | Code::BodyIncomplete
         | Code::ModelNotFound
         | Code::Unauthorized
@@ -144,13 +145,16 @@ fn every_error_code_is_described_with_its_status() {
         | Code::PrefillFailed
         | Code::DecodeFailed
         | Code::WorkerFailed
+        | Code::EngineUnavailable
         | Code::EngineTimeout
+        | Code::GatewayOverloaded
         | Code::ShuttingDown => (code.as_str().to_owned(), code.status().as_u16().to_string()),
     };
     let codes = [
         Code::InvalidJson,
         Code::InvalidRequest,
         Code::BodyTooLarge,
+        Code::UnsupportedMediaType,
         Code::BodyIncomplete,
         Code::ModelNotFound,
         Code::Unauthorized,
@@ -165,7 +169,9 @@ fn every_error_code_is_described_with_its_status() {
         Code::PrefillFailed,
         Code::DecodeFailed,
         Code::WorkerFailed,
+        Code::EngineUnavailable,
         Code::EngineTimeout,
+        Code::GatewayOverloaded,
         Code::ShuttingDown,
     ];
     let real: BTreeSet<_> = codes.into_iter().map(listed).collect();

@@ -107,7 +107,9 @@ fn store() -> [String; 2] {
     let folder = tempfile::tempdir().unwrap();
     let events = "--kv_events_bind_endpoint=tcp://127.0.0.1:0";
     let here = ["--rpc_address=127.0.0.1", "--rpc_port=0", "--metrics_host=127.0.0.1", "--metrics_port=0"];
-    let flags = ["master", "--enable_kv_events", events, "--kv_events_backend_id=b", "--enable_offload"];
+    let data = format!("--data_dir={}", folder.path().join("master").display());
+    let flags =
+        ["master", "--enable_kv_events", events, "--kv_events_backend_id=b", "--enable_offload", &data];
     let master = Running::start(&mut moongate(&[&flags[..], &here].concat()), [" rpc=", " admin="]);
     let mut store = moongate(&["store", "--port=0", "--tier-size=64mb", "-Dglobal_segment_size=64mb"]);
     store.env("MOONCAKE_MASTER", &master.told[0]).env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");

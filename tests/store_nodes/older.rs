@@ -1,5 +1,6 @@
 //! Clients of older releases with our node and our master.
 
+use futures_util::future::join_all;
 use moongate_kvclient::{Client, Metadata, Options, Put, PutOptions};
 use moongate_runtime::Supervisor;
 
@@ -55,4 +56,49 @@ async fn older_clients() {
         }
         node.stop().await;
     }
+}
+
+/// Pairs of clients, one of which puts objects that the other gets at once.
+const PAIRS: usize = 6;
+
+/// How many of `gets` gets of a release's client have got other bytes than another one had put just before.
+async fn wrong_gets(release: &'static str, store: &Store, gets: usize) -> usize {
+    let pair = async |number: usize| {
+        let mut writer = RealNode::start_of(release, &store.rpc, &store.metadata, 0).await;
+        let mut reader = RealNode::start_of(release, &store.rpc, &store.metadata, 0).await;
+        let mut wrong = 0;
+        for round in 0..gets / PAIRS {
+            let (key, size) = (format!("{release}-{number}-{round}"), [1000, 64 << 10][round % 2]);
+            writer.put(&key, size).await;
+            wrong += usize::from(reader.ask(&format!("read {key}")).await != "1");
+        }
+        wrong
+    };
+    join_all((0..PAIRS).map(pair)).await.into_iter().sum()
+}
+
+/// Clients of the first version of the data plane, which acknowledges no write. As many gets as `MOONGATE_GETS` says, while threads of
+/// this process keep all cores busy.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "minutes of load: by hand"]
+async fn what_older_clients_put_others_get() {
+    let gets = std::env::var("MOONGATE_GETS").map_or(20_000, |gets| gets.parse().unwrap());
+    let busy = std::env::var("MOONGATE_BUSY_THREADS").map_or(20, |threads| threads.parse().unwrap());
+    let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    for _ in 0..busy {
+        let done = std::sync::Arc::clone(&done);
+        std::thread::spawn(move || while !done.load(std::sync::atomic::Ordering::Relaxed) {});
+    }
+    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
+    let node = Node::start(&store).await;
+    for release in ["0.3.11.post1", "0.3.9"] {
+        if has(release).await {
+            let wrong = wrong_gets(release, &store, gets).await;
+            let waited = node.metric("moongate_store_delayed_reads_total").await;
+            eprintln!("{release}: {wrong} of {gets} gets were wrong, {waited} reads have waited");
+            assert_eq!(wrong, 0, "{release}");
+        }
+    }
+    node.stop().await;
+    done.store(true, std::sync::atomic::Ordering::Relaxed);
 }

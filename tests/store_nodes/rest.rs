@@ -182,6 +182,20 @@ async fn memory_of_engines_is_lent() {
         let refused = (400, json!({"error": "Missing or invalid name or size"}));
         assert_eq!(post(&node, "/api/mount_shm", body).await, refused);
     }
+    let link = std::path::PathBuf::from(format!("/dev/shm/{name}-link"));
+    std::os::unix::fs::symlink(file.path(), &link).unwrap();
+    let linked = json!({"name": format!("{name}-link"), "size": SIZE});
+    let (status, answer) = post(&node, "/api/mount_shm", linked).await;
+    std::fs::remove_file(&link).unwrap();
+    assert_eq!(status, 500, "a link is not followed: {answer}");
+    for (path, body) in [
+        ("/api/mount", json!({"size": 1_u64 << 40})),
+        ("/api/mount_shm", json!({"name": name, "size": 1_u64 << 40})),
+    ] {
+        let (status, answer) = post(&node, path, body).await;
+        let problem = answer["error"].as_str().unwrap();
+        assert!(status == 500 && problem.contains("bytes of memory of this machine"), "{path}: {answer}");
+    }
     let larger = json!({"name": name, "size": 2 * SIZE});
     assert_eq!(post(&node, "/api/mount_shm", larger).await.0, 500);
     node.stop().await;
@@ -191,11 +205,24 @@ async fn memory_of_engines_is_lent() {
 async fn only_peers_may() {
     let store = Store::start(Whose::Ours, Found::ByHandshake).await;
     let node = Node::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
-    assert_eq!(ask(&node, Method::DELETE, "/api/remove_all", "").await.0, 403);
+    assert_eq!(ask(&node, Method::POST, "/drain", "").await.0, 403);
     // Whoever looks after the node may look.
     assert_eq!(node.get("/metrics").await.0, 200);
     let ours = client(&store, &Supervisor::new());
     assert!(ours.put("k", b"v", &Default::default()).await.is_err());
     assert!(node.metric(r#"moongate_store_connections_refused_total{reason="not_allowed"}"#).await <= 3);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_guards_the_api() {
+    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
+    let node = Node::start_with(&store, &["--api-token=moon"]).await;
+    let (status, answer) = ask(&node, Method::POST, "/api/mount", r#"{"size": 16777216}"#).await;
+    assert_eq!(status, 401, "{answer}");
+    assert_eq!(node.metric("moongate_store_refused_api_calls_total").await, 1);
+    let exist = Client::new().get(node.url("/api/exist/k")).bearer_auth("moon").send().await.unwrap();
+    assert_eq!(exist.status(), 200);
+    assert_eq!(node.get("/health").await.0, 200);
     node.stop().await;
 }

@@ -51,6 +51,7 @@ impl Received {
 /// What every generation request is answered.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
     pub(crate) content_type: &'static str,
     pub(crate) headers: Vec<(&'static str, &'static str)>,
     pub(crate) body: Bytes,
@@ -59,12 +60,22 @@ pub(crate) struct Answer {
 impl Answer {
     /// JSON, byte for byte.
     pub(crate) fn json(text: impl Into<Bytes>) -> Self {
-        Self { content_type: "application/json", headers: Vec::new(), body: text.into() }
+        Self {
+            status: StatusCode::OK,
+            content_type: "application/json",
+            headers: Vec::new(),
+            body: text.into(),
+        }
     }
 
     /// Server-sent events, byte for byte.
     pub(crate) fn events(text: impl Into<Bytes>) -> Self {
-        Self { content_type: "text/event-stream; charset=utf-8", headers: Vec::new(), body: text.into() }
+        Self {
+            status: StatusCode::OK,
+            content_type: "text/event-stream; charset=utf-8",
+            headers: Vec::new(),
+            body: text.into(),
+        }
     }
 }
 
@@ -129,8 +140,9 @@ async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Respons
         return Response::new(Body::empty());
     }
     shared.received.send_modify(|received| received.push(Received { path, headers: parts.headers, body }));
-    let Answer { content_type, headers, body } = shared.answer.clone();
+    let Answer { status, content_type, headers, body } = shared.answer.clone();
     let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     for (name, value) in headers {
         response.headers_mut().append(name, HeaderValue::from_static(value));

@@ -2,6 +2,10 @@
 //! the twin leg is stopped at once, nothing leaks, and no stream ends as if it were complete.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod grey;
+#[path = "../world/mod.rs"]
+mod world;
+
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;

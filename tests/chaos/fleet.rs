@@ -1,0 +1,213 @@
+//! Gateway, two pairs of engines, master, two stores with their holders, and the proxies between them.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use moongate_kvclient::{Client, Options};
+use moongate_runtime::Supervisor;
+
+use super::process::{Process, Usage};
+use super::proxy::{LinkState, Proxy};
+use super::schedule::{Fault, Link, STORES, Target};
+use super::world::client;
+
+/// Starts of several programs on a busy machine.
+const START: Duration = Duration::from_secs(60);
+const DISK: &str = "size=24m";
+
+pub(crate) struct Fleet {
+    pub(crate) gateway: Process,
+    engines: Vec<Process>,
+    pub(crate) master: Process,
+    pub(crate) stores: Vec<Process>,
+    _holders: Vec<Process>,
+    engine_links: Vec<Proxy>,
+    master_link: Proxy,
+    pub(crate) engine_urls: Vec<String>,
+    pub(crate) url: String,
+    pub(crate) admin: String,
+    disk: Option<PathBuf>,
+    http: reqwest::Client,
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
+}
+
+impl Fleet {
+    pub(crate) async fn start(folder: &Path, supervisor: &Supervisor) -> Self {
+        let log = |name: &str| folder.join(format!("{name}.log"));
+        let (mut engines, mut engine_links, mut engine_urls, mut flags) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (number, role) in ["prefill", "prefill", "decode", "decode"].into_iter().enumerate() {
+            let (port, bootstrap) = (free_port(), free_port());
+            let mut line = format!(
+                "loadtest engine --role {role} --face sglang --listen 127.0.0.1:{port} --time-scale 5"
+            );
+            if role == "prefill" {
+                line.push_str(&format!(" --bootstrap-listen 127.0.0.1:{bootstrap}"));
+            }
+            engines.push(Process::start(&log(&format!("engine-{number}")), words(&line), Vec::new()));
+            let proxy = Proxy::start(format!("127.0.0.1:{port}"), supervisor).await;
+            let port_flag = if role == "prefill" { format!(",{bootstrap}") } else { String::new() };
+            flags.push(format!("--{role}=http://{}{port_flag}", proxy.address));
+            engine_urls.push(format!("http://127.0.0.1:{port}"));
+            engine_links.push(proxy);
+        }
+        let (public, admin) = (free_port(), free_port());
+        let mut args = words(&format!(
+            "gateway --listen 127.0.0.1:{public} --admin-listen 127.0.0.1:{admin} --health-interval 1s --health-timeout 1s --stall-timeout 3s --breaker-pause 500ms"
+        ));
+        args.extend(flags);
+        let gateway = Process::start(&log("gateway"), args, Vec::new());
+
+        let disk = small_disk(&folder.join("disk"));
+        let data = disk.clone().unwrap_or_else(|| folder.join("data"));
+        let (rpc, metrics) = (free_port(), free_port());
+        let line = format!(
+            "master --rpc_address=127.0.0.1 --metrics_host=127.0.0.1 --rpc_port={rpc} --metrics_port={metrics} --default_kv_lease_ttl=1000 --data_dir={}",
+            data.display()
+        );
+        let master = Process::start(&log("master"), words(&line), Vec::new());
+        let master_link = Proxy::start(format!("127.0.0.1:{rpc}"), supervisor).await;
+        let (mut holders, mut stores) = (Vec::new(), Vec::new());
+        for number in 0..STORES {
+            let socket = folder.join(format!("holder-{number}"));
+            let line = format!("store-holder --socket {}", socket.display());
+            holders.push(Process::start(&log(&format!("holder-{number}")), words(&line), Vec::new()));
+            until(&format!("holder {number} listens"), async || socket.exists()).await;
+            let line =
+                format!("store --port=0 --memory=holder:{} -Dglobal_segment_size=64mb", socket.display());
+            let variables = vec![
+                ("MOONCAKE_MASTER", master_link.address.clone()),
+                ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1".to_owned()),
+            ];
+            stores.push(Process::start(&log(&format!("store-{number}")), words(&line), variables));
+        }
+        Self {
+            gateway,
+            engines,
+            master,
+            stores,
+            _holders: holders,
+            engine_links,
+            master_link,
+            engine_urls,
+            url: format!("http://127.0.0.1:{public}"),
+            admin: format!("http://127.0.0.1:{admin}"),
+            disk,
+            http: client(),
+        }
+    }
+
+    pub(crate) fn client(&self, supervisor: &Supervisor) -> Client {
+        Client::new(&self.master_link.address, Options::default(), supervisor).unwrap()
+    }
+
+    /// Begins a fault, or ends it.
+    pub(crate) fn set(&mut self, fault: Fault, begins: bool) {
+        match fault {
+            Fault::Kill(target) if begins => self.process(target).kill(),
+            Fault::Kill(target) => self.process(target).start_again(),
+            Fault::Stop(target) => self.process(target).stop(begins),
+            Fault::Cut(link) => self.link(link).set(if begins { LinkState::Cut } else { LinkState::Open }),
+            Fault::Slow(link) => self.link(link).set(if begins { LinkState::Slow } else { LinkState::Open }),
+            Fault::DiskFull => self.fill_disk(begins),
+        }
+    }
+
+    fn process(&mut self, target: Target) -> &mut Process {
+        match target {
+            Target::Gateway => &mut self.gateway,
+            Target::Engine(number) => &mut self.engines[number],
+            Target::Master => &mut self.master,
+            Target::Store(number) => &mut self.stores[number],
+        }
+    }
+
+    fn link(&self, link: Link) -> &Proxy {
+        match link {
+            Link::Engine(number) => &self.engine_links[number],
+            Link::Master => &self.master_link,
+        }
+    }
+
+    fn fill_disk(&self, full: bool) {
+        let Some(disk) = &self.disk else { return };
+        let filler = disk.join("filler");
+        if full {
+            // Fails when the disk is full, which is what it is for.
+            let _full = std::fs::write(&filler, vec![0_u8; 32 << 20]);
+        } else {
+            let _gone = std::fs::remove_file(&filler);
+        }
+    }
+
+    /// Programs that have ended by themselves, with the ends of their logs.
+    pub(crate) fn ended(&mut self) -> Vec<String> {
+        let all = self.engines.iter_mut().chain([&mut self.gateway, &mut self.master]);
+        all.chain(&mut self.stores).filter_map(|one| one.has_ended().then(|| one.log())).collect()
+    }
+
+    pub(crate) async fn get(&self, url: &str) -> Option<String> {
+        let answer = self.http.get(url).timeout(Duration::from_secs(5)).send().await.ok()?;
+        let is_success = answer.status().is_success();
+        answer.text().await.ok().filter(|_| is_success)
+    }
+
+    /// What the programs use that hold something for others.
+    pub(crate) fn usages(&self) -> Vec<(&'static str, Usage)> {
+        let others = [("gateway", &self.gateway), ("master", &self.master)];
+        let stores = self.stores.iter().map(|store| ("store", store));
+        others.into_iter().chain(stores).map(|(name, process)| (name, process.usage())).collect()
+    }
+
+    /// Waits until every engine is used.
+    pub(crate) async fn until_sound(&self) {
+        until("all engines are used", async || {
+            let ready = self.get(&format!("{}/ready", self.admin)).await.unwrap_or_default();
+            let ready: serde_json::Value = serde_json::from_str(&ready).unwrap_or_default();
+            ready["waiting"].as_array().is_some_and(Vec::is_empty)
+        })
+        .await;
+    }
+
+    /// The samples of a metric whose labels contain `label`, added up.
+    pub(crate) async fn metric(&self, name: &str, label: &str) -> u64 {
+        let text = self.get(&format!("{}/metrics", self.admin)).await.expect("the gateway's metrics");
+        let is_sample = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])) && line.contains(label)
+        };
+        let values = text.lines().filter(is_sample).map(|line| line.rsplit(' ').next().unwrap());
+        values.map(|value| value.parse::<f64>().unwrap() as u64).sum()
+    }
+}
+
+/// A disk that can be filled, if this user may mount one.
+fn small_disk(at: &Path) -> Option<PathBuf> {
+    std::fs::create_dir(at).unwrap();
+    let mut mount = std::process::Command::new("mount");
+    let mounted = mount.args(["-t", "tmpfs", "-o", DISK, "tmpfs"]).arg(at).output();
+    mounted.is_ok_and(|ended| ended.status.success()).then(|| at.to_owned())
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        if let Some(disk) = &self.disk {
+            self.master.kill();
+            let _left = std::process::Command::new("umount").arg(disk).status();
+        }
+    }
+}
+
+pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !so().await {
+        assert!(begun.elapsed() < START, "not within {START:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
