@@ -102,7 +102,7 @@ async fn requests_leave_a_grey_decode() {
     join_all(cases).await;
 }
 
-/// With the default policy; and when the engine works again, a trial request finds out.
+/// With the default policy; and when the engine works again, a trial request finds out, though the policy may like the other one better.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_leave_a_grey_worker_and_come_back() {
     let world = Fleet::sglang().plain(2).flag("--breaker-pause=500ms").start().await;
@@ -111,12 +111,11 @@ async fn requests_leave_a_grey_worker_and_come_back() {
     grey.set_fault(Fault::None);
     let before = grey.stats().finished;
     let deadline = Instant::now() + PATIENCE;
-    while grey.stats().finished < before + 3 {
-        assert!(Instant::now() < deadline, "the engine gets no requests again");
+    while metric_sum(&world, "moongate_engine_suspect{").await > 0 {
+        assert!(Instant::now() < deadline, "no trial request finds out that the engine works again");
         all_answered("worker works again", &world, 1, 1).await;
     }
-    let suspect = metric_sum(&world, "moongate_engine_suspect{").await;
-    assert_eq!(suspect, 0);
+    assert!(grey.stats().finished > before);
 }
 
 /// The only prefill is sound, one of two decodes is grey: the prefill must not be given up for it.

@@ -37,18 +37,21 @@ pub(crate) struct Exit {
     pub(crate) decode_rank: u32,
 }
 
-/// How picky the choice is: first engines that are sound, then also suspect ones and those with an open breaker, then any that was not
-/// tried yet. So suspicions, open breakers or failing health checks on all engines never turn a live fleet into one that refuses
-/// everything.
+/// How picky the choice is: first a suspect engine whose trial is due, then engines that are sound, then also suspect ones and those
+/// with an open breaker, then any that was not tried yet. So suspicions, open breakers or failing health checks on all engines never turn
+/// a live fleet into one that refuses everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pickiness {
+    /// The trial itself. A policy that finds the engine no better than its twins would never send one.
+    Trial,
     Sound,
     Healthy,
     Untried,
 }
 
 impl Pickiness {
-    pub(super) const ALL: [Pickiness; 3] = [Pickiness::Sound, Pickiness::Healthy, Pickiness::Untried];
+    pub(super) const ALL: [Pickiness; 4] =
+        [Pickiness::Trial, Pickiness::Sound, Pickiness::Healthy, Pickiness::Untried];
 }
 
 /// Which engines one request may go to.
@@ -68,22 +71,44 @@ impl Wish {
     /// The engines that it may not go to.
     pub(super) fn barred(&self, fleet: &Fleet) -> Vec<InstanceIx> {
         let trial = self.trial(fleet);
-        let is_trial = |member: &Member| trial.is_some_and(|trial| Arc::ptr_eq(trial, &member.endpoint));
         let members = (0_u32..).map(InstanceIx).zip(&fleet.members);
-        members.filter(|(_, member)| !self.allows(member, is_trial(member))).map(|(ix, _)| ix).collect()
+        members.filter(|(_, member)| self.bars(member, trial)).map(|(ix, _)| ix).collect()
+    }
+
+    fn bars(&self, member: &Member, trial: Option<&Member>) -> bool {
+        let is_trial = trial.is_some_and(|trial| Arc::ptr_eq(&trial.endpoint, &member.endpoint));
+        let is_instead = self.pickiness == Pickiness::Trial
+            && trial.is_none_or(|trial| stands_in(member.instance.role, trial.instance.role));
+        !self.allows(member, is_trial) || (is_instead && !is_trial)
+    }
+
+    /// Whether a suspect engine is due for a trial that this request can be. A stream is given up after its engine's silence limit; the
+    /// silence of an answer in one piece says little for its whole length.
+    pub(super) fn is_due_for_trial(&self, ask: &Ask, fleet: &Fleet) -> bool {
+        ask.head.stream && self.trial(fleet).is_some()
+    }
+
+    /// Whether it is for the trial of a suspect engine alone.
+    pub(super) fn is_trial(&self) -> bool {
+        self.pickiness == Pickiness::Trial
+    }
+
+    /// A trial is not worth waiting for.
+    pub(super) fn give_up_trial(&mut self) {
+        self.pickiness = Pickiness::Sound;
     }
 
     /// A suspect engine that this request may try. Only one, so that a pair has a sound side; and no request tries one that has been
     /// delayed by another engine already.
-    fn trial<'a>(&self, fleet: &'a Fleet) -> Option<&'a Arc<Endpoint>> {
-        if self.pickiness != Pickiness::Sound || !self.tried.is_empty() {
+    fn trial<'a>(&self, fleet: &'a Fleet) -> Option<&'a Member> {
+        if !matches!(self.pickiness, Pickiness::Trial | Pickiness::Sound) || !self.tried.is_empty() {
             return None;
         }
         let mut suspects =
             fleet.members.iter().filter(|member| member.endpoint.silence.is_suspect()).peekable();
         suspects.peek()?;
         let now = Instant::now();
-        let due = suspects.map(|member| &member.endpoint).filter(|one| one.silence.is_trial_due(now));
+        let due = suspects.filter(|member| member.endpoint.silence.is_trial_due(now));
         due.min_by_key(|_| fastrand::u32(..))
     }
 
@@ -105,10 +130,15 @@ impl Wish {
         (self.api != Api::Generate || member.is_sglang())
             && (self.samples == 1 || !member.is_sglang() || member.instance.role == Role::Plain)
             && (self.pickiness == Pickiness::Untried || endpoint.is_healthy())
-            && (self.pickiness != Pickiness::Sound
+            && (!matches!(self.pickiness, Pickiness::Trial | Pickiness::Sound)
                 || (!endpoint.breaker.is_open() && (is_trial || !endpoint.silence.is_suspect())))
             && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, endpoint))
     }
+}
+
+/// Whether an engine of role `one` would make a route without the engine of role `other`.
+fn stands_in(one: Role, other: Role) -> bool {
+    one == other || one == Role::Plain || other == Role::Plain
 }
 
 /// The engines of a route.

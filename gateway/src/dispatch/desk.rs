@@ -98,7 +98,13 @@ impl Desk {
             (Some(request), Api::Chat | Api::Completions | Api::Generate) => {
                 let mut refusal = Refusal::UnknownModel;
                 for pickiness in Pickiness::ALL {
-                    match self.wait(ask, request, Wish::new(ask, tried, pickiness)).await {
+                    let wish = Wish::new(ask, tried, pickiness);
+                    let is_trial = pickiness == Pickiness::Trial;
+                    if is_trial && !wish.is_due_for_trial(ask, &self.fleet.current()) {
+                        continue;
+                    }
+                    match self.wait(ask, request, wish).await {
+                        Err(_) if is_trial => {}
                         Err(error @ (Refusal::UnknownModel | Refusal::NoneAvailable { .. })) => {
                             refusal = error;
                         }
@@ -113,6 +119,7 @@ impl Desk {
 
     async fn wait(self: &Arc<Self>, ask: &Ask, request: &Request, wish: Wish) -> Answer {
         let (tell, mut told) = oneshot::channel();
+        let is_trial = wish.is_trial();
         let start = Instant::now();
         let ticket = self.change(|state, now| {
             if state.waiting.len() >= self.room {
@@ -137,12 +144,25 @@ impl Desk {
         if let Ok(answer) = told.try_recv() {
             return answer;
         }
+        if is_trial {
+            self.give_up_trial(ticket);
+        }
         let mut place = Place { desk: self, ticket, taken: true };
         // The desk tells everyone before it forgets him.
         let answer = told.await.unwrap_or(Err(Refusal::UnknownModel));
         place.taken = false;
         self.metrics.held(start.elapsed());
         answer
+    }
+
+    /// A held request waits for sound engines, like the others.
+    fn give_up_trial(self: &Arc<Self>, ticket: Ticket) {
+        self.change(|state, _| {
+            if let Some(waiting) = state.waiting.get_mut(&ticket) {
+                waiting.wish.give_up_trial();
+                state.scheduler.bar(ticket, waiting.wish.barred(&state.fleet));
+            }
+        });
     }
 
     /// The scheduler's seconds as they pass here.
