@@ -82,6 +82,18 @@ fn templates_are_good_with_every_example() {
     script("chart-readme", &["--check"]);
 }
 
+/// A Service called moongate-store would set `MOONGATE_STORE_PORT`, which is a setting, to a URL.
+#[test]
+fn pods_get_no_variables_from_services() {
+    for example in examples() {
+        let rendered = rendered(&example);
+        let count = |part: &str| rendered.lines().filter(|line| line.trim_start() == part).count();
+        let pods = count("containers:");
+        assert!(pods > 1, "{}", example.display());
+        assert_eq!(count("enableServiceLinks: false"), pods, "{}", example.display());
+    }
+}
+
 #[test]
 fn an_operator_for_one_namespace_can_be_installed_without_rights_beyond_it() {
     let only = "--set=operator.namespace=here,operator.webhooks=false,operator.clusterPermissions=false";

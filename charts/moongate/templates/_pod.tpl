@@ -25,6 +25,8 @@ securityContext:
 {{- with .root.Values.imagePullSecrets }}
 {{- $_ := set $spec "imagePullSecrets" . }}
 {{- end }}
+{{- /* A Service called moongate-store would set MOONGATE_STORE_PORT to a URL, which is a setting of ours. */}}
+{{- $_ := set $spec "enableServiceLinks" false }}
 {{- $_ := set $spec "volumes" (concat ($spec.volumes | default list) ($given.volumes | default list)) }}
 {{- toYaml (mergeOverwrite $spec (omit $given "volumes")) }}
 {{- end }}
