@@ -19,7 +19,7 @@ use crate::error::{ApiError, Code};
 use crate::feedback::{Decisions, Metrics};
 use crate::fleet::{Endpoint, FleetReader, check_health, follow, poll_loads, probe_suspects};
 use crate::guard::{GuardError, Guards};
-use crate::ingress::{FleetState, Gateway, admin_router, public_router};
+use crate::ingress::{BodyReader, FleetState, Gateway, admin_router, public_router};
 use crate::memory::MemoryBudget;
 use crate::predict::{EngineTokenizer, Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
 
@@ -210,8 +210,7 @@ pub async fn start(
         index,
         metrics,
         traces,
-        body_limits: options.listeners.body_limits(&body_memory),
-        body_memory,
+        bodies: BodyReader::new(options.listeners.body_limits(&body_memory), body_memory, supervisor.clone()),
         prompt_memory,
         standing: options.standing(),
         decisions,
@@ -224,7 +223,6 @@ pub async fn start(
         cors_origins: options.access.cors_origin.clone(),
         engine_client,
         engine_key: options.engines.authorization(),
-        supervisor: supervisor.clone(),
         draining: CancellationToken::new(),
         forced_end: CancellationToken::new(),
     });

@@ -55,6 +55,10 @@ impl MemoryBudget {
         self.used.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// The largest reservation that can succeed.
     pub(crate) fn largest(&self) -> u64 {
         let without_share = self.limit - self.limit / 4;

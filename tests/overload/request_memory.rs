@@ -91,24 +91,37 @@ async fn unfinished_bodies_stay_within_their_memory_and_streams_go_on() {
     assert_eq!(response.status, 200, "{} {}", String::from_utf8_lossy(&response.body), gateway.shown());
 }
 
-/// What is declared costs nothing: 300 bodies of 32 MiB each, of which a few bytes have come.
+/// What is declared costs nothing, and connections that wait for the rest of a body have a share of the memory as well: with what a container of
+/// 2 GiB has for bodies, ten thousand of them stay under 100 MB, and those that find no room learn it at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_have_only_begun_cost_what_has_come() {
-    let (gateway, addresses) =
-        Binary::gateway(&["--registration".to_owned(), "--body-memory=33554432".to_owned()]).await;
+async fn ten_thousand_unfinished_bodies_stay_under_100_mb() {
+    const CLIENTS: usize = 10_000;
+    const WAITING: usize = 2048;
+    const PIECE: usize = 200;
+    let flags =
+        ["--registration", "--body-memory=536870912", "--max-connections=10100"].map(str::to_owned).to_vec();
+    let (gateway, addresses) = Binary::gateway(&flags).await;
     let address: SocketAddr = addresses.public.parse().unwrap();
     let before = memory(gateway.id(), "VmRSS");
-    let mut clients = Vec::new();
-    for _ in 0..300 {
-        clients.push(half_sent(address, 25_000_000, 16).await);
+    let mut waiting = Vec::new();
+    for _ in 0..WAITING {
+        waiting.push(half_sent(address, 25_000_000, PIECE).await);
     }
     let admin = format!("http://{}/metrics", addresses.admin);
-    let used = async || client().get(&admin).send().await.unwrap().text().await.unwrap();
-    while !used().await.contains("moongate_body_memory_bytes 4800\n") {
+    let metrics = async || client().get(&admin).send().await.unwrap().text().await.unwrap();
+    while !metrics().await.contains(&format!("moongate_body_memory_bytes {}\n", WAITING * PIECE)) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let grown = memory(gateway.id(), "VmRSS").saturating_sub(before);
-    assert!(grown < 30 << 10, "{grown} kB for {} bodies", clients.len());
+    for _ in WAITING..CLIENTS {
+        let response = half_sent(address, 25_000_000, PIECE).await.response().await;
+        assert_eq!(response.status, 503, "{response:?}");
+        assert!(response.head.to_ascii_lowercase().contains("retry-after: 1"), "{response:?}");
+        assert_eq!(openai_error(&response.body)["code"], "gateway_overloaded");
+    }
+    let metrics = metrics().await;
+    assert!(metrics.contains(&format!("{REFUSALS} {}\n", CLIENTS - WAITING)), "{metrics}");
+    let grown = memory(gateway.id(), "VmHWM").saturating_sub(before);
+    assert!(grown < 100_000, "{grown} kB for {} bodies", waiting.len());
 }
 
 /// A body from which members were taken out is another piece of memory, and counts for as long as the request is in progress.

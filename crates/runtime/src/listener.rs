@@ -355,7 +355,8 @@ impl AcceptLoop {
             self.supervisor.spawn("connection", async move {
                 match tls {
                     None => protocol.run(stream, service, &open.shared).await,
-                    Some(tls) => protocol.run_secured(stream, &tls, service, &open.shared).await,
+                    // In a box, so that connections without TLS are small.
+                    Some(tls) => Box::pin(protocol.run_secured(stream, &tls, service, &open.shared)).await,
                 }
             });
         }

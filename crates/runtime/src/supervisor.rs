@@ -224,15 +224,18 @@ impl Supervisor {
         is_essential: bool,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> JoinHandle<()> {
-        self.start(name, move |registration| async move {
-            let shared = &registration.shared;
-            let Err(panic) = AssertUnwindSafe(future).catch_unwind().await else { return };
-            let then = if is_essential { "the process ends" } else { "its work is lost" };
-            shared.record_panic(name, panic.as_ref(), then);
-            if is_essential {
-                shared.fail(name);
-            }
-            resume_unwind(panic);
+        // Not an async block: that would have room for the future twice, before and after it is first polled.
+        self.start(name, move |registration| {
+            AssertUnwindSafe(future).catch_unwind().map(move |outcome| {
+                let shared = &registration.shared;
+                let Err(panic) = outcome else { return };
+                let then = if is_essential { "the process ends" } else { "its work is lost" };
+                shared.record_panic(name, panic.as_ref(), then);
+                if is_essential {
+                    shared.fail(name);
+                }
+                resume_unwind(panic);
+            })
         })
     }
 

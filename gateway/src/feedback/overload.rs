@@ -82,12 +82,12 @@ impl OverloadMetrics {
     }
 
     /// Reads what is counted elsewhere, before a scrape.
-    pub(crate) fn update(&self, bodies: &MemoryBudget, prompts: &MemoryBudget) {
+    pub(crate) fn update(&self, [bodies, unfinished]: [&MemoryBudget; 2], prompts: &MemoryBudget) {
         let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.body_bytes.set(gauge(bodies.used()));
         self.prompt_bytes.set(gauge(prompts.used()));
         for (reason, new) in [
-            (OverloadReason::BodyMemory, bodies.take_refused()),
+            (OverloadReason::BodyMemory, bodies.take_refused() + unfinished.take_refused()),
             (OverloadReason::ClientConnections, self.connections.swap(0, Ordering::Relaxed)),
         ] {
             self.refused.get_or_create(&Labels { reason: reason.as_str() }).inc_by(new);

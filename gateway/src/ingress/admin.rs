@@ -12,6 +12,7 @@ use http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
 use super::authenticate;
+use super::body::BodyReader;
 use super::console;
 use super::cross_origin;
 use super::engine_administration;
@@ -81,7 +82,8 @@ async fn decision(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -
 }
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
-    gateway.metrics.overload.update(&gateway.body_memory, &gateway.prompt_memory);
+    let BodyReader { memory, unfinished, .. } = &gateway.bodies;
+    gateway.metrics.overload.update([memory, unfinished], &gateway.prompt_memory);
     let desk = &gateway.dispatcher.desk;
     let (fleet, loads) = desk.loads();
     let text = gateway.metrics.scrape((&fleet, &loads), desk.held(), &gateway.index);

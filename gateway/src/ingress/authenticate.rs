@@ -10,7 +10,6 @@ use http::{HeaderMap, Response};
 use moongate_runtime::{ClientCertificate, Secret};
 use subtle::ConstantTimeEq as _;
 
-use super::body::discard;
 use super::handler::Gateway;
 use super::headers::{REQUEST_ID, request_id};
 use crate::access::{Refusal, Scope};
@@ -92,7 +91,7 @@ fn refuse(gateway: &Gateway, request: Request, refusal: &Refusal) -> Response<Bo
     gateway.metrics.refusals.refused(refusal.reason);
     let id = request_id(request.headers());
     let (parts, body) = request.into_parts();
-    discard(&parts.headers, body, &gateway.supervisor);
+    gateway.bodies.discard(&parts.headers, body);
     let mut response = refusal.error.response();
     response.headers_mut().insert(REQUEST_ID, id);
     response

@@ -9,6 +9,9 @@ use crate::memory::{MemoryBudget, MemoryExhausted, MemoryReservation};
 /// First capacity of a body in several pieces whose length is declared. A client that declares more than it sends costs no more.
 const FIRST_CAPACITY: usize = 256 << 10;
 
+/// Pieces up to this size are copied when more is awaited. A connection's buffer has twice as much.
+const SMALL_PIECE: usize = 4 << 10;
+
 /// A body that is not complete. What has arrived is counted, not what is declared.
 pub(super) struct BodyBuffer {
     /// Declared length; 0 if none is.
@@ -46,6 +49,15 @@ impl BodyBuffer {
         }
         self.joined.extend_from_slice(&piece);
         Ok(())
+    }
+
+    /// Copies a small first piece, so that the buffer that it was read into is freed while more is awaited.
+    pub(super) fn detach(&mut self) {
+        if !self.first.is_empty() && self.first.len() <= SMALL_PIECE {
+            let mut copy = BytesMut::with_capacity(2 * self.first.len());
+            copy.extend_from_slice(&std::mem::take(&mut self.first));
+            self.joined = copy;
+        }
     }
 
     fn capacity(&self, needed: usize) -> usize {

@@ -8,7 +8,6 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Response};
 use moongate_discovery::InstanceId;
 
-use super::body::collect;
 use super::handler::Gateway;
 use super::headers::{REQUEST_ID, request_id, to_client};
 use super::media_type::check_encoding;
@@ -40,10 +39,9 @@ async fn exchange(
             format!("no engine {id:?}; GET /workers lists them (write / in an id as %2F)"),
         )
     })?;
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     check_encoding(&parts.headers)?;
-    let body =
-        collect(&parts.headers, body, gateway.body_limits, &gateway.body_memory, &gateway.supervisor).await?;
+    let body = gateway.bodies.collect(&mut parts, body).await?;
     // As it came, behind `/engines/` and the id. The engine's address is the first part of the URL, so that no path leads elsewhere.
     let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
     let target = target.splitn(4, '/').nth(3).unwrap_or_default();

@@ -1,46 +1,36 @@
 //! The journey of one request, from top to bottom.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::request::Parts;
+use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request, Response};
 use moongate_discovery::Registry;
-use moongate_runtime::{Secret, Supervisor};
-use moongate_scheduler as scheduler;
+use moongate_runtime::Secret;
 use moongate_telemetry::Traces;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::body::{BodyLimits, collect, discard, no_memory};
+use super::body::{BodyReader, no_memory};
+use super::content::{Content, Described, read_content};
 use super::cross_origin::CorsOrigin;
 use super::engine_error::engine_error;
 use super::fleet::FleetState;
-use super::form_data::without_transfer_fields;
 use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
-use super::inference_paths::{InferencePath, takes_forms};
+use super::inference_paths::InferencePath;
 use super::media_type::{MediaType, check_encoding};
 use super::standing::Standing;
-use crate::access::{Caller, Gate};
+use crate::access::{Caller, Gate, Permit};
 use crate::config::OpenPath;
 use crate::dispatch::{Answer, Ask, Booked, Dispatcher, Pair, Refused, Started, fan_out};
 use crate::error::{ApiError, Code};
 use crate::feedback::{Decisions, Feedback, Metrics, RequestSpan};
-use crate::fleet::{Fleet, ModelUnavailable};
 use crate::memory::MemoryBudget;
 use crate::predict::{KvIndex, Predicted, Predictor, Unknown};
-use crate::prompt::{Api, Head, without_transfer_members};
+use crate::prompt::Api;
 use crate::relay::{Relay, RelayParts, Sample, SseGate, Summary, Usage, merge_stream, merge_whole};
-
-/// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
-/// vocabularies. Only ratios between engines matter for load, not the exact count.
-const BYTES_PER_TOKEN: u64 = 4;
-/// Answer length assumed where the client sets no limit, for the load book.
-const DEFAULT_OUTPUT_TOKENS: u32 = 512;
 
 /// What every request needs.
 #[derive(Debug)]
@@ -50,9 +40,7 @@ pub(crate) struct Gateway {
     pub(crate) index: Arc<KvIndex>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Traces,
-    pub(crate) body_limits: BodyLimits,
-    /// For the bodies of all requests.
-    pub(crate) body_memory: Arc<MemoryBudget>,
+    pub(crate) bodies: BodyReader,
     /// For making tokens of prompts.
     pub(crate) prompt_memory: Arc<MemoryBudget>,
     pub(crate) standing: Standing,
@@ -73,8 +61,6 @@ pub(crate) struct Gateway {
     pub(crate) engine_client: reqwest::Client,
     /// What engines are shown in the place of a client's key that was for the gateway.
     pub(crate) engine_key: Option<HeaderValue>,
-    /// For what outlives a request's answer.
-    pub(crate) supervisor: Supervisor,
     /// Cancelled when no new work is wanted.
     pub(crate) draining: CancellationToken,
     /// Cancelled when open streams must end.
@@ -133,12 +119,23 @@ async fn serve(
         Some(Err(refusal)) => {
             gateway.metrics.refusals.refused(refusal.reason);
             let (parts, body) = request.into_parts();
-            discard(&parts.headers, body, &gateway.supervisor);
+            gateway.bodies.discard(&parts.headers, body);
             return Err(Refused::Error(refusal.error));
         }
     };
     feedback.span().reading();
-    let mut ask = read(gateway, api, id, request).await.map_err(Refused::Error)?;
+    let ask = read(gateway, api, id, request).await.map_err(Refused::Error)?;
+    // In a box, so that what waits for a body is small: that may be many at once, and for long.
+    Box::pin(dispatch(gateway, ask, permit, feedback)).await
+}
+
+/// Predicts, decides, and sends the request to engines until an answer has begun.
+async fn dispatch(
+    gateway: &Gateway,
+    mut ask: Ask,
+    permit: Option<Permit>,
+    feedback: &mut Feedback,
+) -> Result<(Ask, Served), Refused> {
     let read = Instant::now();
     feedback.span().asked(&mut ask, read);
     if ask.request.is_some() && ask.api != Api::Other {
@@ -153,7 +150,7 @@ async fn serve(
         let started = dispatcher.dispatch(&ask, span).await?;
         return Ok((ask, Served::One(started)));
     }
-    let samples = fan_out::split(&ask, &gateway.body_memory).map_err(Refused::Error)?;
+    let samples = fan_out::split(&ask, &gateway.bodies.memory).map_err(Refused::Error)?;
     let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
     let (head, samples) = begin_samples(gateway, &ask, started);
     if ask.head.stream {
@@ -179,21 +176,20 @@ pub(super) async fn read(
     id: HeaderValue,
     request: Request<Body>,
 ) -> Result<Ask, ApiError> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let media_type = match check_encoding(&parts.headers).and_then(|()| MediaType::of(&parts.headers)) {
         Ok(media_type) => media_type,
         Err(error) => {
-            discard(&parts.headers, body, &gateway.supervisor);
+            gateway.bodies.discard(&parts.headers, body);
             return Err(error);
         }
     };
-    let (limits, budget) = (gateway.body_limits, &gateway.body_memory);
-    let body = collect(&parts.headers, body, limits, budget, &gateway.supervisor).await?;
+    let body = gateway.bodies.collect(&mut parts, body).await?;
     let caller = parts.extensions.get::<Caller>();
     let Content { mut body, described, mut stripped } = read_content(gateway, api, &parts, media_type, body)?;
     if stripped {
         // A copy of what the client sent, whose own reservation has ended with it.
-        body = budget.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
+        body = gateway.bodies.memory.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
     }
     let Described { request, model, head } = described;
     // Engines only need the path: the authority of an absolute-form request is ours.
@@ -242,154 +238,6 @@ pub(super) async fn find(gateway: &Gateway, ask: &Ask) -> Result<Predicted, Unkn
     let request = ask.request.as_ref().ok_or(Unknown::Batch)?;
     let fleet = gateway.dispatcher.fleet.current();
     gateway.predictor.predict(&fleet, ask.api, request.model, &ask.head, &ask.body).await
-}
-
-/// A body as engines may have it.
-struct Content {
-    body: Bytes,
-    described: Described,
-    /// Whether something was taken out.
-    stripped: bool,
-}
-
-/// What the gateway parses from a request's body.
-#[derive(Default)]
-struct Described {
-    request: Option<scheduler::Request>,
-    model: Option<Arc<str>>,
-    head: Head<'static>,
-}
-
-/// Parses the body, and removes members that steer KV transfer. Engines may parse a body as JSON whatever its content type, so it is read
-/// as JSON here unless it is a form, on a path that takes forms.
-fn read_content(
-    gateway: &Gateway,
-    api: Api,
-    parts: &Parts,
-    media_type: MediaType,
-    body: Bytes,
-) -> Result<Content, ApiError> {
-    let unsupported = |text: String| ApiError::new(Code::UnsupportedMediaType, text);
-    if api == Api::Other {
-        if body.is_empty() {
-            return Ok(Content { body, described: Described::default(), stripped: false });
-        }
-        if media_type == MediaType::UrlEncoded {
-            // A JSON text can be a form as well: an engine would find other fields in it than the gateway.
-            return Err(unsupported("forms are taken as multipart/form-data only".to_owned()));
-        }
-        if media_type == MediaType::Form {
-            if !takes_forms(parts.uri.path()) {
-                return Err(unsupported(format!(
-                    "{} takes JSON, not a form; send application/json",
-                    parts.uri.path()
-                )));
-            }
-            let content_type =
-                parts.headers.get(CONTENT_TYPE).ok_or_else(|| unsupported("no type".to_owned()))?;
-            let (body, stripped) = without_transfer_fields(content_type, body)
-                .map_err(|error| ApiError::new(Code::InvalidRequest, error.to_string()))?;
-            return Ok(Content { body, described: Described::default(), stripped });
-        }
-    }
-    let described = match describe_body(gateway, api, parts, &body) {
-        Err(error)
-            if api == Api::Other && media_type == MediaType::Other && error.code == Code::InvalidJson =>
-        {
-            return Err(unsupported(format!(
-                "the body is not a JSON object and has no supported Content-Type; {} takes application/json",
-                parts.uri.path()
-            )));
-        }
-        described => described?,
-    };
-    if !described.head.has_transfer_members {
-        return Ok(Content { body, described, stripped: false });
-    }
-    let body = without_transfer_members(body).map_err(|_| {
-        ApiError::new(Code::InvalidJson, "the body cannot be searched for members that steer KV transfer")
-    })?;
-    let described = describe_body(gateway, api, parts, &body)?;
-    Ok(Content { body, described, stripped: true })
-}
-
-fn describe_body(gateway: &Gateway, api: Api, parts: &Parts, body: &[u8]) -> Result<Described, ApiError> {
-    let fleet = gateway.dispatcher.fleet.current();
-    let caller = parts.extensions.get::<Caller>();
-    let head = Head::read(api, body)?;
-    let named = find_model(&fleet, api, head.model.as_deref())?;
-    let request = named.map(|model| gateway.standing.apply(&parts.headers, caller, describe(model, &head)));
-    let model = named.and_then(|model| fleet.model_name(model).cloned());
-    Ok(Described { request, model, head: head.without_model() })
-}
-
-fn find_model(fleet: &Fleet, api: Api, name: Option<&str>) -> Result<Option<scheduler::ModelIx>, ApiError> {
-    match name {
-        Some(name) => match fleet.model(name) {
-            Ok(model) => Ok(Some(model)),
-            Err(why) => Err(model_error(fleet, name, why)),
-        },
-        None => match fleet.only_model() {
-            Some(model) => Ok(Some(model)),
-            None if fleet.model_names().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
-            None if api == Api::Other => Ok(None),
-            None => {
-                let text = format!("`model` is missing, and there is more than one; {}", served(fleet));
-                Err(ApiError::new(Code::InvalidRequest, text).param("model"))
-            }
-        },
-    }
-}
-
-/// Why a request for a model cannot be served. Only a model that no listed engine has ever served is not found.
-pub(super) fn model_error(fleet: &Fleet, name: &str, why: ModelUnavailable) -> ApiError {
-    let silent = fleet.waiting.len();
-    match why {
-        ModelUnavailable::Outage => no_engine(format!(
-            "no engine that serves {name:?} can be used now; GET /ready gives each engine's reason"
-        )),
-        ModelUnavailable::Undetermined if fleet.model_names().is_empty() => {
-            no_engine("no engine is ready yet; retry soon")
-        }
-        ModelUnavailable::Undetermined => no_engine(format!(
-            "no engine that is ready serves {name:?}, and {silent} cannot be used, some of which have not reported yet what they \
-             serve (GET /ready gives the reasons); {}",
-            served(fleet)
-        )),
-        ModelUnavailable::Unknown => {
-            let text = format!("`model` is {name:?}, which no engine serves; {}", served(fleet));
-            ApiError::new(Code::ModelNotFound, text).param("model")
-        }
-    }
-}
-
-fn no_engine(text: impl Into<String>) -> ApiError {
-    let mut error = ApiError::new(Code::NoEngineAvailable, text);
-    error.retry_after = Some(Duration::from_secs(1));
-    error
-}
-
-fn served(fleet: &Fleet) -> String {
-    let names: Vec<&str> = fleet.model_names().iter().map(AsRef::as_ref).collect();
-    if names.is_empty() {
-        "no engine is ready yet".to_owned()
-    } else {
-        format!("served are: {}", names.join(", "))
-    }
-}
-
-fn describe(model: scheduler::ModelIx, head: &Head<'_>) -> scheduler::Request {
-    let tokens = head.prompt_ids + head.prompt_bytes / BYTES_PER_TOKEN;
-    scheduler::Request {
-        model,
-        input_tokens: u32::try_from(tokens.max(1)).unwrap_or(u32::MAX),
-        output_tokens: head.max_output_tokens.unwrap_or(DEFAULT_OUTPUT_TOKENS),
-        sequences: head.sequences(),
-        priority: 0,
-        session: None,
-        tenant: None,
-        ttft_target: None,
-    }
 }
 
 fn respond(gateway: &Gateway, ask: &Ask, started: Started, mut feedback: Feedback) -> Response<Body> {

@@ -5,6 +5,7 @@ mod authenticate;
 mod body;
 mod body_buffer;
 mod console;
+mod content;
 mod cross_origin;
 mod engine_administration;
 mod engine_error;
@@ -22,7 +23,7 @@ mod target;
 mod workers;
 
 pub(crate) use admin::admin_router;
-pub(crate) use body::BodyLimits;
+pub(crate) use body::{BodyLimits, BodyReader};
 pub use cross_origin::CorsOrigin;
 pub(crate) use fleet::FleetState;
 pub(crate) use handler::Gateway;

@@ -11,8 +11,9 @@ use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode, Version};
 
 use super::authenticate;
+use super::content::model_error;
 use super::cross_origin;
-use super::handler::{Gateway, handle, model_error};
+use super::handler::{Gateway, handle};
 use super::inference_paths::{INFERENCE_PATHS, Methods};
 use super::request_checks::RequestChecks;
 use crate::error::{ApiError, Code};

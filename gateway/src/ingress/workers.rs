@@ -10,7 +10,7 @@ use http::{Response, StatusCode};
 use moongate_discovery::{Instance, InstanceId, Readiness, Registration, Registry, Role};
 use serde_json::{Value, json};
 
-use super::body::{BodyLimits, collect};
+use super::body::BodyLimits;
 use super::handler::Gateway;
 use super::media_type::{MediaType, check_encoding};
 use super::router;
@@ -49,7 +49,7 @@ pub(super) async fn remove(State(gateway): State<Arc<Gateway>>, Path(id): Path<S
 }
 
 async fn take(gateway: &Gateway, request: Request) -> Result<Value, ApiError> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let registry = open_registry(gateway)?;
     check_encoding(&parts.headers)?;
     let asks_nobody = gateway.registration_token.is_none() && !gateway.gate.is_admin_closed();
@@ -58,9 +58,8 @@ async fn take(gateway: &Gateway, request: Request) -> Result<Value, ApiError> {
         let text = "send the registration as `content-type: application/json`; with --registration-token any type is taken";
         return Err(ApiError::new(Code::UnsupportedMediaType, text));
     }
-    let body = collect(&parts.headers, body, LIMITS, &gateway.body_memory, &gateway.supervisor)
-        .await
-        .map_err(|error| match error.code {
+    let body =
+        gateway.bodies.collect_within(LIMITS, &mut parts, body).await.map_err(|error| match error.code {
             Code::BodyTooLarge => ApiError::new(error.code, "a registration has at most 64 KiB"),
             _ => error,
         })?;

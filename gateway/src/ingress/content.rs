@@ -1,0 +1,172 @@
+//! What a request's body says: which model it is for, how much work it is, and what of it engines may not get.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use moongate_scheduler as scheduler;
+
+use super::form_data::without_transfer_fields;
+use super::handler::Gateway;
+use super::inference_paths::takes_forms;
+use super::media_type::MediaType;
+use crate::access::Caller;
+use crate::error::{ApiError, Code};
+use crate::fleet::{Fleet, ModelUnavailable};
+use crate::prompt::{Api, Head, without_transfer_members};
+
+/// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
+/// vocabularies. Only ratios between engines matter for load, not the exact count.
+const BYTES_PER_TOKEN: u64 = 4;
+/// Answer length assumed where the client sets no limit, for the load book.
+const DEFAULT_OUTPUT_TOKENS: u32 = 512;
+
+/// A body as engines may have it.
+pub(super) struct Content {
+    pub(super) body: Bytes,
+    pub(super) described: Described,
+    /// Whether something was taken out.
+    pub(super) stripped: bool,
+}
+
+/// What the gateway parses from a request's body.
+#[derive(Default)]
+pub(super) struct Described {
+    pub(super) request: Option<scheduler::Request>,
+    pub(super) model: Option<Arc<str>>,
+    pub(super) head: Head<'static>,
+}
+
+/// Parses the body, and removes members that steer KV transfer. Engines may parse a body as JSON whatever its content type, so it is read
+/// as JSON here unless it is a form, on a path that takes forms.
+pub(super) fn read_content(
+    gateway: &Gateway,
+    api: Api,
+    parts: &Parts,
+    media_type: MediaType,
+    body: Bytes,
+) -> Result<Content, ApiError> {
+    let unsupported = |text: String| ApiError::new(Code::UnsupportedMediaType, text);
+    if api == Api::Other {
+        if body.is_empty() {
+            return Ok(Content { body, described: Described::default(), stripped: false });
+        }
+        if media_type == MediaType::UrlEncoded {
+            // A JSON text can be a form as well: an engine would find other fields in it than the gateway.
+            return Err(unsupported("forms are taken as multipart/form-data only".to_owned()));
+        }
+        if media_type == MediaType::Form {
+            if !takes_forms(parts.uri.path()) {
+                return Err(unsupported(format!(
+                    "{} takes JSON, not a form; send application/json",
+                    parts.uri.path()
+                )));
+            }
+            let content_type =
+                parts.headers.get(CONTENT_TYPE).ok_or_else(|| unsupported("no type".to_owned()))?;
+            let (body, stripped) = without_transfer_fields(content_type, body)
+                .map_err(|error| ApiError::new(Code::InvalidRequest, error.to_string()))?;
+            return Ok(Content { body, described: Described::default(), stripped });
+        }
+    }
+    let described = match describe_body(gateway, api, parts, &body) {
+        Err(error)
+            if api == Api::Other && media_type == MediaType::Other && error.code == Code::InvalidJson =>
+        {
+            return Err(unsupported(format!(
+                "the body is not a JSON object and has no supported Content-Type; {} takes application/json",
+                parts.uri.path()
+            )));
+        }
+        described => described?,
+    };
+    if !described.head.has_transfer_members {
+        return Ok(Content { body, described, stripped: false });
+    }
+    let body = without_transfer_members(body).map_err(|_| {
+        ApiError::new(Code::InvalidJson, "the body cannot be searched for members that steer KV transfer")
+    })?;
+    let described = describe_body(gateway, api, parts, &body)?;
+    Ok(Content { body, described, stripped: true })
+}
+
+fn describe_body(gateway: &Gateway, api: Api, parts: &Parts, body: &[u8]) -> Result<Described, ApiError> {
+    let fleet = gateway.dispatcher.fleet.current();
+    let caller = parts.extensions.get::<Caller>();
+    let head = Head::read(api, body)?;
+    let named = find_model(&fleet, api, head.model.as_deref())?;
+    let request = named.map(|model| gateway.standing.apply(&parts.headers, caller, describe(model, &head)));
+    let model = named.and_then(|model| fleet.model_name(model).cloned());
+    Ok(Described { request, model, head: head.without_model() })
+}
+
+fn find_model(fleet: &Fleet, api: Api, name: Option<&str>) -> Result<Option<scheduler::ModelIx>, ApiError> {
+    match name {
+        Some(name) => match fleet.model(name) {
+            Ok(model) => Ok(Some(model)),
+            Err(why) => Err(model_error(fleet, name, why)),
+        },
+        None => match fleet.only_model() {
+            Some(model) => Ok(Some(model)),
+            None if fleet.model_names().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
+            None if api == Api::Other => Ok(None),
+            None => {
+                let text = format!("`model` is missing, and there is more than one; {}", served(fleet));
+                Err(ApiError::new(Code::InvalidRequest, text).param("model"))
+            }
+        },
+    }
+}
+
+/// Why a request for a model cannot be served. Only a model that no listed engine has ever served is not found.
+pub(super) fn model_error(fleet: &Fleet, name: &str, why: ModelUnavailable) -> ApiError {
+    let silent = fleet.waiting.len();
+    match why {
+        ModelUnavailable::Outage => no_engine(format!(
+            "no engine that serves {name:?} can be used now; GET /ready gives each engine's reason"
+        )),
+        ModelUnavailable::Undetermined if fleet.model_names().is_empty() => {
+            no_engine("no engine is ready yet; retry soon")
+        }
+        ModelUnavailable::Undetermined => no_engine(format!(
+            "no engine that is ready serves {name:?}, and {silent} cannot be used, some of which have not reported yet what they \
+             serve (GET /ready gives the reasons); {}",
+            served(fleet)
+        )),
+        ModelUnavailable::Unknown => {
+            let text = format!("`model` is {name:?}, which no engine serves; {}", served(fleet));
+            ApiError::new(Code::ModelNotFound, text).param("model")
+        }
+    }
+}
+
+fn no_engine(text: impl Into<String>) -> ApiError {
+    let mut error = ApiError::new(Code::NoEngineAvailable, text);
+    error.retry_after = Some(Duration::from_secs(1));
+    error
+}
+
+fn served(fleet: &Fleet) -> String {
+    let names: Vec<&str> = fleet.model_names().iter().map(AsRef::as_ref).collect();
+    if names.is_empty() {
+        "no engine is ready yet".to_owned()
+    } else {
+        format!("served are: {}", names.join(", "))
+    }
+}
+
+fn describe(model: scheduler::ModelIx, head: &Head<'_>) -> scheduler::Request {
+    let tokens = head.prompt_ids + head.prompt_bytes / BYTES_PER_TOKEN;
+    scheduler::Request {
+        model,
+        input_tokens: u32::try_from(tokens.max(1)).unwrap_or(u32::MAX),
+        output_tokens: head.max_output_tokens.unwrap_or(DEFAULT_OUTPUT_TOKENS),
+        sequences: head.sequences(),
+        priority: 0,
+        session: None,
+        tenant: None,
+        ttft_target: None,
+    }
+}
