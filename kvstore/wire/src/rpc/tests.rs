@@ -175,7 +175,7 @@ macro_rules! check_reply_of {
 rpcs!(replies);
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 64 }))]
 
     #[test]
     fn requests_round_trip(entropy in prop::collection::vec(any::<u8>(), 7..200), at: usize, to: u8) {
