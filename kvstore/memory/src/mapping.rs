@@ -121,6 +121,10 @@ impl Mapping {
 
     /// Tells the kernel how the memory will be used. Advice that it does not take is no error.
     pub(crate) fn advise(&self, advice: Advice) {
+        if cfg!(miri) {
+            // Miri has no madvise.
+            return;
+        }
         // SAFETY: only advice that keeps the bytes is given (see the callers), for a range that is mapped.
         if let Err(problem) = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) } {
             tracing::debug!("the kernel does not take {advice:?} for mapped memory: {problem}");
