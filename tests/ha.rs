@@ -279,7 +279,7 @@ async fn reads_from_killed_leaders_are_linearizable() {
     let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
     cluster.all_in_sync(3).await;
     let begun = Instant::now();
-    let mut seen = CheckedCalls::default();
+    let (mut seen, mut kills) = (CheckedCalls::default(), 0);
     // A history covers three leaders: the search for an order grows with its length.
     for number in 0.. {
         if begun.elapsed() >= duration {
@@ -304,9 +304,10 @@ async fn reads_from_killed_leaders_are_linearizable() {
             clients.await.unwrap();
             // At once: it may be the only one in sync, and then no other can lead.
             cluster.start_master(leader);
+            kills += 1;
         }
         seen += history.check();
     }
-    eprintln!("checked: {seen:?}");
+    eprintln!("checked: {seen:?}, {kills} kills of a leader");
     assert!(seen.reads > 0 && seen.writes > 0);
 }

@@ -116,7 +116,7 @@ async fn the_bench_measures_and_leaves_nothing() {
 
 #[tokio::test]
 async fn mistakes_are_told() {
-    let nobody = store::free_port().await;
+    let nobody = store::free_port();
     let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
     let ran =
         command.args(["kv", "get", "k", "--master", &format!("127.0.0.1:{nobody}")]).output().await.unwrap();

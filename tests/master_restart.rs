@@ -2,11 +2,12 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod linearizability;
+#[path = "world/ports.rs"]
+mod ports;
 mod rebuild;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -27,7 +28,9 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use linearizability::{CallHistory, CheckedCalls, connect, mount, start_clients};
+use ports::free_port;
 use world::binary::Binary;
+use world::until;
 
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
 const WRITERS: u64 = 4;
@@ -145,7 +148,7 @@ async fn check(master: &Master, known: &Known) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_master_forgets_nothing() {
     let folder = TempDir::new().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let known = Arc::new(Known::default());
     let (mut before, mut supervisor) = (0, Supervisor::new());
     for round in 0..21_u64 {
@@ -155,13 +158,14 @@ async fn a_killed_master_forgets_nothing() {
         check(&caller, &known).await;
         let writers = join_all((0..WRITERS).map(|_| write(caller.clone(), known.clone())));
         let kill = async {
+            // Some time after the first write, which a busy machine may delay.
+            until(&format!("something is written in round {round}"), || known.stored.lock().len() > before)
+                .await;
             tokio::time::sleep(Duration::from_millis(40 + round * 13 % 90)).await;
             master.signal("KILL").await;
         };
         tokio::join!(writers, kill);
-        let stored = known.stored.lock().len();
-        assert!(stored > before, "nothing was written in round {round}");
-        before = stored;
+        before = known.stored.lock().len();
         master.ended().await;
         supervisor = Supervisor::new();
     }
@@ -183,9 +187,9 @@ async fn a_killed_master_forgets_nothing() {
 async fn reads_from_a_killed_master_are_linearizable() {
     let (duration, mut random) = linearizability::settings();
     let folder = TempDir::new().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let begun = Instant::now();
-    let mut seen = CheckedCalls::default();
+    let (mut seen, mut kills) = (CheckedCalls::default(), 0);
     // A history covers three lives of the master: the search for an order grows with its length.
     for number in 0.. {
         if begun.elapsed() >= duration {
@@ -204,9 +208,10 @@ async fn reads_from_a_killed_master_are_linearizable() {
             };
             tokio::join!(clients, kill);
             master.ended().await;
+            kills += 1;
         }
         seen += history.check();
     }
-    eprintln!("checked: {seen:?}");
+    eprintln!("checked: {seen:?}, {kills} kills of the master");
     assert!(seen.reads > 0 && seen.writes > 0);
 }

@@ -7,7 +7,9 @@
     reason = "a measurement that reports, and fails by panicking"
 )]
 
-use std::net::TcpListener;
+#[path = "world/ports.rs"]
+mod ports;
+
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -17,6 +19,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use moongate_kvclient::{Client, KvError, Options, PutOptions};
 use moongate_runtime::Supervisor;
+
+use ports::free_port;
 
 /// Of memory and disk there is half as much as all objects have bytes, so that they come and go.
 const KEYS: u64 = 4000;
@@ -167,10 +171,6 @@ async fn work(client: Client, counts: Arc<Counts>, end: Instant) {
         };
         count.fetch_add(1, Relaxed);
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn processes(folder: &Path, rpc: &str, port: u16) -> Vec<Process> {

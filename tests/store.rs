@@ -59,7 +59,7 @@ async fn objects_survive_their_node() {
     let socket = folder.path().join("holder");
     let _holder = moongate(&["store-holder", "--socket", socket.to_str().unwrap()]).spawn().unwrap();
     until("the holder is there", async || socket.exists()).await;
-    let (master, port) = (RealMaster::start(NEWEST).await, free_port().await);
+    let (master, port) = (RealMaster::start(NEWEST).await, free_port());
     let node = Node::start(&master, &socket, port).await;
     let mut client = RealNode::start(&master, HANDSHAKE, 0).await;
     let keys: Vec<String> = (0..30).map(|number| format!("object-{number}")).collect();

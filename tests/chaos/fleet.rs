@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use moongate_kvclient::{Client, Options};
 use moongate_runtime::Supervisor;
 
+use super::ports::free_port;
 use super::process::{Process, Usage};
 use super::proxy::{LinkState, Proxy};
 use super::schedule::{Fault, Link, STORES, Target};
@@ -28,10 +29,6 @@ pub(crate) struct Fleet {
     pub(crate) admin: String,
     disk: Option<PathBuf>,
     http: reqwest::Client,
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn words(line: &str) -> Vec<String> {

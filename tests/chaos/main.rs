@@ -8,6 +8,8 @@
 
 mod fleet;
 mod load;
+#[path = "../world/ports.rs"]
+mod ports;
 mod process;
 mod proxy;
 mod schedule;

@@ -10,18 +10,24 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use moongate_gateway::{GatewayOptions, RunningGateway};
 use moongate_loadtest::engine::{Connector, Face, Fault, Role, SimConfig, SimEngine, SimFleet};
 use moongate_runtime::Supervisor;
 use moongate_telemetry::Traces;
 use serde_json::{Value, json};
+use world::PATIENCE;
 
-/// Time limit of each leg in these tests.
-const LEG: Duration = Duration::from_secs(1);
-/// A fault other than silence must be answered within this.
-const ANSWER: Duration = Duration::from_secs(2);
-/// The twin of a failed leg must have been stopped this long after the client knows.
-const TWIN: Duration = Duration::from_millis(200);
+/// Time limit of each leg where silence is tested. Healthy requests must fit too, on a busy machine.
+const SILENT_LEG: Duration = Duration::from_secs(3);
+/// Time limit of each leg elsewhere: so long that nothing which ends in time has been ended by it.
+const LEG: Duration = Duration::from_secs(60);
+/// Time limit of each leg where clients leave: it ends the prefill that must not be cancelled.
+const LEFT_LEG: Duration = Duration::from_secs(6);
+/// A fault must be answered within this, on a busy machine, silence within this after the leg's limit.
+const ANSWER: Duration = Duration::from_secs(10);
+/// The twin of a failed leg must have been stopped this long after the client knows: well before its own limit would end it.
+const TWIN: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -55,11 +61,16 @@ const PROTOCOLS: [Protocol; 4] = [
 ];
 
 impl World {
-    async fn start(protocol: Protocol, pairs: usize) -> Self {
-        Self::start_with(protocol, pairs, |config| config.fast()).await
+    async fn start(protocol: Protocol, pairs: usize, leg: Duration) -> Self {
+        Self::start_with(protocol, pairs, leg, |config| config.fast()).await
     }
 
-    async fn start_with(protocol: Protocol, pairs: usize, tune: impl Fn(SimConfig) -> SimConfig) -> Self {
+    async fn start_with(
+        protocol: Protocol,
+        pairs: usize,
+        leg: Duration,
+        tune: impl Fn(SimConfig) -> SimConfig,
+    ) -> Self {
         let fleet = SimFleet::new(1 << 20);
         let mut engines = [Vec::new(), Vec::new()];
         for (role, list) in [Role::Prefill, Role::Decode].into_iter().zip(&mut engines) {
@@ -75,18 +86,12 @@ impl World {
             Connector::Mooncake => "mooncake",
             Connector::Store => "store",
         };
-        let mut args: Vec<String> = [
-            "gateway",
-            "--listen=127.0.0.1:0",
-            "--admin-listen=127.0.0.1:0",
-            "--prefill-timeout=1s",
-            "--first-byte-timeout=1s",
-            "--answer-timeout=1s",
-            "--idle-timeout=1s",
-            "--health-interval=0s",
-        ]
-        .map(str::to_owned)
-        .to_vec();
+        let mut args: Vec<String> =
+            ["gateway", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--health-interval=0s"]
+                .map(str::to_owned)
+                .to_vec();
+        let limits = ["prefill", "first-byte", "answer", "idle"];
+        args.extend(limits.map(|name| format!("--{name}-timeout={}s", leg.as_secs())));
         if protocol.face == Face::Vllm {
             args.push(format!("--kv-connector={connector}"));
         }
@@ -101,7 +106,7 @@ impl World {
         let gateway = moongate_gateway::start(&options, Traces::off(), &supervisor).await.unwrap();
         let mut topology = gateway.topology.clone();
         let all_usable = topology.wait_for(|t| t.instances.iter().all(|i| i.usable().is_some()));
-        tokio::time::timeout(Duration::from_secs(10), all_usable).await.expect("all engines become usable");
+        tokio::time::timeout(PATIENCE, all_usable).await.expect("all engines become usable");
         until("the gateway is ready", || gateway.is_ready()).await;
         let model = prefills[0].config().model.clone();
         let tasks_at_rest = supervisor.alive();
@@ -132,6 +137,11 @@ impl World {
             Ok(response) => Outcome::read(response).await,
         };
         Outcome { took: started.elapsed(), ended_unix_ms: unix_ms(), ..outcome }
+    }
+
+    async fn healthy_answer(&self, case: &str, stream: bool) -> String {
+        let outcome = self.ask(stream).await;
+        outcome.answer(stream).unwrap_or_else(|| panic!("{case}: healthy answer, got {outcome:?}"))
     }
 
     /// No task, connection, booking or engine request may be left.
@@ -240,7 +250,7 @@ async fn until(what: &str, condition: impl FnMut() -> bool) {
 }
 
 async fn until_case(case: &str, what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(3);
+    let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "{case}: not in time: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -262,49 +272,54 @@ fn is_silence(fault: Fault) -> bool {
     matches!(fault, Fault::Hang | Fault::HangMidStream { .. })
 }
 
-/// One pair, so there is nowhere to go: the failure itself is what the client sees.
+/// One pair, so there is nowhere to go: the failure itself is what the client sees. Silent engines are waited for together.
 async fn single_pair(protocol: Protocol) {
+    let mut silent = Vec::new();
     for stream in [true, false] {
         for faulty_prefill in [true, false] {
             for (name, fault) in FAULTS {
-                let world = World::start(protocol, 1).await;
                 let side = if faulty_prefill { "prefill" } else { "decode" };
                 let case = format!("{}, one pair, {side} {name}, stream {stream}", protocol.name);
-                let right = world
-                    .ask(stream)
-                    .await
-                    .answer(stream)
-                    .unwrap_or_else(|| panic!("{case}: healthy answer"));
-                let (faulty, twin) = if faulty_prefill {
-                    (&world.prefills[0], &world.decodes[0])
+                let case = single_fault(protocol, case, stream, faulty_prefill, fault);
+                if is_silence(fault) {
+                    silent.push(case);
                 } else {
-                    (&world.decodes[0], &world.prefills[0])
-                };
-                faulty.set_fault(fault);
-                let outcome = world.ask(stream).await;
-                outcome.assert_right_or_typed(&case, stream, &right);
-                let limit = if is_silence(fault) { LEG + ANSWER } else { ANSWER };
-                assert!(outcome.took < limit, "{case}: took {:?}", outcome.took);
-                until_case(&case, "the twin is stopped", || twin.stats().active == 0).await;
-                if let Some(abort) = twin.stats().aborts.back() {
-                    let late = abort.at_unix_ms.saturating_sub(outcome.ended_unix_ms);
-                    assert!(
-                        Duration::from_millis(late) < TWIN,
-                        "{case}: twin was stopped {late} ms after the client knew"
-                    );
+                    case.await;
                 }
-                if fault != Fault::Refuse {
-                    world.assert_at_rest(&case).await;
-                }
-                assert!(
-                    world.engines().all(|e| e.stats().prompt_mismatches == 0),
-                    "{case}: both legs carry one prompt"
-                );
-                faulty.set_fault(Fault::None);
-                world.stop().await;
             }
         }
     }
+    join_all(silent).await;
+}
+
+async fn single_fault(protocol: Protocol, case: String, stream: bool, faulty_prefill: bool, fault: Fault) {
+    let leg = if is_silence(fault) { SILENT_LEG } else { LEG };
+    let world = World::start(protocol, 1, leg).await;
+    let right = world.healthy_answer(&case, stream).await;
+    let (faulty, twin) = if faulty_prefill {
+        (&world.prefills[0], &world.decodes[0])
+    } else {
+        (&world.decodes[0], &world.prefills[0])
+    };
+    faulty.set_fault(fault);
+    let outcome = world.ask(stream).await;
+    outcome.assert_right_or_typed(&case, stream, &right);
+    let limit = if is_silence(fault) { leg + ANSWER } else { ANSWER };
+    assert!(outcome.took < limit, "{case}: took {:?}", outcome.took);
+    until_case(&case, "the twin is stopped", || twin.stats().active == 0).await;
+    if let Some(abort) = twin.stats().aborts.back() {
+        let late = abort.at_unix_ms.saturating_sub(outcome.ended_unix_ms);
+        assert!(
+            Duration::from_millis(late) < TWIN,
+            "{case}: twin was stopped {late} ms after the client knew"
+        );
+    }
+    if fault != Fault::Refuse {
+        world.assert_at_rest(&case).await;
+    }
+    assert!(world.engines().all(|e| e.stats().prompt_mismatches == 0), "{case}: both legs carry one prompt");
+    faulty.set_fault(Fault::None);
+    world.stop().await;
 }
 
 /// Two pairs: every fault before the first byte, silence apart, is healed by the other pair.
@@ -316,14 +331,10 @@ async fn second_pair_heals(protocol: Protocol) {
                 if is_silence(fault) || mid_stream {
                     continue;
                 }
-                let world = World::start(protocol, 2).await;
+                let world = World::start(protocol, 2, LEG).await;
                 let side = if faulty_prefill { "prefill" } else { "decode" };
                 let case = format!("{}, two pairs, {side} {name}, stream {stream}", protocol.name);
-                let right = world
-                    .ask(stream)
-                    .await
-                    .answer(stream)
-                    .unwrap_or_else(|| panic!("{case}: healthy answer"));
+                let right = world.healthy_answer(&case, stream).await;
                 let faulty = if faulty_prefill { &world.prefills[0] } else { &world.decodes[0] };
                 faulty.set_fault(fault);
                 for _ in 0..6 {
@@ -347,7 +358,7 @@ async fn second_pair_heals(protocol: Protocol) {
 /// The client leaves before the first byte, in a silent stream, and in a flowing stream.
 async fn client_leaves(protocol: Protocol) {
     // Slow enough that every moment can be met: about 50 ms to the first token, 20 ms from token to token.
-    let world = World::start_with(protocol, 1, |config| config).await;
+    let world = World::start_with(protocol, 1, LEFT_LEG, |config| config).await;
     for moment in ["before the first byte", "while the stream is silent", "while the stream flows"] {
         let case = format!("{}, client leaves {moment}", protocol.name);
         let silent = moment == "while the stream is silent";
@@ -396,7 +407,7 @@ async fn client_leaves(protocol: Protocol) {
 /// by itself, and the client does not notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn vllm_mooncake_prefill_restarts() {
-    let mut world = World::start(PROTOCOLS[2], 1).await;
+    let mut world = World::start(PROTOCOLS[2], 1, LEG).await;
     let right = world.ask(true).await.answer(true).expect("a healthy answer");
     let old = world.prefills.remove(0);
     let mut config = old.config().clone();

@@ -77,15 +77,14 @@ impl Cluster {
     async fn start_with(network: Network, setup: Setup) -> Self {
         let mut nodes = Vec::new();
         while nodes.len() < ETCDS && setup.lease.is_none() {
-            let [plain, secured] =
-                [free_port().await, free_port().await].map(|port| format!("{}:{port}", network.etcd));
-            let peer = format!("http://127.0.0.1:{}", free_port().await);
+            let [plain, secured] = [free_port(), free_port()].map(|port| format!("{}:{port}", network.etcd));
+            let peer = format!("http://127.0.0.1:{}", free_port());
             nodes.push(Node { plain, secured, peer });
         }
         let (mut admin, mut metadata) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS {
-            admin.push(free_port().await);
-            metadata.push(free_port().await);
+            admin.push(free_port());
+            metadata.push(free_port());
         }
         // A master may close a connection that is idle just when it is used again, which is not what is tested.
         let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0);
@@ -132,12 +131,7 @@ impl Cluster {
     pub(crate) fn start_master(&mut self, master: usize) {
         let address = &self.network.masters[master];
         let (host, port) = address.rsplit_once(':').unwrap();
-        let replication = if self.network.namespaces.is_some() {
-            50_052
-        } else {
-            // Two listeners cannot have the same port by chance: it was free a moment ago.
-            std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-        };
+        let replication = if self.network.namespaces.is_some() { 50_052 } else { free_port() };
         let etcd = |endpoints| format!("--ha_backend_type=etcd --ha_backend_connstring={endpoints}");
         let backend = match &self.setup {
             Setup { lease: Some(lease), .. } => lease.flags(master),

@@ -28,7 +28,7 @@ impl Network {
     pub(crate) async fn loopback() -> Self {
         let mut masters = Vec::new();
         for _ in 0..MASTERS {
-            masters.push(format!("127.0.0.1:{}", free_port().await));
+            masters.push(format!("127.0.0.1:{}", free_port()));
         }
         Self { etcd: "127.0.0.1".to_owned(), masters, namespaces: None }
     }

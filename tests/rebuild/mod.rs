@@ -1,6 +1,5 @@
 //! A master that has lost its log restores what its nodes can prove.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use moongate_runtime::Supervisor;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+use crate::ports::free_port;
 use crate::start;
 use crate::world::PATIENCE;
 use crate::world::binary::Binary;
@@ -98,10 +98,6 @@ async fn check_all(client: &Client) -> usize {
         }
     }
     found
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -57,7 +57,7 @@ impl Node {
 
     async fn theirs(master: &str) -> Self {
         let (program, mut arguments) = service(NEWEST).await;
-        let port = format!("--port={}", free_port().await);
+        let port = format!("--port={}", free_port());
         let config = ["-Dmetadata_server=P2PHANDSHAKE", "-Dprotocol=tcp", "-Dlocal_buffer_size=16mb"];
         arguments.extend([HOST, SEGMENT, &port].map(str::to_owned));
         arguments.extend(config.map(str::to_owned));

@@ -48,6 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "tens of thousands of reads take minutes")]
     fn reads_are_counted_and_forgotten() {
         let sketch = Sketch::new(true);
         assert_eq!([sketch.count(7), sketch.count(7), sketch.count(7), sketch.count(8)], [1, 2, 3, 1]);

@@ -69,7 +69,8 @@ mod tests {
 
     #[test]
     fn pieces_give_the_checksum_of_the_whole() {
-        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at * 7 + at / 251) as u8).collect();
+        let bytes: Vec<u8> =
+            (0..if cfg!(miri) { 2_000_u32 } else { 100_000 }).map(|at| (at * 7 + at / 251) as u8).collect();
         for piece in [1, 7, 64, 4096, 70_001] {
             let mut crc = Crc32c::new();
             bytes.chunks(piece).for_each(|piece| crc.update(piece));

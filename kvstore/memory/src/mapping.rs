@@ -45,6 +45,8 @@ impl Mapping {
     pub(crate) fn anonymous(len: usize, pages: Pages) -> io::Result<Self> {
         let (flags, len) = match pages {
             Pages::Huge => (MapFlags::HUGETLB, whole(len, huge_page_size()?)?),
+            // Miri does not know the flag.
+            _ if cfg!(miri) => (MapFlags::empty(), len),
             Pages::Normal | Pages::Transparent => (MapFlags::NORESERVE, len),
         };
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -119,6 +121,10 @@ impl Mapping {
 
     /// Tells the kernel how the memory will be used. Advice that it does not take is no error.
     pub(crate) fn advise(&self, advice: Advice) {
+        if cfg!(miri) {
+            // Miri has no madvise.
+            return;
+        }
         // SAFETY: only advice that keeps the bytes is given (see the callers), for a range that is mapped.
         if let Err(problem) = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) } {
             tracing::debug!("the kernel does not take {advice:?} for mapped memory: {problem}");
@@ -214,6 +220,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn shared_memory_is_mapped_again_where_it_was() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 16).unwrap();
@@ -235,6 +242,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn impossible_wishes_for_an_address_are_passed_over() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();

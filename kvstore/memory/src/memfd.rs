@@ -60,6 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memory files")]
     fn nobody_can_cut_it_short() {
         let (memory, pages) = memfd("moongate-test", 10_000, Pages::Normal).unwrap();
         assert_eq!(pages, Pages::Normal);
@@ -70,6 +71,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memory files")]
     fn each_opening_has_a_lock_of_its_own() {
         let (memory, _) = memfd("moongate-test", 4096, Pages::Normal).unwrap();
         let (one, two) = (reopen(&memory).unwrap(), reopen(&memory).unwrap());
@@ -80,6 +82,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memory files")]
     fn huge_pages_or_those_that_there_are() {
         let (memory, pages) = memfd("moongate-test", 1, Pages::Huge).unwrap();
         let len = File::from(memory).metadata().unwrap().len();

@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+#[path = "../../../tests/world/ports.rs"]
+mod ports;
+
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,6 +14,8 @@ use moongate_kvstore::rpc::{self, Master};
 use moongate_runtime::Supervisor;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+pub(crate) use ports::free_port;
 
 /// Installing for the first time takes a while on a slow line.
 const SETUP_LIMIT: Duration = Duration::from_secs(600);
@@ -53,11 +58,6 @@ pub(crate) async fn has(release: &str) -> bool {
     installed().await.join(release).exists()
 }
 
-/// A port on loopback that nobody listens on.
-pub(crate) async fn free_port() -> u16 {
-    tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
-}
-
 /// A running `mooncake_master`. Killed when dropped.
 pub(crate) struct RealMaster {
     release: &'static str,
@@ -74,7 +74,7 @@ impl RealMaster {
 
     /// With flags beside those that make it listen on loopback.
     pub(crate) async fn start_with(release: &'static str, flags: &'static [&'static str]) -> Self {
-        Self::start_at(release, flags, free_port().await, free_port().await).await
+        Self::start_at(release, flags, free_port(), free_port()).await
     }
 
     async fn start_at(release: &'static str, flags: &'static [&'static str], rpc: u16, admin: u16) -> Self {

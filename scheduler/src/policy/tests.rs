@@ -159,6 +159,7 @@ fn least_load_believes_the_engine_about_other_gateways() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
 fn ties_are_spread() {
     let cluster = Cluster::new(vec![instance(Role::Plain, 0, &[0]); 4]);
     let mut seen = [0_u32; 4];
@@ -174,6 +175,7 @@ fn ties_are_spread() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
 fn power_of_two_never_takes_the_worst_of_many() {
     let cluster = Cluster::new(vec![instance(Role::Plain, 0, &[0]); 5]);
     let mut loads = [open(); 5];

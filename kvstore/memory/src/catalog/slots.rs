@@ -175,8 +175,9 @@ mod tests {
         let (slots, payload) = (slots(), payload(60));
         let chain = [2, 6];
         slots.publish(&chain, &payload);
+        let bits = || (0..512).step_by(if cfg!(miri) { 37 } else { 1 });
         for (slot, word, bit) in
-            chain.iter().flat_map(|slot| (0..512).map(move |bit| (*slot, bit / 64, bit % 64)))
+            chain.iter().flat_map(|slot| bits().map(move |bit| (*slot, bit / 64, bit % 64)))
         {
             slots.word(slot, word).unwrap().fetch_xor(1 << bit, Ordering::AcqRel);
             assert_eq!(slots.read(2), ChainRead::Damaged, "bit {bit} of word {word} of slot {slot}");

@@ -154,7 +154,7 @@ mod tests {
     fn any_changed_bit_is_noticed() {
         let good = header(1).encode().unwrap();
         assert_eq!(Header::decode(&good), Some(header(1)));
-        for bit in 0..COPY * 8 {
+        for bit in (0..COPY * 8).step_by(if cfg!(miri) { 997 } else { 1 }) {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Header::decode(&bad), None, "bit {bit}");

@@ -183,7 +183,8 @@ mod tests {
     #[test]
     fn any_changed_bit_is_noticed() {
         let table = table();
-        for (word, bit) in (0..4).flat_map(|word| (0..64).map(move |bit| (word, bit))) {
+        let bits = || (0..64).step_by(if cfg!(miri) { 13 } else { 1 });
+        for (word, bit) in (0..4).flat_map(|word| bits().map(move |bit| (word, bit))) {
             table.publish(2, FIRST);
             table.word(2, word).unwrap().fetch_xor(1 << bit, Ordering::AcqRel);
             assert_eq!(table.read(2), Slot::Damaged, "bit {bit} of word {word}");

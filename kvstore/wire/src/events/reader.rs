@@ -242,10 +242,11 @@ mod tests {
 
     #[test]
     fn skipping_neither_recurses_nor_believes_lengths() {
-        let mut deep = vec![0x91; 1_000_000];
+        let depth = if cfg!(miri) { 1_000 } else { 1_000_000 };
+        let mut deep = vec![0x91; depth];
         assert_eq!(Reader::new(&deep).skip(), Err(DecodeError::Truncated));
         deep.push(0xc0);
-        assert_eq!(Reader::new(&deep).skip().map(<[u8]>::len), Ok(1_000_001));
+        assert_eq!(Reader::new(&deep).skip().map(<[u8]>::len), Ok(depth + 1));
         let maps = [0xdf, 0xff, 0xff, 0xff, 0xff].repeat(1000);
         assert_eq!(Reader::new(&maps).skip(), Err(DecodeError::Truncated));
         let mut two = Reader::new(&[0x92, 1, 0x81, 0xa0, 2, 3]);

@@ -157,6 +157,7 @@ fn only_one_request_is_planned_for_an_engine_at_a_time() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
 fn the_shortest_goes_first_and_the_longest_is_not_forgotten() {
     let mut world = world(1);
     world.submit(0.0, 1_000, &[]);
@@ -387,6 +388,7 @@ proptest! {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
 fn prompts_of_like_length_go_to_the_same_engine_if_both_are_free() {
     let mut world = world(2);
     let mut engines = [Vec::new(), Vec::new()];
