@@ -241,6 +241,23 @@ async fn keys_of_segments_survive_a_restart_of_the_master_and_of_a_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_certificate_is_used_for_new_calls_and_transfers() {
+    let store = Store::start().await;
+    let authentication = store.certificates.program("client");
+    authentication.tls.keep_current(&store.supervisor);
+    let client = store.client(&authentication);
+    client.put("before", b"old", &PutOptions::default()).await.unwrap();
+    assert_eq!(client.get("before").await.unwrap(), &b"old"[..]);
+
+    let shown = authentication.tls.own_fingerprint();
+    store.certificates.files("client");
+    until("the files are read again", async || authentication.tls.own_fingerprint() != shown).await;
+    client.put("after", b"new", &PutOptions::default()).await.unwrap();
+    assert_eq!(client.get("after").await.unwrap(), &b"new"[..]);
+    assert_eq!(client.get("before").await.unwrap(), &b"old"[..]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn programs_without_a_certificate_of_the_authority_are_refused_on_every_port() {
     let store = Store::start().await;
     let foreign = Certificates::new();

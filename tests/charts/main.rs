@@ -124,8 +124,12 @@ fn an_authenticated_store_has_certificates_in_all_its_programs() {
     let secret = "--set=store.authentication.secretName=store-tls";
     let secured = script("helm", &["template", "release", CHART, &values, scraped, secret]);
     let count = |rendered: &str, part: &str| rendered.matches(part).count();
-    assert_eq!(count(&secured, "secretName: store-tls\n"), 3, "volumes of master, store nodes and gateway");
-    assert_eq!(count(&secured, "mountPath: /etc/moongate-store-tls\n"), 3);
+    assert_eq!(
+        count(&secured, "secretName: store-tls\n"),
+        4,
+        "volumes of master, store nodes, gateway and engine"
+    );
+    assert_eq!(count(&secured, "mountPath: /etc/moongate-store-tls\n"), 4);
     assert_eq!(count(&secured, "scheme: HTTPS\n"), 3, "probes of the master and of store nodes");
     assert_eq!(count(&secured, "serverName: moongate-store\n"), 2, "PodMonitors of the same");
     for flag in ["--store_tls_cert", "--store-tls-cert"] {
@@ -143,7 +147,7 @@ fn an_authenticated_store_has_certificates_in_all_its_programs() {
         .args(["template", "release", CHART, &engines, secret])
         .output();
     let told = String::from_utf8_lossy(&refused.unwrap().stderr).into_owned();
-    assert!(told.contains("connector store needs store.authentication.secretName to be empty"), "{told}");
+    assert!(told.contains("leave store.authentication.secretName empty"), "{told}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl PeerTls {
     pub fn load(files: PeerTlsFiles) -> Result<Self, TlsError> {
         let PeerTlsFiles { certificate, key, ca, name } = files;
         let identity = Some((certificate.clone(), key.clone()));
-        let client = Trust::load(TrustFiles { ca: Some(ca.clone()), identity, name })?;
+        let client = Trust::load(TrustFiles { ca: Some(ca.clone()), identity, name })?.without_resumption();
         let files = TlsFiles { certificate, key, client_ca: Some(ca), client_optional: false };
         let http = Tls::load(TlsFiles { client_optional: true, ..files.clone() })?;
         Ok(Self { server: Tls::load(files)?, http, client })

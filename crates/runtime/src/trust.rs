@@ -11,7 +11,7 @@ use std::{fmt, io};
 
 use arc_swap::ArcSwap;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{ResolvesClientCert, VerifierBuilderError, WebPkiServerVerifier};
+use rustls::client::{ResolvesClientCert, Resumption, VerifierBuilderError, WebPkiServerVerifier};
 use rustls::crypto::{
     CryptoProvider, aws_lc_rs::default_provider, verify_tls12_signature, verify_tls13_signature,
 };
@@ -187,6 +187,13 @@ impl Trust {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         TlsConnector::from(self.config.clone()).connect(name, stream).await
+    }
+
+    /// The same with a whole handshake for each connection: a resumed session keeps the certificate that was shown before a renewal.
+    pub(crate) fn without_resumption(self) -> Self {
+        let mut config = ClientConfig::clone(&self.config);
+        config.resumption = Resumption::disabled();
+        Self { config: Arc::new(config), ..self }
     }
 
     /// The fingerprint of the certificate that servers are shown now.

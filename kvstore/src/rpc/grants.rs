@@ -173,7 +173,8 @@ mod tests {
         table.learn(&attachment("a:1", Rights::Read, 120, 40, 0), now);
         assert_eq!(found(Rights::Read, 120, 40), None, "expired");
         table.0.lock().purge(Instant::now());
-        assert_eq!((table.0.lock().count, table.0.lock().nodes.len()), (0, 0));
+        let grants = table.0.lock();
+        assert_eq!((grants.count, grants.nodes.len()), (0, 0));
     }
 
     #[test]

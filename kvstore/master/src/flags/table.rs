@@ -49,7 +49,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ours("ha_replication_ca", Text, "", "File with the certificates (PEM) that sign those of the masters; with it, masters follow each other over TLS only"),
     ours("ha_replication_cert", Text, "", "File with this master's certificate (PEM), which it shows to the others"),
     ours("ha_replication_key", Text, "", "File with the key (PEM) of --ha_replication_cert"),
-    ours("store_tls_cert", Text, "", "File with the certificate (PEM) that this master shows to the store's other programs; with it, RPCs, administration and metadata are served over TLS to programs with certificates only, and callers get access to the ranges that they were granted"),
+    ours("store_tls_cert", Text, "", "File with this master's certificate (PEM); with it, RPCs and HTTP are TLS, and callers need certificates"),
     ours("store_tls_key", Text, "", "File with the key (PEM) of --store_tls_cert"),
     ours("store_tls_ca", Text, "", "File with the authority (PEM) that has signed the certificates of the store's programs"),
     ours("store_tls_name", Text, "", "Name that the certificates of other masters have, with --enable_ha; else it is their host"),
