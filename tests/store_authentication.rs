@@ -166,9 +166,9 @@ impl Store {
         self.nodes.iter().find(|node| node.name == endpoint).unwrap().data
     }
 
-    async fn dial(&self, endpoint: &str, as_whom: &Authentication) -> Result<Connection, TransferError> {
+    async fn dial(&self, endpoint: &str, as_peer: &Authentication) -> Result<Connection, TransferError> {
         let port = self.data_port(endpoint);
-        Connection::open_secured("127.0.0.1", port, Limits::default(), &as_whom.tls).await
+        Connection::open_secured("127.0.0.1", port, Limits::default(), &as_peer.tls).await
     }
 }
 
@@ -326,7 +326,7 @@ async fn programs_without_a_certificate_of_the_authority_are_refused_on_every_po
     }
 }
 
-/// A capability of somebody who does not have the segment's key.
+/// A capability that was not signed with the segment's key.
 fn forged() -> Capability {
     let grant = Grant { rights: Rights::Read, start: 0, size: u64::MAX, expires_ms: u64::MAX };
     SegmentKey::new([0; 32]).sign(Uuid::default(), grant, &[0; 32])
@@ -341,8 +341,8 @@ async fn a_certificate_alone_reads_and_writes_nothing() {
     client.put("next", &[8; 4096], &PutOptions::default()).await.unwrap();
     let BufferDescriptor { endpoint, address, size, .. } = store.replicas(&client, "mine").await.remove(0);
     let read = owner.grants.find(&endpoint, Rights::Read, address, size).unwrap();
-    let refused = async |whom: &Authentication, capability, start, writes| {
-        let mut connection = store.dial(&endpoint, whom).await.unwrap();
+    let refused = async |peer: &Authentication, capability, start, writes| {
+        let mut connection = store.dial(&endpoint, peer).await.unwrap();
         connection.present(capability);
         let mut bytes = [0; 4096];
         let moved = match writes {

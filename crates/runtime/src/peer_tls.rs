@@ -71,7 +71,7 @@ impl PeerTls {
         supervisor.spawn_essential("store TLS of clients", client.keep_current(supervisor.token()));
     }
 
-    /// TLS of an HTTP listener. Clients without a certificate are let in, so that probes can reach the paths that are open to them: the
+    /// TLS of an HTTP listener. Clients without a certificate are accepted, so that probes can reach the paths that are open to them: the
     /// service refuses all other requests without [`ClientCertificate`](crate::ClientCertificate).
     #[must_use]
     pub fn http_listener(&self) -> Tls {
@@ -127,7 +127,7 @@ pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> Fingerprint {
 
 fn fingerprint_of(shown: Option<&[CertificateDer<'_>]>) -> io::Result<Fingerprint> {
     let leaf = shown.and_then(|chain| chain.first());
-    // The verifier lets nobody in without one.
+    // The verifier refuses clients without one.
     leaf.map(fingerprint).ok_or_else(|| io::Error::other("the client has shown no certificate"))
 }
 

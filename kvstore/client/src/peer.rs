@@ -144,7 +144,7 @@ impl Lane {
         Err(TransferError::Checksum { address: connection.address().to_owned(), start: address, size })
     }
 
-    /// Whether the node knows this program by a certificate that was renewed since: it would refuse new capabilities.
+    /// Whether it was opened with a certificate that was renewed since: the node would refuse new capabilities.
     fn is_of_old_certificate(&self) -> bool {
         matches!(self, Self::Tcp(connection) if connection.is_of_old_certificate())
     }

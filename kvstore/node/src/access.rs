@@ -1,4 +1,4 @@
-//! Who may reach a node's ports, and its HTTP ports.
+//! Access to a node's ports, and its HTTP ports.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::node::Shared;
 use crate::rest::ApiAccess;
 use crate::{health, hooks, rdma, rest};
 
-/// Where the HTTP ports are, and who may use them.
+/// Address and access of the HTTP ports.
 #[derive(Clone, Copy)]
 pub(crate) struct HttpFace<'a> {
     pub(crate) address: IpAddr,

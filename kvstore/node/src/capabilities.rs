@@ -19,7 +19,7 @@ use crate::pool::{Place, Pool};
 /// Stands for the buffer for objects from the disk, which is no segment.
 const STAGING: Uuid = Uuid { first: 0, second: 0 };
 
-/// Checks the capabilities of peers. Keys are made by this process, so those of an earlier one count no more.
+/// Checks the capabilities of peers. Keys are made by this process, so capabilities of an earlier one are invalid.
 pub(crate) struct CapabilityChecker {
     pool: Arc<Pool>,
     keys: RwLock<HashMap<Uuid, SegmentKey>>,
@@ -58,8 +58,8 @@ impl CapabilityChecker {
         Ok(SegmentKeyArguments::new(client, segment, self.now_ms(), &key))
     }
 
-    /// The key of a segment that was taken back counts no more.
-    pub(crate) fn forget(&self, segment: Uuid) {
+    /// Removes the key of a segment that was unmounted.
+    pub(crate) fn remove(&self, segment: Uuid) {
         self.keys.write().remove(&segment);
     }
 
@@ -91,7 +91,7 @@ impl Authorizer for CapabilityChecker {
                 let key = self.keys.read().get(&id).cloned();
                 key.ok_or(Refusal::Forged)?.check(id, capability, peer, transfer)
             }
-            // Of what is not within the memory nobody learns more than that.
+            // The peer gets the same answer for a range outside the memory.
             None => Err(Refusal::Forged),
         }
     }

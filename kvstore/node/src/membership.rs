@@ -106,7 +106,7 @@ impl Membership {
         let arguments = UnmountArguments { segment_id, client_id: self.client_id };
         match self.master.call::<UnmountSegment, &str>(&arguments).await? {
             Ok(()) | Err(ErrorCode::SEGMENT_NOT_FOUND) => {
-                self.capabilities.iter().for_each(|it| it.forget(segment_id));
+                self.capabilities.iter().for_each(|it| it.remove(segment_id));
                 Ok(())
             }
             Err(code) => Err(code.into()),

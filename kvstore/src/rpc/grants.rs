@@ -57,15 +57,15 @@ impl Held {
 }
 
 impl GrantTable {
-    /// Keeps the capabilities of a response to a request that was sent at `asked`.
-    pub(super) fn learn(&self, attachment: &[u8], asked: Instant) {
+    /// Keeps the capabilities of a response to a request that was sent at `sent`.
+    pub(super) fn record(&self, attachment: &[u8], sent: Instant) {
         if attachment.is_empty() {
             return;
         }
         let mut all = self.0.lock();
         for issued in grants::read(attachment) {
-            let until = asked + Duration::from_millis(issued.lifetime_ms.into());
-            all.insert(issued.endpoint, issued.capability, until, asked);
+            let until = sent + Duration::from_millis(issued.lifetime_ms.into());
+            all.insert(issued.endpoint, issued.capability, until, sent);
         }
     }
 
@@ -152,9 +152,9 @@ mod tests {
     fn a_capability_is_found_until_it_expires_or_its_memory_is_granted_again() {
         let (table, now) = (GrantTable::default(), Instant::now());
         let hour = 3_600_000;
-        table.learn(&attachment("a:1", Rights::Read, 100, 50, hour), now);
-        table.learn(&attachment("a:1", Rights::Write, 100, 50, hour), now);
-        table.learn(&attachment("a:1", Rights::Read, 150, 50, hour), now);
+        table.record(&attachment("a:1", Rights::Read, 100, 50, hour), now);
+        table.record(&attachment("a:1", Rights::Write, 100, 50, hour), now);
+        table.record(&attachment("a:1", Rights::Read, 150, 50, hour), now);
         let found = |rights, start, size| {
             table.find("a:1", rights, start, size).map(|it| (it.grant.start, it.grant.size))
         };
@@ -165,12 +165,12 @@ mod tests {
         assert_eq!(found(Rights::Read, 99, 1), None);
         assert!(table.find("b:1", Rights::Read, 100, 50).is_none(), "another node");
 
-        table.learn(&attachment("a:1", Rights::Read, 120, 40, hour), now);
+        table.record(&attachment("a:1", Rights::Read, 120, 40, hour), now);
         assert_eq!(found(Rights::Read, 100, 10), None);
         assert_eq!(found(Rights::Read, 150, 10), Some((120, 40)));
         assert_eq!(table.0.lock().count, 1);
 
-        table.learn(&attachment("a:1", Rights::Read, 120, 40, 0), now);
+        table.record(&attachment("a:1", Rights::Read, 120, 40, 0), now);
         assert_eq!(found(Rights::Read, 120, 40), None, "expired");
         table.0.lock().purge(Instant::now());
         let grants = table.0.lock();

@@ -276,11 +276,11 @@ impl Master {
 
     async fn exchange(&self, sequence: u32, frame: Bytes) -> Result<Response, RpcError> {
         let (reply, response) = oneshot::channel();
-        let asked = self.shared.authentication.as_ref().map(|it| (it, Instant::now()));
+        let sent = self.shared.authentication.as_ref().map(|it| (it, Instant::now()));
         self.enqueue(Call { sequence, frame, reply })?;
         let response = response.await.unwrap_or(Err(RpcError::Closed));
-        if let (Some((authentication, asked)), Ok(response)) = (asked, &response) {
-            authentication.grants.learn(&response.attachment, asked);
+        if let (Some((authentication, sent)), Ok(response)) = (sent, &response) {
+            authentication.grants.record(&response.attachment, sent);
         }
         response
     }

@@ -36,7 +36,7 @@ pub(super) struct Call {
 
 /// Why a session has ended well.
 pub(super) enum Ended {
-    /// Nobody is left who could call.
+    /// All callers are gone.
     Unused,
     /// This call needs a new connection, with the renewed certificate.
     Renewed(Call),
@@ -78,7 +78,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Takes calls and hands out responses, until nobody is left who could call, or the certificate was renewed.
+    /// Takes calls and hands out responses, until all callers are gone, or the certificate was renewed.
     ///
     /// # Errors
     /// How the connection ended.

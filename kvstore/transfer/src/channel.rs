@@ -38,8 +38,7 @@ impl Channel {
         }
     }
 
-    /// Whether the other side has closed the connection, or sent what was not requested, or knows this program by a certificate that was
-    /// renewed since.
+    /// Whether the other side has closed the connection, or sent what was not requested, or the certificate was renewed since.
     pub(crate) fn is_stale(&self) -> bool {
         match self {
             Self::Plain(stream) => {

@@ -172,7 +172,7 @@ impl SegmentKey {
         mac
     }
 
-    /// Signs a grant for whoever shows the certificate `holder`.
+    /// Signs a grant for the peer with the certificate `holder`.
     #[must_use]
     pub fn sign(&self, segment: Uuid, grant: Grant, holder: &Fingerprint) -> Capability {
         Capability { grant, mac: self.mac(segment, &grant, holder).finalize().into_bytes().into() }

@@ -19,7 +19,7 @@ impl BlockingTlsStream {
         let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
         while session.is_handshaking() {
             if let Err(error) = session.complete_io(&mut stream) {
-                // The alert says why. Where it cannot be sent, nobody is left to read it.
+                // The alert says why. If it cannot be sent, the connection is gone.
                 let _ = session.write_tls(&mut stream);
                 return Err(error);
             }
@@ -40,7 +40,7 @@ impl BlockingTlsStream {
         &self.stream.sock
     }
 
-    /// Tells the client that nothing follows.
+    /// Ends this direction of the connection.
     ///
     /// # Errors
     /// As the socket says.

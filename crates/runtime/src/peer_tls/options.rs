@@ -26,7 +26,7 @@ pub struct PeerTlsOptions {
     #[arg(long, global = true, alias = "store_tls_key", value_name = "FILE", env = "MOONGATE_STORE_TLS_KEY")]
     pub store_tls_key: Option<PathBuf>,
 
-    /// Authority (PEM) that has signed the certificates of the store's programs. Use one that signs nothing else: whoever has a certificate
+    /// Authority (PEM) that has signed the certificates of the store's programs. Use one that signs nothing else: any program with a certificate
     /// of it may use the store.
     #[arg(long, global = true, alias = "store_tls_ca", value_name = "FILE", env = "MOONGATE_STORE_TLS_CA")]
     pub store_tls_ca: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! Who gets in, and what those are told who do not.
+//! Which programs are accepted, and the errors of those that are not.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -59,8 +59,8 @@ async fn echo(listener: TcpListener, tls: PeerTls) -> io::Result<Fingerprint> {
     Ok(peer)
 }
 
-/// The byte that comes back, or why none does.
-async fn asked(address: SocketAddr, tls: &PeerTls, host: &str) -> Result<u8, String> {
+/// Sends one byte and returns the answer, or the error.
+async fn request(address: SocketAddr, tls: &PeerTls, host: &str) -> Result<u8, String> {
     let stream = TcpStream::connect(address).await.unwrap();
     let mut stream = tls.connect(host, stream).await.map_err(|error| error.to_string())?;
     let exchange = async {
@@ -78,7 +78,7 @@ async fn exchange(
 ) -> (io::Result<Fingerprint>, Result<u8, String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let both = async { tokio::join!(echo(listener, server.clone()), asked(address, client, host)) };
+    let both = async { tokio::join!(echo(listener, server.clone()), request(address, client, host)) };
     tokio::time::timeout(LONG, both).await.unwrap()
 }
 
@@ -125,7 +125,7 @@ async fn a_server_without_tls_is_explained() {
     let both = async {
         tokio::join!(plain, async {
             for _ in 0..2 {
-                let error = asked(address, &client, "node.test").await.unwrap_err();
+                let error = request(address, &client, "node.test").await.unwrap_err();
                 assert!(error.contains("if it does not use TLS, set --store-tls-cert"), "{error}");
             }
         })
@@ -174,7 +174,7 @@ async fn a_thread_can_serve_a_connection() {
         };
         tokio::task::spawn_blocking(serve).await.unwrap()
     };
-    let (peer, answered) = tokio::join!(serve, asked(address, &client, "node.test"));
+    let (peer, answered) = tokio::join!(serve, request(address, &client, "node.test"));
     assert_eq!((Some(peer), answered), (client.own_fingerprint(), Ok(7)));
 }
 

@@ -37,7 +37,7 @@ const IDLE: Duration = Duration::from_secs(300);
 /// Pause after a connection that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Who may read from the disk.
+/// Which readers may read from the disk.
 #[derive(Clone)]
 pub(crate) struct Readers {
     /// From which networks.

@@ -169,7 +169,7 @@ impl SecuredConnection {
         Ok(())
     }
 
-    /// The capability first: a peer without one learns nothing about the memory.
+    /// Checks the capability first, so that a peer without one gets no information about the memory.
     fn admit(&self, stream: &BlockingTlsStream, request: &Request) -> Result<(), (Status, End)> {
         let Request { operation, span, ref capability } = *request;
         let checked = self.authentication.authorizer.check(operation, span, capability, &stream.peer());
