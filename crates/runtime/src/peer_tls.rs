@@ -8,6 +8,7 @@ mod tests;
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::CertificateDer;
@@ -44,6 +45,11 @@ pub struct PeerTlsFiles {
 /// Mutual TLS with the other programs of a store. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct PeerTls {
+    parts: Arc<Parts>,
+}
+
+#[derive(Debug)]
+struct Parts {
     server: Tls,
     http: Tls,
     client: Trust,
@@ -60,12 +66,13 @@ impl PeerTls {
         let client = Trust::load(TrustFiles { ca: Some(ca.clone()), identity, name })?.without_resumption();
         let files = TlsFiles { certificate, key, client_ca: Some(ca), client_optional: false };
         let http = Tls::load(TlsFiles { client_optional: true, ..files.clone() })?;
-        Ok(Self { server: Tls::load(files)?, http, client })
+        Ok(Self { parts: Arc::new(Parts { server: Tls::load(files)?, http, client }) })
     }
 
     /// Reads the files again whenever they change, until the supervisor shuts down. Open connections stay as they are.
     pub fn keep_current(&self, supervisor: &Supervisor) {
-        let (server, http, client) = (self.server.clone(), self.http.clone(), self.client.clone());
+        let Parts { server, http, client } = &*self.parts;
+        let (server, http, client) = (server.clone(), http.clone(), client.clone());
         supervisor.spawn_essential("store TLS", server.keep_current(supervisor.token()));
         supervisor.spawn_essential("store TLS of HTTP", http.keep_current(supervisor.token()));
         supervisor.spawn_essential("store TLS of clients", client.keep_current(supervisor.token()));
@@ -75,12 +82,12 @@ impl PeerTls {
     /// service refuses all other requests without [`ClientCertificate`](crate::ClientCertificate).
     #[must_use]
     pub fn http_listener(&self) -> Tls {
-        self.http.clone()
+        self.parts.http.clone()
     }
 
     /// A client for HTTPS.
     pub fn http_client(&self) -> reqwest::ClientBuilder {
-        self.client.http()
+        self.parts.client.http()
     }
 
     /// The handshake with a client, which must show a certificate. Returns the certificate's fingerprint too.
@@ -88,7 +95,7 @@ impl PeerTls {
     /// # Errors
     /// What the handshake failed for.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<(server::TlsStream<TcpStream>, Fingerprint)> {
-        let stream = self.server.accept(stream).await?;
+        let stream = self.parts.server.accept(stream).await?;
         let peer = fingerprint_of(stream.get_ref().1.peer_certificates())?;
         Ok((stream, peer))
     }
@@ -98,7 +105,7 @@ impl PeerTls {
     /// # Errors
     /// What the handshake failed for.
     pub fn accept_blocking(&self, stream: std::net::TcpStream) -> io::Result<BlockingTlsStream> {
-        BlockingTlsStream::accept(self.server.config(), stream)
+        BlockingTlsStream::accept(self.parts.server.config(), stream)
     }
 
     /// The handshake with a server at `host`, without brackets. The error explains what to do about it.
@@ -106,7 +113,7 @@ impl PeerTls {
     /// # Errors
     /// What the handshake failed for.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
-        let connected = self.client.connect(host, stream).await;
+        let connected = self.parts.client.connect(host, stream).await;
         connected.map_err(|error| {
             let fix = tls_remedy(&error).filter(|_| !speaks_no_tls(&error)).unwrap_or(NO_TLS);
             io::Error::new(error.kind(), format!("TLS failed: {error}; {fix}"))
@@ -116,7 +123,7 @@ impl PeerTls {
     /// The fingerprint of the certificate that is shown now. After a renewal it differs from that of open connections.
     #[must_use]
     pub fn own_fingerprint(&self) -> Option<Fingerprint> {
-        self.client.own_fingerprint()
+        self.parts.client.own_fingerprint()
     }
 }
 

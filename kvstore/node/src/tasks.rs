@@ -263,7 +263,7 @@ impl Worker {
             };
             let mut from = match own {
                 true => From::Own(&self.membership.pool),
-                false => From::Node(connect(&source.endpoint).await?),
+                false => From::Node(Box::new(connect(&source.endpoint).await?)),
             };
             from.verify(span(source))?;
             let mut to = connect(&target.endpoint).await?;
@@ -288,7 +288,7 @@ impl Worker {
 /// Where an object is copied from.
 enum From<'a> {
     Own(&'a Pool),
-    Node(PeerConnection),
+    Node(Box<PeerConnection>),
 }
 
 impl From<'_> {

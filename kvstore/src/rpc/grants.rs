@@ -85,7 +85,7 @@ impl GrantTable {
 impl Grants {
     fn insert(&mut self, endpoint: &str, capability: Capability, until: Instant, now: Instant) {
         self.inserted += 1;
-        if self.inserted % PURGE_EVERY == 0 {
+        if self.inserted.is_multiple_of(PURGE_EVERY) {
             self.purge(now);
         }
         if self.count >= MOST_GRANTS {

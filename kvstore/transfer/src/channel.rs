@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice};
 
+use mooncake_wire::capability::Capability;
 use moongate_runtime::{Fingerprint, PeerTls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -20,6 +21,14 @@ pub(crate) struct Secured {
     tls: PeerTls,
     /// The certificate that the server was shown.
     shown: Option<Fingerprint>,
+    /// Sent with each request.
+    pub(crate) capability: Option<Capability>,
+}
+
+impl Secured {
+    pub(crate) async fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush().await
+    }
 }
 
 impl Channel {
@@ -27,7 +36,7 @@ impl Channel {
     pub(crate) async fn secure(stream: TcpStream, host: &str, tls: &PeerTls) -> io::Result<Self> {
         let shown = tls.own_fingerprint();
         let stream = tls.connect(host, stream).await?;
-        Ok(Self::Secured(Box::new(Secured { stream, tls: tls.clone(), shown })))
+        Ok(Self::Secured(Box::new(Secured { stream, tls: tls.clone(), shown, capability: None })))
     }
 
     /// The socket, if bytes can be taken from it directly.
@@ -61,14 +70,6 @@ impl Channel {
         match self {
             Self::Plain(stream) => stream.write_vectored(parts).await,
             Self::Secured(secured) => secured.stream.write_vectored(parts).await,
-        }
-    }
-
-    pub(crate) async fn flush(&mut self) -> io::Result<()> {
-        match self {
-            // A socket keeps nothing back.
-            Self::Plain(_) => Ok(()),
-            Self::Secured(secured) => secured.stream.flush().await,
         }
     }
 

@@ -48,8 +48,6 @@ pub struct Connection {
     address: String,
     protocol: Protocol,
     limits: Limits,
-    /// Sent with each request, if the connection is secured.
-    capability: Option<Capability>,
     stays_awake: bool,
     habit: Habit,
     apart: Apart,
@@ -105,13 +103,14 @@ impl Connection {
                 secured.map_err(|error| failed(error.to_string()))?
             }
         };
-        let capability = None;
-        Ok(Self { channel, address, protocol, limits, capability, stays_awake: false, habit, apart })
+        Ok(Self { channel, address, protocol, limits, stays_awake: false, habit, apart })
     }
 
     /// The capability for the transfers that follow; without one they fail. Connections without TLS send none.
     pub fn present(&mut self, capability: Option<Capability>) {
-        self.capability = capability;
+        if let Channel::Secured(secured) = &mut self.channel {
+            secured.capability = capability;
+        }
     }
 
     /// The node's data plane, as `host:port`.
@@ -209,14 +208,12 @@ impl Connection {
         let header = Header { size, address: start, operation, protocol: self.protocol }.encode();
         let mut head = [0; HEADER + CAPABILITY];
         head[..HEADER].copy_from_slice(&header);
-        let head = match (&self.channel, self.capability) {
-            (Channel::Plain(_), _) => &head[..HEADER],
-            (Channel::Secured(_), Some(capability)) => {
+        let head = match &self.channel {
+            Channel::Plain(_) => &head[..HEADER],
+            Channel::Secured(secured) => {
+                let capability = secured.capability.ok_or_else(|| self.not_granted(start, size))?;
                 head[HEADER..].copy_from_slice(&capability.encode());
                 &head[..]
-            }
-            (Channel::Secured(_), None) => {
-                return Err(TransferError::NotGranted { address: self.address.clone(), start, size });
             }
         };
         let checked = self.protocol == Protocol::Checked && operation == Operation::Write;
@@ -233,8 +230,12 @@ impl Connection {
                 more => sent += more,
             }
         }
-        let flushed = timed(self.limits.stall, self.channel.flush()).await;
-        flushed.map_err(|error| self.failed(&error))
+        // A socket keeps nothing back, TLS may.
+        if let Channel::Secured(secured) = &mut self.channel {
+            let flushed = timed(self.limits.stall, secured.flush()).await;
+            flushed.map_err(|error| self.failed(&error))?;
+        }
+        Ok(())
     }
 
     fn look(&mut self, bytes: usize) {
@@ -314,6 +315,10 @@ impl Connection {
             Ok(Status::Other(code)) => Err(broken(format!("it answers with the unknown status {code}"))),
             Err(error) => Err(broken(error.to_string())),
         }
+    }
+
+    fn not_granted(&self, start: u64, size: u64) -> TransferError {
+        TransferError::NotGranted { address: self.address.clone(), start, size }
     }
 
     fn damaged(&self, start: u64, size: u64) -> TransferError {
