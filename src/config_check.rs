@@ -56,6 +56,9 @@ pub(crate) async fn check(command: Check) -> anyhow::Result<ExitCode> {
     {
         problems.push(format!("--rbg-config {}: {error}", options.rbg_config.display()));
     }
+    if let Err(error) = command.options.store_tls.load() {
+        problems.push(error.to_string());
+    }
     if let Err(error) = check_model_folders(&command.options) {
         problems.push(error.to_string());
     }

@@ -79,7 +79,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
     ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
-    ("kvstore/transfer", "moongate-transfer", &["moongate-runtime"]),
+    ("kvstore/transfer", "moongate-transfer", &["mooncake-wire", "moongate-runtime"]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",

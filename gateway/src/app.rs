@@ -7,7 +7,7 @@ use std::time::Duration;
 use moongate_discovery::{DiscoveryError, TopologyReader};
 use moongate_kvstore::admin::{Admin, AdminError, Options as AdminOptions};
 use moongate_runtime::{
-    BindError, ConnectionRefusal, DescriptorShares, Serving, Socket, Supervisor, open_file_limit,
+    BindError, ConnectionRefusal, DescriptorShares, Serving, Socket, Supervisor, TlsError, open_file_limit,
 };
 use moongate_scheduler::Scheduler;
 use moongate_telemetry::Traces;
@@ -44,6 +44,9 @@ pub enum StartError {
     /// The address of the store's master is none.
     #[error("--mooncake-admin: {0}")]
     Store(#[from] AdminError),
+    /// TLS with the programs of the store cannot be had.
+    #[error(transparent)]
+    StoreTls(#[from] TlsError),
     /// An address is unknown after binding.
     #[error("listener: {0}")]
     Listener(#[from] std::io::Error),
@@ -57,7 +60,7 @@ impl StartError {
     #[must_use]
     pub fn is_invalid_setting(&self) -> bool {
         match self {
-            Self::Guard(_) | Self::Store(_) | Self::Model(_) => true,
+            Self::Guard(_) | Self::Store(_) | Self::StoreTls(_) | Self::Model(_) => true,
             Self::Discovery(error) => error.is_invalid_setting(),
             Self::Bind(_) | Self::Health(_) | Self::Listener(_) => false,
         }
@@ -139,7 +142,11 @@ pub async fn start(
     let models = Arc::new(Models::new(options.model.clone(), memory.conversations));
     let store = match &options.mooncake_admin {
         Some(address) => {
-            let admin = Admin::new(address, AdminOptions::default())?;
+            let tls = options.store_tls.load()?;
+            if let Some(tls) = &tls {
+                tls.keep_current(supervisor);
+            }
+            let admin = Admin::authenticated(address, AdminOptions::default(), tls.as_ref())?;
             Some(StoreView::new(admin, index.clone(), metrics.store.clone()))
         }
         None => None,

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use http::HeaderName;
+use moongate_runtime::PeerTlsOptions;
 use moongate_scheduler::{PolicyName, Settings, TtftTarget};
 
 use crate::feedback::MetricAliases;
@@ -129,6 +130,10 @@ pub struct GatewayOptions {
     /// that publishes none, what others store is found by reading all keys every 10 s.
     #[arg(long, value_name = "ENDPOINT", env = "MOONGATE_MOONCAKE_EVENTS", requires = "mooncake_admin")]
     pub mooncake_events: Option<moongate_zmtp::Endpoint>,
+
+    /// TLS with the programs of the store.
+    #[command(flatten)]
+    pub store_tls: PeerTlsOptions,
 
     /// How many times faster than real engines the engines are: simulated ones with the same --time-scale. The scheduler's seconds pass
     /// so many times faster; all other times stay as they are.

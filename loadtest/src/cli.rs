@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use moongate_kvclient::{Client, Metadata, Options};
-use moongate_runtime::Supervisor;
+use moongate_kvclient::{Authentication, Client, Metadata, Options};
+use moongate_runtime::{PeerTlsOptions, Supervisor};
 use url::Url;
 
 use crate::engine::{Connector, Face, Fault, FaultPlan, KvEvents, Role, SimConfig, SimEngine, SimFleet};
@@ -91,6 +91,9 @@ pub struct EngineArgs {
         requires = "store_master"
     )]
     pub store_metadata: Metadata,
+    /// TLS with the programs of that store.
+    #[command(flatten)]
+    pub store_tls: PeerTlsOptions,
     /// Longest prompt in tokens.
     #[arg(long, default_value_t = 1_000_000, env = "MOONGATE_LOADTEST_CONTEXT_TOKENS")]
     pub context_tokens: usize,
@@ -218,7 +221,12 @@ impl EngineArgs {
 
     fn fleet(&self, supervisor: &Supervisor) -> anyhow::Result<SimFleet> {
         let Some(master) = &self.store_master else { return Ok(SimFleet::new(self.l3_tokens)) };
-        let options = Options { metadata: self.store_metadata.clone(), ..Options::default() };
+        let tls = self.store_tls.load()?;
+        if let Some(tls) = &tls {
+            tls.keep_current(supervisor);
+        }
+        let authentication = tls.map(Authentication::new);
+        let options = Options { metadata: self.store_metadata.clone(), authentication, ..Options::default() };
         Ok(SimFleet::on(Client::new(master, options, supervisor)?))
     }
 }

@@ -78,8 +78,12 @@ struct Timed {
     seconds: f64,
 }
 
-pub(super) async fn run(command: BenchCommand, store: &StoreFlags) -> anyhow::Result<ExitCode> {
-    let (master, options, json) = (store.master()?, store.options()?, store.json);
+pub(super) async fn run(
+    command: BenchCommand,
+    store: &StoreFlags,
+    supervisor: &Supervisor,
+) -> anyhow::Result<ExitCode> {
+    let (master, options, json) = (store.master()?, store.options(supervisor)?, store.json);
     // It has threads and runtimes of its own.
     let measured = tokio::task::spawn_blocking(move || measure(&command, &master, &options, json)).await;
     measured.context("the measurement broke off")??;

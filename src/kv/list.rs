@@ -72,7 +72,8 @@ pub(super) async fn list(command: ListCommand, store: &StoreFlags) -> anyhow::Re
             format!("{host}:{ADMIN_PORT}")
         }
     };
-    let admin = Admin::new(&address, admin::Options::default())?;
+    let tls = store.tls()?;
+    let admin = Admin::authenticated(&address, admin::Options::default(), tls.as_ref())?;
     let mut keys = admin.keys().await.context("--admin names the master's admin server")?;
     let (mut out, mut left) = (io::BufWriter::new(io::stdout().lock()), command.limit);
     while let Some(page) = keys.next().await? {

@@ -11,9 +11,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use moongate_kvclient::{Client, Locality, Metadata, Options};
-use moongate_kvstore::rpc::MasterAddress;
-use moongate_runtime::{Supervisor, terminated};
+use moongate_kvstore::rpc::{Authentication, MasterAddress};
+use moongate_runtime::{PeerTls, PeerTlsOptions, Supervisor, terminated};
 use moongate_telemetry::LogOptions;
+
+use crate::settings::invalid_settings;
 
 /// Time for tasks to end once the command is through.
 const SHUTDOWN: Duration = Duration::from_secs(2);
@@ -99,13 +101,20 @@ struct StoreFlags {
     #[arg(long, global = true, value_name = "NAME,...", env = "MOONCAKE_DEVICE", value_delimiter = ',')]
     rdma_device: Vec<String>,
 
+    #[command(flatten)]
+    tls: PeerTlsOptions,
+
     /// Print JSON, one object a line.
     #[arg(long, global = true, env = "MOONGATE_KV_JSON")]
     json: bool,
 }
 
 impl StoreFlags {
-    fn options(&self) -> anyhow::Result<Options> {
+    fn options(&self, supervisor: &Supervisor) -> anyhow::Result<Options> {
+        let tls = self.tls()?;
+        if let Some(tls) = &tls {
+            tls.keep_current(supervisor);
+        }
         let mut locality = Locality::default();
         for rule in &self.near {
             locality = locality.with_rule(rule).context("--near")?;
@@ -113,6 +122,7 @@ impl StoreFlags {
         Ok(Options {
             tenant: self.tenant.clone(),
             metadata: self.metadata.clone(),
+            authentication: tls.map(Authentication::new),
             locality,
             lanes_per_node: usize::from(self.lanes),
             slice_bytes: self.slice,
@@ -121,13 +131,18 @@ impl StoreFlags {
         })
     }
 
+    /// TLS with the store's programs, if it is configured.
+    fn tls(&self) -> anyhow::Result<Option<PeerTls>> {
+        self.tls.load().map_err(invalid_settings)
+    }
+
     /// The master's address as clients take it.
     fn master(&self) -> anyhow::Result<String> {
         Ok(MasterAddress::parse(&self.master, Some(&self.cluster_id)).context("--master")?.to_string())
     }
 
     fn client(&self, supervisor: &Supervisor) -> anyhow::Result<Client> {
-        Ok(Client::new(&self.master()?, self.options()?, supervisor)?)
+        Ok(Client::new(&self.master()?, self.options(supervisor)?, supervisor)?)
     }
 }
 
@@ -140,7 +155,7 @@ pub(crate) async fn run(command: KvCommand, supervisor: Supervisor) -> anyhow::R
             Tool::Rm(remove) => list::remove(remove, &store, &store.client(&supervisor)?).await,
             Tool::Ls(list) => list::list(list, &store).await,
             Tool::Stat(stat) => list::stat(stat, &store, &store.client(&supervisor)?).await,
-            Tool::Bench(bench) => bench::run(bench, &store).await,
+            Tool::Bench(bench) => bench::run(bench, &store, &supervisor).await,
         }
     };
     let outcome = tokio::select! {

@@ -130,6 +130,39 @@ fn an_admin_listener_with_tls_is_asked_over_tls() {
 }
 
 #[test]
+fn an_authenticated_store_has_certificates_in_all_its_programs() {
+    let values = format!("--values={CHART}/examples/simulated.yaml");
+    let scraped = "--set=monitoring.podMonitors=true";
+    let secret = "--set=store.authentication.secretName=store-tls";
+    let secured = script("helm", &["template", "release", CHART, &values, scraped, secret]);
+    let count = |rendered: &str, part: &str| rendered.matches(part).count();
+    assert_eq!(
+        count(&secured, "secretName: store-tls\n"),
+        4,
+        "volumes of master, store nodes, gateway and engine"
+    );
+    assert_eq!(count(&secured, "mountPath: /etc/moongate-store-tls\n"), 4);
+    assert_eq!(count(&secured, "scheme: HTTPS\n"), 3, "probes of the master and of store nodes");
+    assert_eq!(count(&secured, "serverName: moongate-store\n"), 2, "PodMonitors of the same");
+    for flag in ["--store_tls_cert", "--store-tls-cert"] {
+        assert!(secured.contains(&format!("{flag}=/etc/moongate-store-tls/tls.crt")), "{flag}");
+    }
+    assert!(secured.contains("store-tls-ca = \"/etc/moongate-store-tls/ca.crt\""));
+    assert!(!secured.contains("moongate.io/upgrade-hooks"));
+
+    let plain = script("helm", &["template", "release", CHART, &values, scraped]);
+    assert_eq!([count(&plain, "store-tls"), count(&plain, "store_tls"), count(&plain, "HTTPS")], [0, 0, 0]);
+    assert!(plain.contains("moongate.io/upgrade-hooks"));
+
+    let engines = format!("--values={CHART}/examples/vllm-store.yaml");
+    let refused = Command::new(format!("{SCRIPTS}/helm"))
+        .args(["template", "release", CHART, &engines, secret])
+        .output();
+    let told = String::from_utf8_lossy(&refused.unwrap().stderr).into_owned();
+    assert!(told.contains("leave store.authentication.secretName empty"), "{told}");
+}
+
+#[test]
 fn settings_of_the_schema_are_those_of_the_programs() {
     let schema: Value = serde_json::from_str(&read("charts/moongate/values.schema.json")).unwrap();
     // Where files are says the chart, and secrets are given by variables.

@@ -9,6 +9,7 @@ mod log_interval;
 mod log_output;
 mod memory_limit;
 mod open_files;
+mod peer_tls;
 mod process_metrics;
 mod secret;
 pub mod signals;
@@ -25,6 +26,10 @@ pub use log_interval::LogInterval;
 pub use log_output::{LogOutput, log_lines_lost};
 pub use memory_limit::memory_limit;
 pub use open_files::{DescriptorShares, open_file_limit, raise_open_file_limit};
+pub use peer_tls::{
+    BlockingTlsStream, Fingerprint, PeerTls, PeerTlsFiles, PeerTlsOptions, TLS_REQUIRED, explain_tls,
+    is_tls_alert, random_key,
+};
 pub use process_metrics::append_process_metrics;
 pub use secret::{EmptySecret, Secret};
 pub use signals::terminated;

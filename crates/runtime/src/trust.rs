@@ -11,7 +11,7 @@ use std::{fmt, io};
 
 use arc_swap::ArcSwap;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{ResolvesClientCert, VerifierBuilderError, WebPkiServerVerifier};
+use rustls::client::{ResolvesClientCert, Resumption, VerifierBuilderError, WebPkiServerVerifier};
 use rustls::crypto::{
     CryptoProvider, aws_lc_rs::default_provider, verify_tls12_signature, verify_tls13_signature,
 };
@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::FileChanges;
 use crate::listener::{TlsError, certificates};
+use crate::peer_tls::{Fingerprint, fingerprint};
 
 pub use options::EngineTlsOptions;
 
@@ -70,7 +71,9 @@ impl TrustFiles {
     }
 
     fn read(&self) -> Result<Current, TlsError> {
-        Ok(Current { authorities: self.authorities()?, identity: self.certified_key()? })
+        let identity = self.certified_key()?;
+        let fingerprint = identity.as_ref().and_then(|identity| identity.cert.first()).map(fingerprint);
+        Ok(Current { authorities: self.authorities()?, identity, fingerprint })
     }
 
     fn authorities(&self) -> Result<Option<Arc<WebPkiServerVerifier>>, TlsError> {
@@ -111,6 +114,8 @@ struct Current {
     /// `None` if nobody is trusted.
     authorities: Option<Arc<WebPkiServerVerifier>>,
     identity: Option<Arc<CertifiedKey>>,
+    /// Of the identity's own certificate.
+    fingerprint: Option<Fingerprint>,
 }
 
 /// Whom connections trust, and as whom they show this process. Clones are the same.
@@ -182,6 +187,18 @@ impl Trust {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         TlsConnector::from(self.config.clone()).connect(name, stream).await
+    }
+
+    /// The same with a whole handshake for each connection: a resumed session keeps the certificate that was shown before a renewal.
+    pub(crate) fn without_resumption(self) -> Self {
+        let mut config = ClientConfig::clone(&self.config);
+        config.resumption = Resumption::disabled();
+        Self { config: Arc::new(config), ..self }
+    }
+
+    /// The fingerprint of the certificate that servers are shown now.
+    pub(crate) fn own_fingerprint(&self) -> Option<Fingerprint> {
+        self.current.load().fingerprint
     }
 
     /// A client for HTTP, and for HTTPS as far as somebody is trusted. It asks directly, whatever proxy the environment names.
@@ -295,6 +312,7 @@ fn remedy(trouble: &rustls::Error) -> Option<&'static str> {
             AlertDescription::CertificateRequired
             | AlertDescription::BadCertificate
             | AlertDescription::UnknownCA
+            | AlertDescription::DecryptError
             | AlertDescription::AccessDenied,
         ) => "give the certificate that it asks for, of an authority that it trusts",
         rustls::Error::InvalidMessage(_) => "write http:// if it does not speak TLS",

@@ -39,7 +39,8 @@ impl Client {
     /// When there can be no client for the metadata server, as for a URL that is none.
     pub fn new(master: &str, options: Options, supervisor: &Supervisor) -> Result<Self, DirectoryError> {
         let client_id = Uuid { first: fastrand::u64(1..), second: fastrand::u64(1..) };
-        let master = Master::new(master, options.master, supervisor);
+        let authentication = options.authentication.clone();
+        let master = Master::authenticated(master, options.master, authentication, supervisor);
         let objects = Objects::new(master, client_id, &options.tenant);
         let (peers, cache) = (Peers::new(options.clone())?, HotCache::new(options.cache_bytes));
         let (disks, turns, supervisor) = (Disks::default(), Turns::default(), supervisor.clone());

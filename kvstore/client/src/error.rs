@@ -7,6 +7,9 @@ use mooncake_wire::ErrorCode;
 use moongate_kvstore::rpc::RpcError;
 use moongate_transfer::TransferError;
 
+/// Pause before another attempt when the master has granted no access: nodes send their keys with each heartbeat, once a second.
+pub(crate) const GRANT_PAUSE: Duration = Duration::from_millis(600);
+
 /// Why an operation on an object failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum KvError {
@@ -117,6 +120,14 @@ impl KvError {
             Self::NoRoom { .. } => Some(ErrorCode::NO_AVAILABLE_HANDLE),
             _ => None,
         }
+    }
+
+    /// Whether the master has granted no access, as one that was restarted until nodes have sent it their keys.
+    pub(crate) fn is_not_granted(&self) -> bool {
+        let is_missing = |source: &NodeError| {
+            matches!(source, NodeError::Transfer { source: TransferError::NotGranted { .. }, .. })
+        };
+        matches!(self, Self::Transfer { source, .. } if is_missing(source))
     }
 
     pub(crate) fn master(what: &str, key: &str, source: RpcError) -> Self {

@@ -38,6 +38,7 @@ pub use client::Client;
 pub use error::{KvError, NodeError};
 pub use locality::{Locality, LocalityError};
 pub use locate::{Replica, Stat};
+pub use moongate_kvstore::rpc::Authentication;
 pub use moongate_transfer::{DirectoryError, Limits, Metadata, Protocol, TransferError};
 pub use options::{Options, PutOptions, SoftPin};
 pub use write::Put;

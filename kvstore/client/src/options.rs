@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
-use moongate_kvstore::rpc;
+use moongate_kvstore::rpc::{self, Authentication};
 use moongate_transfer::{Limits, Metadata, Protocol};
 
 use crate::locality::Locality;
@@ -19,6 +19,8 @@ pub struct Options {
     pub metadata: Metadata,
     /// Which nodes are near.
     pub locality: Locality,
+    /// TLS with certificates to master and nodes, and what the master grants; `None`: as Mooncake's. With it, transfers go over TCP only.
+    pub authentication: Option<Authentication>,
     /// Connections to one node at most. One more reader waits.
     pub lanes_per_node: usize,
     /// Objects larger than this are cut into slices of at most this many bytes.
@@ -52,6 +54,7 @@ impl Default for Options {
             tenant: mooncake_wire::types::DEFAULT_TENANT.to_owned(),
             metadata: Metadata::default(),
             locality: Locality::default(),
+            authentication: None,
             lanes_per_node: 4,
             slice_bytes: 4 << 20,
             batch_in_flight: 16,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use mooncake_wire::capability::Rights;
 use moongate_transfer::{Connection, Directory, DirectoryError, Protocol, SegmentDescriptor, TransferError};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -87,6 +88,13 @@ impl Move<'_> {
         }
     }
 
+    fn rights(&self) -> Rights {
+        match self {
+            Self::Read { .. } => Rights::Read,
+            Self::Write(_) => Rights::Write,
+        }
+    }
+
     async fn on(&mut self, lane: &mut Lane, address: u64) -> Result<(), TransferError> {
         match self {
             Self::Read { into, sum, is_all } => lane.read(address, into, sum, *is_all).await,
@@ -136,6 +144,11 @@ impl Lane {
         Err(TransferError::Checksum { address: connection.address().to_owned(), start: address, size })
     }
 
+    /// Whether it was opened with a certificate that was renewed since: the node would refuse new capabilities.
+    fn is_of_old_certificate(&self) -> bool {
+        matches!(self, Self::Tcp(connection) if connection.is_of_old_certificate())
+    }
+
     /// Whether a new lane may do what this one could not.
     fn is_outdated(&self, error: &TransferError) -> bool {
         match (self, error) {
@@ -165,7 +178,8 @@ impl Drop for Booked<'_> {
 
 impl Peers {
     pub(crate) fn new(options: Options) -> Result<Self, DirectoryError> {
-        let directory = Directory::new(&options.metadata)?;
+        let tls = options.authentication.as_ref().map(|it| &it.tls);
+        let directory = Directory::authenticated(&options.metadata, tls)?;
         let rdma = Rdma::new(options.rdma_devices.clone());
         Ok(Self { options, directory, rdma, peers: Mutex::default(), moved: AtomicU64::new(0) })
     }
@@ -222,6 +236,7 @@ impl Peers {
     ) -> Result<(), NodeError> {
         // A lane that lay idle may have died unnoticed. Then a new one shows whether the node lives.
         if let Some(mut lane) = peer.idle_lane() {
+            self.present(peer, &mut lane, address, what);
             match what.on(&mut lane, address).await {
                 Ok(()) => {
                     peer.give_back(lane);
@@ -232,9 +247,19 @@ impl Peers {
             }
         }
         let mut lane = self.open(peer).await?;
+        self.present(peer, &mut lane, address, what);
         what.on(&mut lane, address).await.map_err(|source| peer.error(source))?;
         peer.give_back(lane);
         Ok(())
+    }
+
+    /// Has a lane to a node that authenticates its peers send the capability for a transfer. Without one, the transfer fails.
+    fn present(&self, peer: &Peer, lane: &mut Lane, address: u64, what: &Move<'_>) {
+        let (Some(authentication), Lane::Tcp(connection)) = (&self.options.authentication, lane) else {
+            return;
+        };
+        let size = what.len() as u64;
+        connection.present(authentication.grants.find(&peer.endpoint, what.rights(), address, size));
     }
 
     async fn open(&self, peer: &Peer) -> Result<Lane, NodeError> {
@@ -244,6 +269,11 @@ impl Peers {
         }
         let descriptor = self.directory.descriptor(&peer.endpoint).await;
         let descriptor = Arc::new(descriptor.map_err(|error| peer.lookup(error.to_string()))?);
+        if self.options.authentication.is_some() {
+            let place = Arc::new(self.place(peer, &descriptor)?);
+            peer.state.lock().place = Some(Arc::clone(&place));
+            return self.open_at(peer, &place).await;
+        }
         match self.rdma.connect(&self.directory, &descriptor, self.options.transfers).await {
             Ok(Some(connection)) => return Ok(Lane::Rdma(connection)),
             Ok(None) => {}
@@ -256,7 +286,11 @@ impl Peers {
     }
 
     async fn open_at(&self, peer: &Peer, place: &Place) -> Result<Lane, NodeError> {
-        let opened = Connection::open(&place.host, place.port, place.protocol, self.options.transfers).await;
+        let limits = self.options.transfers;
+        let opened = match &self.options.authentication {
+            None => Connection::open(&place.host, place.port, place.protocol, limits).await,
+            Some(it) => Connection::open_secured(&place.host, place.port, limits, &it.tls).await,
+        };
         opened.map(Lane::Tcp).map_err(|source| {
             // It may have been restarted with another port.
             peer.forget();
@@ -291,7 +325,13 @@ impl Peer {
     }
 
     fn idle_lane(&self) -> Option<Lane> {
-        self.state.lock().idle.pop()
+        let mut state = self.state.lock();
+        let lane = state.idle.pop()?;
+        if lane.is_of_old_certificate() {
+            state.idle.clear();
+            return None;
+        }
+        Some(lane)
     }
 
     fn give_back(&self, lane: Lane) {

@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 
 use crate::checksum::Sum;
 use crate::client::Client;
-use crate::error::{KvError, NodeError};
+use crate::error::{GRANT_PAUSE, KvError, NodeError};
 use crate::locate::{Lease, Located, Source};
 use crate::peer::Move;
 use crate::slices::slice_length;
@@ -138,6 +138,9 @@ impl Client {
             };
             if attempt == attempts {
                 return Err(error);
+            }
+            if error.is_not_granted() {
+                tokio::time::sleep(GRANT_PAUSE).await;
             }
             tracing::debug!(key, attempt, %error, "reading again");
             attempt += 1;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use moongate_kvstore::rpc::{self, DiskNode};
+use moongate_kvstore::rpc::{self, Authentication, DiskNode};
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 
@@ -20,12 +20,18 @@ const MOST_NODES: usize = 1024;
 pub(crate) struct Disks(Mutex<HashMap<Arc<str>, DiskNode>>);
 
 impl Disks {
-    fn get(&self, endpoint: &Arc<str>, options: rpc::Options, supervisor: &Supervisor) -> DiskNode {
+    fn get(
+        &self,
+        endpoint: &Arc<str>,
+        options: rpc::Options,
+        authentication: Option<&Authentication>,
+        supervisor: &Supervisor,
+    ) -> DiskNode {
         let mut nodes = self.0.lock();
         if nodes.len() >= MOST_NODES && !nodes.contains_key(endpoint) {
             nodes.clear();
         }
-        let new = || DiskNode::new(endpoint, options, supervisor);
+        let new = || DiskNode::authenticated(endpoint, options, authentication.cloned(), supervisor);
         nodes.entry(Arc::clone(endpoint)).or_insert_with(new).clone()
     }
 }
@@ -65,7 +71,8 @@ impl Client {
         let (shared, asked) = (&*self.shared, Instant::now());
         let failed = |reason: String| NodeError::Disk { endpoint: Arc::clone(endpoint), reason };
         let options = rpc::Options { connections: 1, ..shared.options.master };
-        let node = shared.disks.get(endpoint, options, &shared.supervisor);
+        let node =
+            shared.disks.get(endpoint, options, shared.options.authentication.as_ref(), &shared.supervisor);
         let staged = node.stage(&shared.options.tenant, key, located.size as u64).await;
         let staged = staged.map_err(|error| failed(error.to_string()))?;
         let address = staged.addresses.first().copied();

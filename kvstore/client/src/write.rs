@@ -11,7 +11,7 @@ use moongate_transfer::TransferError;
 
 use crate::checksum::checksum;
 use crate::client::{Client, Shared};
-use crate::error::{KvError, NodeError};
+use crate::error::{GRANT_PAUSE, KvError, NodeError};
 use crate::locate::Source;
 use crate::options::PutOptions;
 use crate::peer::Move;
@@ -97,6 +97,9 @@ impl Client {
             open.revoke().await;
             if attempt == attempts {
                 return Err(error);
+            }
+            if error.is_not_granted() {
+                tokio::time::sleep(GRANT_PAUSE).await;
             }
             tracing::debug!(key, attempt, %error, "putting again");
             attempt += 1;

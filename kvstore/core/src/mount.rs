@@ -162,6 +162,15 @@ impl Master {
         Ok(())
     }
 
+    /// Where the segment that a client has mounted is: its node's endpoint, the first address, and the number of bytes.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if it is another's.
+    pub fn segment_range(&self, segment: Uuid, client: Uuid) -> Result<(Arc<str>, u64, u64), ErrorCode> {
+        let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        Ok((Arc::clone(&mounted.info.te_endpoint), mounted.info.base, mounted.info.size))
+    }
+
     pub(crate) fn own_segment(&self, segment: Uuid, client: Uuid) -> Result<Option<Arc<Mounted>>, ErrorCode> {
         let segments = self.segments.load();
         let Some(mounted) = segments.place_of(segment).and_then(|at| segments.get(at)) else {

@@ -79,6 +79,9 @@ pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<Ru
     if !missing.is_empty() {
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
+    if let Some(tls) = &server.tls {
+        tls.keep_current(supervisor);
+    }
     let threads = server.threads;
     let (server, kept) = if let Some(data) = data {
         let observe = |journal, beside: &_| faces.observe(journal, beside);

@@ -5,8 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse as _, Response};
+use http::StatusCode;
 use mooncake_wire::ErrorCode;
-use moongate_runtime::{BindError, ListenerLimits, Supervisor};
+use moongate_runtime::{BindError, ClientCertificate, ListenerLimits, PeerTls, Socket, Supervisor};
 use moongate_zmtp::EndpointError;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -25,6 +29,10 @@ use crate::summary::Summary;
 const KEPT_BYTES: usize = 64 << 20;
 /// Longest request head: a query may name some thousand keys.
 const HEADER_BYTES: usize = 1 << 20;
+/// What probes of kubelets request, which have no certificate.
+const PROBES: [&str; 2] = ["/health", "/role"];
+const NO_CERTIFICATE: &str =
+    "this needs a client certificate of the store's authority (--store_tls_ca of the master)\n";
 
 /// Where all of it is served.
 #[derive(Clone, Debug)]
@@ -165,7 +173,7 @@ impl Faces {
                     MetadataPlace::Folder(folder) => Metadata::open(folder)?,
                     MetadataPlace::State => Metadata::in_journal(Arc::clone(&beside.metadata), journal),
                 };
-                Some(serve_metadata(face.address, metadata, expired, supervisor)?)
+                Some(serve_metadata(face.address, metadata, expired, server.tls.as_ref(), supervisor)?)
             }
             None => None,
         };
@@ -176,18 +184,38 @@ impl Faces {
         let quotas = options.quotas.map(|path| quotas(server, &path, &beside)).transpose()?;
         let summary = Mutex::new(Summary::new(server));
         let admin = Arc::new(Admin { server: Arc::clone(server), observer, events, quotas, summary });
-        let admin = serve(options.admin, admin_router(admin), supervisor)?;
+        let admin = serve(options.admin, admin_router(admin), server.tls.as_ref(), supervisor)?;
         tracing::info!(%admin, "serving administration and metrics");
         Ok(FaceAddresses { admin, metadata, events: events_at, replay })
     }
 }
 
-fn serve(address: SocketAddr, router: Router, supervisor: &Supervisor) -> Result<SocketAddr, BindError> {
+/// Serves over TLS to programs with certificates, if `tls` is given.
+fn serve(
+    address: SocketAddr,
+    router: Router,
+    tls: Option<&PeerTls>,
+    supervisor: &Supervisor,
+) -> Result<SocketAddr, BindError> {
+    let router = match tls {
+        Some(_) => router.layer(from_fn(require_certificate)),
+        None => router,
+    };
     let listener = moongate_runtime::bind(address)?;
     let local = listener.local_addr().map_err(|source| BindError { address, source })?;
     let limits = ListenerLimits { header_bytes: HEADER_BYTES, ..ListenerLimits::default() };
-    moongate_runtime::serve(listener, router, limits, supervisor.token(), supervisor);
+    let socket = Socket { listener, tls: tls.map(PeerTls::http_listener) };
+    moongate_runtime::serve(socket, router, limits, supervisor.token(), supervisor);
     Ok(local)
+}
+
+/// Only the paths of probes are open to clients without a certificate.
+async fn require_certificate(request: Request, next: Next) -> Response {
+    let is_open = PROBES.contains(&request.uri().path());
+    if is_open || request.extensions().get::<ClientCertificate>().is_some() {
+        return next.run(request).await;
+    }
+    (StatusCode::FORBIDDEN, NO_CERTIFICATE).into_response()
 }
 
 /// Reads the file of quotas. Of several masters only the first leader does; the others write what they know by then.
@@ -238,6 +266,7 @@ fn serve_metadata(
     address: SocketAddr,
     metadata: Metadata,
     expired: Option<mpsc::Receiver<Arc<str>>>,
+    tls: Option<&PeerTls>,
     supervisor: &Supervisor,
 ) -> Result<SocketAddr, FaceError> {
     let metadata = Arc::new(metadata);
@@ -248,7 +277,7 @@ fn serve_metadata(
         });
     }
     let count = metadata.count();
-    let address = serve(address, metadata_router(metadata), supervisor)?;
+    let address = serve(address, metadata_router(metadata), tls, supervisor)?;
     tracing::info!(%address, entries = count, "serving transfer metadata");
     Ok(address)
 }

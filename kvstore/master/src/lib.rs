@@ -10,6 +10,7 @@
 //! - [`http`]: the admin server. [`metadata`]: where clients find each other. [`events`]: what is published over ZeroMQ.
 
 pub mod call;
+mod capabilities;
 mod clock;
 mod command;
 mod count;

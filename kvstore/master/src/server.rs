@@ -8,7 +8,9 @@ use arc_swap::ArcSwap;
 use mooncake_wire::Dialect;
 use mooncake_wire::types::{StorageConfig, Uuid};
 use moongate_kvcore::Master;
+use moongate_runtime::PeerTls;
 
+use crate::capabilities::Capabilities;
 use crate::clock::Clock;
 use crate::count::Counters;
 use crate::dialects::Dialects;
@@ -150,6 +152,8 @@ pub struct ServerOptions {
     pub reconnect_time: Duration,
     /// Bounds.
     pub limits: Limits,
+    /// With it, all ports are TLS, and callers need a certificate of its authority.
+    pub tls: Option<PeerTls>,
 }
 
 impl Default for ServerOptions {
@@ -162,6 +166,7 @@ impl Default for ServerOptions {
             lost_on_disconnect: true,
             reconnect_time: RECONNECT_TIME,
             limits: Limits::default(),
+            tls: None,
         }
     }
 }
@@ -184,6 +189,8 @@ pub struct Server {
     pub(crate) upserts: UpsertsInProgress,
     pub(crate) storage: StorageConfig<String>,
     pub(crate) limits: Limits,
+    pub(crate) tls: Option<PeerTls>,
+    pub(crate) capabilities: Capabilities,
     lost_on_disconnect: bool,
     pub(crate) feed: Arc<ObjectFeed>,
     /// Later than that of every earlier master that nodes have reported.
@@ -220,6 +227,8 @@ impl Server {
             upserts: UpsertsInProgress::default(),
             storage: options.storage,
             limits: options.limits,
+            tls: options.tls,
+            capabilities: Capabilities::default(),
             lost_on_disconnect: options.lost_on_disconnect,
             feed: Arc::new(ObjectFeed::new(clock.now_ms().saturating_mul(1 << 20))),
             epoch: AtomicU64::new(clock.now_ms()),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use moongate_kvstore::rpc::RpcError;
 use moongate_memory::segment;
-use moongate_runtime::BindError;
+use moongate_runtime::{BindError, TlsError};
 use moongate_transfer::DirectoryError;
 
 use crate::config::ConfigError;
@@ -20,6 +20,14 @@ pub enum StartError {
     /// Its addresses.
     #[error(transparent)]
     Place(#[from] PlaceError),
+    /// TLS with the store's other programs.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// RDMA passes capabilities by.
+    #[error(
+        "--store-tls-cert cannot be used with the protocol rdma: RDMA is neither encrypted nor authorized; set MOONCAKE_PROTOCOL=tcp, or unset --store-tls-cert"
+    )]
+    AuthenticatedRdma,
     /// The networks of its clients are not configured.
     #[error(
         "this node listens on {address}, where its memory can be read and written without authentication: set --allow-peers (MOONGATE_STORE_ALLOW_PEERS) to the networks of its clients, as 10.0.0.0/8, or to 0.0.0.0/0,::/0 for all"
@@ -80,6 +88,9 @@ impl StartError {
             Self::Config(_)
                 | Self::Place(PlaceError::Host { .. })
                 | Self::NoPeers { .. }
+                | Self::Tls(_)
+                | Self::AuthenticatedRdma
+                | Self::Directory(DirectoryError::Insecure(_))
                 | Self::NoDiskPath
                 | Self::NoDiskSize
         )

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use moongate_runtime::Secret;
+use moongate_runtime::{PeerTlsOptions, Secret};
 use moongate_telemetry::LogOptions;
 use moongate_transfer::Peers;
 
@@ -108,6 +108,9 @@ pub struct Flags {
     #[arg(long, alias = "tier_buffer", env = "MOONGATE_STORE_TIER_BUFFER", value_name = "SIZE", default_value = "256mb",
         value_parser = crate::size::parse)]
     pub tier_buffer: u64,
+    /// TLS
+    #[command(flatten)]
+    pub tls: PeerTlsOptions,
     /// Logs
     #[command(flatten)]
     pub logs: LogOptions,

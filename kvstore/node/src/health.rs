@@ -99,13 +99,17 @@ fn text(shared: &Shared) -> String {
     );
     counter(
         "transfer_failures",
-        "Transfers that have not ended well: `rejected` (outside the memory), `broken` (connections), `damaged` (wrong checksums), `malformed` (not the protocol), `unfinished` (reads of what a client had not written to its end).",
+        "Transfers that have not ended well: `rejected` (outside the memory), `broken` (connections), `damaged` (wrong checksums), `malformed` (not the protocol), `unfinished` (reads of what a client had not written to its end). With certificates also `forged`, `expired`, `range` and `rights`: capabilities that were refused.",
         &[
             (r#"{reason="rejected"}"#, number(counts.rejected)),
             (r#"{reason="broken"}"#, number(counts.failed)),
             (r#"{reason="damaged"}"#, number(counts.damaged)),
             (r#"{reason="malformed"}"#, number(counts.malformed)),
             (r#"{reason="unfinished"}"#, number(counts.unfinished)),
+            (r#"{reason="forged"}"#, number(counts.refused_forged)),
+            (r#"{reason="expired"}"#, number(counts.refused_expired)),
+            (r#"{reason="range"}"#, number(counts.refused_range)),
+            (r#"{reason="rights"}"#, number(counts.refused_rights)),
         ],
     );
     counter(
@@ -115,11 +119,12 @@ fn text(shared: &Shared) -> String {
     );
     counter(
         "connections_refused",
-        "Connections that were not taken or were closed for others: `not_allowed` (`--allow-peers`), `too_many`, `silent` (no request on them).",
+        "Connections that were not taken or were closed for others: `not_allowed` (`--allow-peers`), `too_many`, `silent` (no request on them), `unauthenticated` (TLS failed, or there was no certificate of the authority).",
         &[
             (r#"{reason="not_allowed"}"#, number(counts.strangers)),
             (r#"{reason="too_many"}"#, number(counts.crowded)),
             (r#"{reason="silent"}"#, number(counts.evicted)),
+            (r#"{reason="unauthenticated"}"#, number(counts.unauthenticated)),
         ],
     );
     counter(

@@ -57,7 +57,9 @@ pub(crate) fn start(
         runtime.block_on(async {
             let supervisor = Supervisor::new();
             let options = rpc::Options { connections: 1, time_limit: TIME_LIMIT, ..rpc::Options::default() };
-            let own = Master::new(membership.master.address(), options, &supervisor);
+            let (address, authentication) =
+                (membership.master.address(), membership.master.authentication().cloned());
+            let own = Master::authenticated(address, options, authentication, &supervisor);
             let membership = membership.with(own);
             stop.run_until_cancelled(beat(&membership, &pulse)).await;
             supervisor.token().cancel();
@@ -73,7 +75,9 @@ async fn beat(membership: &Membership, pulse: &Pulse) {
         ticks.tick().await;
         let result = match membership.ping().await {
             Ok(ClientStatus::NEED_REMOUNT) => remount(membership, pulse).await,
-            other => other.map(drop),
+            // A master that was restarted has no keys.
+            Ok(_) => membership.send_keys().await,
+            Err(error) => Err(error),
         };
         match result {
             Ok(()) => {

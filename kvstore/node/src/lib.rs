@@ -5,6 +5,8 @@
 //! servers for people and for Prometheus. Memory that outlives the process is lent again under the ids, the name and
 //! the address that it had.
 
+mod access;
+mod capabilities;
 mod catalog_sync;
 pub mod config;
 mod disk;
@@ -18,6 +20,7 @@ mod inventory;
 mod membership;
 mod memory;
 mod node;
+mod peer;
 mod place;
 mod pool;
 mod presence;

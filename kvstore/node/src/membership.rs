@@ -11,6 +11,7 @@ use mooncake_wire::types::{ClientStatus, Segment, Uuid};
 use mooncake_wire::whole::WholeArguments;
 use moongate_kvstore::rpc::{Master, RpcError};
 
+use crate::capabilities::CapabilityChecker;
 use crate::hooks::Drained;
 use crate::pool::{Lent, Pool};
 
@@ -37,6 +38,8 @@ pub(crate) struct Membership {
     pub(crate) drained: Arc<Drained>,
     /// How transfers reach the node, as the master tells clients.
     pub(crate) protocol: &'static str,
+    /// The keys of segments, if peers are authenticated.
+    pub(crate) capabilities: Option<Arc<CapabilityChecker>>,
 }
 
 impl Membership {
@@ -54,8 +57,28 @@ impl Membership {
     pub(crate) async fn mount(&self, lent: &Lent) -> Result<(), RpcError> {
         let arguments = MountArguments { segment: self.segment(lent), client_id: self.client_id };
         match self.master.call_attaching::<MountSegment, &str>(&arguments, self.about()).await? {
-            Ok(()) | Err(ErrorCode::SEGMENT_ALREADY_EXISTS) => Ok(()),
+            Ok(()) | Err(ErrorCode::SEGMENT_ALREADY_EXISTS) => self.send_key(lent.id).await,
             Err(code) => Err(code.into()),
+        }
+    }
+
+    /// Sends the master the keys of all segments. It holds them in memory only, so they are sent again with each heartbeat.
+    pub(crate) async fn send_keys(&self) -> Result<(), RpcError> {
+        for lent in self.pool.lent().iter() {
+            self.send_key(lent.id).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends the master the key of a segment, if peers are authenticated.
+    async fn send_key(&self, segment: Uuid) -> Result<(), RpcError> {
+        let Some(capabilities) = &self.capabilities else { return Ok(()) };
+        match capabilities.key_of(self.client_id, segment) {
+            Ok(key) => self.master.send_segment_key(&key).await,
+            Err(error) => {
+                tracing::error!(%error, "no key for a segment: it cannot be read or written");
+                Ok(())
+            }
         }
     }
 
@@ -71,6 +94,7 @@ impl Membership {
             }
         }
         self.master.call_attaching::<ReMountSegment, &str>(&arguments, self.about()).await??;
+        self.send_keys().await?;
         for it in wanted {
             self.offer_inventory(it).await?;
         }
@@ -81,7 +105,10 @@ impl Membership {
     pub(crate) async fn unmount(&self, segment_id: Uuid) -> Result<(), RpcError> {
         let arguments = UnmountArguments { segment_id, client_id: self.client_id };
         match self.master.call::<UnmountSegment, &str>(&arguments).await? {
-            Ok(()) | Err(ErrorCode::SEGMENT_NOT_FOUND) => Ok(()),
+            Ok(()) | Err(ErrorCode::SEGMENT_NOT_FOUND) => {
+                self.capabilities.iter().for_each(|it| it.remove(segment_id));
+                Ok(())
+            }
             Err(code) => Err(code.into()),
         }
     }

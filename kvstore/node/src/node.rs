@@ -1,7 +1,6 @@
 //! A node from its start to its end.
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
@@ -9,11 +8,11 @@ use std::time::Duration;
 
 use mooncake_wire::types::Uuid;
 use moongate_kvclient::{Client, Options as ClientOptions};
-use moongate_kvstore::rpc::{self, Master, RpcError};
+use moongate_kvstore::rpc::{self, Authentication, Master, RpcError};
 use moongate_memory::numa::Placement;
 use moongate_memory::{Keep, Pages, Segment, Wanted};
 use moongate_rdma::Fabric;
-use moongate_runtime::{ListenerLimits, Supervisor};
+use moongate_runtime::{PeerTls, Supervisor};
 use moongate_transfer::Peers;
 use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, Serving};
@@ -22,6 +21,8 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::access::{HttpFace, allowed_peers, open_tls};
+use crate::capabilities::CapabilityChecker;
 use crate::catalog_sync::CatalogCounts;
 use crate::config::Config;
 use crate::disk::{self, Disk, Keeper};
@@ -34,11 +35,10 @@ use crate::memory::{new_identity, open_memory, settle, uuid};
 use crate::place::{Host, Place};
 use crate::pool::{Lent, Pool};
 use crate::presence::{Presence, present};
-use crate::rest::ApiAccess;
 use crate::scrub::{self, ScrubCounts};
 use crate::start_retry::StartRetry;
 use crate::tasks::{TaskCounts, Worker};
-use crate::{catalog_sync, health, hooks, rdma, rest};
+use crate::{catalog_sync, rdma};
 
 /// Segments at most, with those that the REST API mounts.
 const MAX_SEGMENTS: usize = 256;
@@ -84,6 +84,7 @@ pub async fn start(
     config: Config,
     supervisor: &Supervisor,
 ) -> Result<RunningStore, StartError> {
+    let tls = open_tls(&flags, &config, supervisor)?;
     let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
     let deadline = Instant::now() + wait;
     let lasts = flags.memory != Keeping::Process;
@@ -108,7 +109,13 @@ pub async fn start(
     }
     let fabric = served.fabric;
 
-    let master = Master::new(&config.master, rpc::Options::default(), supervisor);
+    let authentication = tls.clone().map(Authentication::new);
+    let capabilities = match tls {
+        Some(_) => Some(Arc::new(CapabilityChecker::new(Arc::clone(&pool))?)),
+        None => None,
+    };
+    let options = rpc::Options::default();
+    let master = Master::authenticated(&config.master, options, authentication.clone(), supervisor);
     let membership = Membership {
         heartbeats_only: false,
         master,
@@ -119,9 +126,14 @@ pub async fn start(
         sockets_last: matches!(flags.memory, Keeping::Holder(_)),
         drained: Arc::default(),
         protocol: if fabric.is_some() { rdma::PROTOCOL } else { PROTOCOL },
+        capabilities: capabilities.clone(),
     };
-    let presence = present(&config, &host, &place, &membership, fabric.as_deref())?;
+    let presence = present(&config, &host, &place, &membership, fabric.as_deref(), tls.as_ref())?;
     let options = serve::Options {
+        authentication: tls
+            .clone()
+            .zip(capabilities)
+            .map(|(tls, authorizer)| serve::Authentication { tls, authorizer }),
         peers: peers.clone(),
         connections: flags.max_connections,
         connections_per_peer: flags.max_connections_per_peer,
@@ -129,7 +141,8 @@ pub async fn start(
     };
     let answers = rdma::answers(Arc::clone(&presence.answers), fabric.clone(), &endpoint);
     let limits = HandshakeLimits::default();
-    handshake::listen(place.handshake, answers, peers.clone(), limits, supervisor.token(), supervisor);
+    let stop = supervisor.token();
+    handshake::listen(place.handshake, answers, peers.clone(), tls.clone(), limits, stop, supervisor);
 
     presence.enter(deadline).await?;
     join(&membership, deadline).await?;
@@ -143,11 +156,13 @@ pub async fn start(
         tenant: config.tenant.clone(),
         metadata: config.metadata.clone(),
         rdma_devices: config.devices.clone(),
+        authentication,
         ..ClientOptions::default()
     };
     let client = Client::new(&config.master, client_options, supervisor)?;
     let keeper = disk.zip(place.disk).map(|(disk, listener)| {
-        start_disk(disk, listener, &host, &membership, &presence, peers.clone(), supervisor)
+        let peers = (peers.clone(), tls.clone());
+        start_disk(disk, listener, &host, &membership, &presence, peers, supervisor)
     });
     let shared = Shared {
         keeper: keeper.transpose()?,
@@ -164,7 +179,8 @@ pub async fn start(
         fabric,
     };
     shared.start_background(flags.scrub_rate, supervisor);
-    let http = shared.serve_http(&flags, &config, (place.address, &peers), supervisor)?;
+    let face = HttpFace { address: place.address, peers: &peers, tls: tls.as_ref() };
+    let http = shared.serve_http(&flags, &config, face, supervisor)?;
     tracing::info!(
         name = %shared.membership.endpoint,
         data = %shared.presence.answers.descriptor.load().tcp_data_port,
@@ -251,32 +267,6 @@ impl Shared {
         scrub::start(Arc::clone(&self.membership.pool), Arc::clone(&self.scrubbed), scrub_rate, supervisor);
     }
 
-    fn serve_http(
-        &self,
-        flags: &Flags,
-        config: &Config,
-        (address, peers): (IpAddr, &Peers),
-        supervisor: &Supervisor,
-    ) -> Result<std::net::SocketAddr, StartError> {
-        let serve = |port, router: axum::Router| -> Result<_, StartError> {
-            let listener = moongate_runtime::bind((address, port).into())?;
-            let local = listener.local_addr()?;
-            let limits = ListenerLimits::default();
-            moongate_runtime::serve(listener, router, limits, supervisor.token(), supervisor);
-            Ok(local)
-        };
-        if let Some(port) = config.client_http_port {
-            serve(port, health::router().with_state(self.clone()))?;
-        }
-        let rest = rest::router(ApiAccess::new(
-            peers.clone(),
-            flags.api_token.as_ref(),
-            Arc::clone(&self.refused_calls),
-        ));
-        let hooks = hooks::router(peers.clone());
-        serve(flags.port, rest.merge(hooks).merge(health::router()).with_state(self.clone()))
-    }
-
     /// Whether the machine has memory for so many bytes beside what is mounted.
     pub(crate) fn check_capacity(&self, size: u64) -> Result<(), String> {
         let pool = &self.membership.pool;
@@ -343,15 +333,6 @@ impl Shared {
     }
 }
 
-/// Networks of clients. Required beyond loopback: the protocol has no authentication.
-fn allowed_peers(flags: &Flags, address: IpAddr) -> Result<Peers, StartError> {
-    match &flags.allow_peers {
-        Some(peers) => Ok(peers.clone()),
-        None if address.is_loopback() => Ok(Peers::loopback()),
-        None => Err(StartError::NoPeers { address }),
-    }
-}
-
 /// Lets the disk be used: by the master for what it moves there, and by readers.
 fn start_disk(
     disk: Arc<Disk>,
@@ -359,12 +340,13 @@ fn start_disk(
     host: &Host,
     membership: &Membership,
     presence: &Presence,
-    peers: Peers,
+    (peers, tls): (Peers, Option<PeerTls>),
     supervisor: &Supervisor,
 ) -> Result<Keeper, StartError> {
     let endpoint = host.endpoint(listener.local_addr()?.port());
     let own = Arc::clone(&membership.endpoint);
-    disk::listen(listener, Arc::clone(&disk), own, peers, supervisor);
+    let readers = disk::Readers { peers, authentication: tls.zip(membership.capabilities.clone()) };
+    disk::listen(listener, Arc::clone(&disk), own, readers, supervisor);
     let keeper = Keeper {
         disk,
         membership: membership.clone(),

@@ -1,7 +1,8 @@
 //! The memory that a node lends, as its peers see it.
 
+mod target;
+
 use std::io;
-use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
@@ -11,7 +12,7 @@ use moongate_memory::ledger::Finished;
 use moongate_memory::{Ledger, Region, Scrubber, Segment};
 use moongate_rdma::Lent as Registered;
 use moongate_transfer::Buffer;
-use moongate_transfer::serve::{Span, Target};
+use moongate_transfer::serve::Span;
 use parking_lot::Mutex;
 
 /// Damaged ranges that are remembered. When there are more, whole segments count as damaged until they are written.
@@ -138,6 +139,15 @@ impl Lent {
     }
 }
 
+/// A part of a node's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// This segment.
+    Segment(Uuid),
+    /// The buffer for objects from the disk.
+    Staging,
+}
+
 /// All segments that a node lends.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
@@ -262,6 +272,14 @@ impl Pool {
         if fine { Ok(()) } else { Err(Damaged(span)) }
     }
 
+    /// In which part of the memory a range lies.
+    pub(crate) fn place_of(&self, span: Span) -> Option<Place> {
+        if self.buffered(span).is_some() {
+            return Some(Place::Staging);
+        }
+        self.find(span).map(|(lent, _)| Place::Segment(lent.id))
+    }
+
     fn find(&self, span: Span) -> Option<(Arc<Lent>, u64)> {
         let all = self.lent.load();
         all.iter().find_map(|lent| lent.offset(span).map(|offset| (Arc::clone(lent), offset)))
@@ -277,65 +295,15 @@ fn is_apart(lent: &Lent, region: &Region) -> bool {
     region.base() + region.len() <= lent.base || lent.base + lent.size <= region.base()
 }
 
-impl Target for Pool {
-    fn contains(&self, span: Span) -> bool {
-        self.find(span).is_some() || self.buffered(span).is_some()
-    }
-
-    fn readable(&self, span: Span) -> bool {
-        self.buffered(span).is_some()
-            || self.find(span).is_some_and(|(lent, offset)| lent.is_readable(offset, span.size))
-    }
-
-    fn receive(
-        &self,
-        socket: &TcpStream,
-        span: Span,
-        summed: bool,
-        whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
-    ) -> io::Result<bool> {
-        let (lent, offset) = self.found(span)?;
-        let writing = lent.ledger.begin(offset, span.size)?;
-        lent.begin(offset, span.size);
-        if !summed && !lent.lasts {
-            lent.region.receive_exact(socket, offset, span.size)?;
-            return whole(None);
-        }
-        let crc = lent.region.receive_exact_crc(socket, offset, span.size)?;
-        // What there is no room to record is whole all the same: only a later process will not know.
-        Ok(whole(Some(crc))? && writing.finish(crc) != Finished::Overlapped)
-    }
-
-    fn send(&self, socket: &TcpStream, span: Span) -> io::Result<()> {
-        if let Some((region, offset)) = self.buffered(span) {
-            return region.send_all(socket, offset, span.size);
-        }
-        let (lent, offset) = self.found(span)?;
-        lent.region.send_all(socket, offset, span.size)
-    }
-
-    fn send_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32> {
-        if let Some((region, offset)) = self.buffered(span) {
-            return region.send_all_crc(socket, offset, span.size);
-        }
-        let (lent, offset) = self.found(span)?;
-        lent.region.send_all_crc(socket, offset, span.size)
-    }
-
-    fn checksum(&self, span: Span) -> Option<u32> {
-        let (lent, offset) = self.find(span)?;
-        lent.ledger.find(offset, span.size).map(|entry| entry.crc)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use moongate_memory::ledger::Identity;
     use moongate_memory::numa::Placement;
     use moongate_memory::{Keep, Pages, Wanted};
+    use moongate_transfer::serve::Target as _;
 
     use super::*;
 

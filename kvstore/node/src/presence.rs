@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use moongate_rdma::Fabric;
+use moongate_runtime::PeerTls;
 use moongate_transfer::descriptor::RpcMeta;
 use moongate_transfer::handshake::Node as Answers;
 use moongate_transfer::{Directory, DirectoryError, SegmentDescriptor};
@@ -88,6 +89,7 @@ pub(crate) fn present(
     place: &Place,
     membership: &Membership,
     fabric: Option<&Fabric>,
+    tls: Option<&PeerTls>,
 ) -> Result<Presence, StartError> {
     let data_host =
         if place.address.is_unspecified() { host.name.clone() } else { place.address.to_string() };
@@ -106,7 +108,7 @@ pub(crate) fn present(
         rdma::describe(fabric, &mut descriptor);
     }
     Ok(Presence {
-        directory: Directory::new(&config.metadata)?,
+        directory: Directory::authenticated(&config.metadata, tls)?,
         answers: Arc::new(Answers { descriptor: ArcSwap::from_pointee(descriptor) }),
         rpc: RpcMeta { ip_or_host_name: host.name.clone(), rpc_port: place.handshake.local_addr()?.port() },
     })

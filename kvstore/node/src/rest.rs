@@ -13,7 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{delete, get, post, put};
 use mooncake_wire::types::Uuid;
 use moongate_kvclient::{KvError, PutOptions};
-use moongate_runtime::{PeerAddr, Secret};
+use moongate_runtime::{ClientCertificate, PeerAddr, Secret};
 use moongate_transfer::Peers;
 use serde_json::{Map, Value};
 use subtle::ConstantTimeEq as _;
@@ -23,6 +23,7 @@ use crate::node::Shared;
 
 /// Largest body in bytes.
 const MAX_BODY: usize = 100 << 20;
+const NO_CERTIFICATE: &str = "this needs a client certificate of the store's authority (--store-tls-ca)";
 const NOT_A_PEER: &str = "your address is not among those that --allow-peers lists";
 
 /// Access control of the API, which can remove all objects and mount memory: open to programs on this machine, or, with a token, to
@@ -110,6 +111,15 @@ pub(crate) async fn only_peers(State(peers): State<Arc<Peers>>, request: Request
         return next.run(request).await;
     }
     error(StatusCode::FORBIDDEN, NOT_A_PEER)
+}
+
+/// With TLS, only the path of probes is open to clients without a certificate.
+pub(crate) async fn require_certificate(request: Request, next: Next) -> Response {
+    let is_open = request.uri().path() == "/health";
+    if is_open || request.extensions().get::<ClientCertificate>().is_some() {
+        return next.run(request).await;
+    }
+    error(StatusCode::FORBIDDEN, NO_CERTIFICATE)
 }
 
 fn plain(status: StatusCode, text: &'static str) -> Response {

@@ -18,11 +18,12 @@ use mooncake_wire::types::{
 use moongate_kvstore::rpc::RpcError;
 use moongate_runtime::Supervisor;
 use moongate_transfer::serve::Span;
-use moongate_transfer::{Connection, Directory, DirectoryError, Limits, TransferError};
+use moongate_transfer::{Directory, DirectoryError, TransferError};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::membership::Membership;
+use crate::peer::PeerConnection;
 use crate::pool::{Damaged, Pool};
 
 /// Time between two questions for tasks.
@@ -257,12 +258,15 @@ impl Worker {
             if target.size != source.size {
                 return Err(TaskError::Sizes);
             }
+            let connect = |endpoint| {
+                PeerConnection::open(&self.directory, endpoint, self.membership.master.authentication())
+            };
             let mut from = match own {
                 true => From::Own(&self.membership.pool),
-                false => From::Node(connect(&self.directory, &source.endpoint).await?),
+                false => From::Node(Box::new(connect(&source.endpoint).await?)),
             };
             from.verify(span(source))?;
-            let mut to = connect(&self.directory, &target.endpoint).await?;
+            let mut to = connect(&target.endpoint).await?;
             let mut done = 0;
             while done < source.size {
                 let size = PIECE.min(source.size - done);
@@ -281,17 +285,10 @@ impl Worker {
     }
 }
 
-/// Connects to the data port of the node that is called `endpoint`.
-pub(crate) async fn connect(directory: &Directory, endpoint: &str) -> Result<Connection, TaskError> {
-    let descriptor = directory.descriptor(endpoint).await?;
-    let (host, port) = descriptor.data_address(endpoint)?;
-    Ok(Connection::open(&host, port, descriptor.protocol(), Limits::default()).await?)
-}
-
 /// Where an object is copied from.
 enum From<'a> {
     Own(&'a Pool),
-    Node(Connection),
+    Node(Box<PeerConnection>),
 }
 
 impl From<'_> {

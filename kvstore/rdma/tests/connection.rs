@@ -46,7 +46,7 @@ impl World {
         let node = Arc::new(Node(Acceptor::new(Arc::clone(&fabric), address.clone())));
         let answers: Arc<dyn Answers> = Arc::<Node>::clone(&node);
         let limits = HandshakeLimits::default();
-        handshake::listen(listener, answers, Peers::all(), limits, supervisor.token(), &supervisor);
+        handshake::listen(listener, answers, Peers::all(), None, limits, supervisor.token(), &supervisor);
         let mut buffer = Buffer { addr: region.base(), length: SIZE, ..Buffer::default() };
         lent.describe(&mut buffer);
         let mut descriptor = SegmentDescriptor {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::admin::{Health, KeyReplicas, KvEventsStatus, SegmentsDetail};
+use moongate_runtime::{PeerTls, plain_http};
 use reqwest::StatusCode;
 use serde::Deserialize;
 
@@ -53,6 +54,7 @@ pub struct Admin {
     http: reqwest::Client,
     base: Arc<str>,
     options: Options,
+    tls: Option<PeerTls>,
 }
 
 impl Admin {
@@ -61,19 +63,31 @@ impl Admin {
     /// # Errors
     /// When the address is unusable.
     pub fn new(address: &str, options: Options) -> Result<Self, AdminError> {
+        Self::authenticated(address, options, None)
+    }
+
+    /// The same over HTTPS with certificates, if `tls` is given.
+    ///
+    /// # Errors
+    /// As [`Admin::new`].
+    pub fn authenticated(address: &str, options: Options, tls: Option<&PeerTls>) -> Result<Self, AdminError> {
         let unusable = |reason: String| AdminError::Address { address: address.to_owned(), reason };
-        let host = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
-        let base = format!("http://{host}");
+        let (scheme, builder) = match tls {
+            None => ("http://", plain_http()),
+            Some(tls) => ("https://", tls.http_client()),
+        };
+        let host = address.strip_prefix(scheme).unwrap_or(address).trim_end_matches('/');
+        let base = format!("{scheme}{host}");
         let url = reqwest::Url::parse(&base).map_err(|error| unusable(error.to_string()))?;
         if host.contains("://") || url.path() != "/" || url.query().is_some() {
             return Err(unusable("it is not a host and a port".to_owned()));
         }
-        let http = moongate_runtime::plain_http()
+        let http = builder
             .connect_timeout(options.connect_limit)
             .redirect(reqwest::redirect::Policy::none())
             .build()
             .map_err(|error| unusable(root_cause(&error)))?;
-        Ok(Self { http, base: base.into(), options })
+        Ok(Self { http, base: base.into(), options, tls: tls.cloned() })
     }
 
     /// Whether the master serves.
@@ -159,6 +173,11 @@ impl Admin {
             rest = rest.get(part.taken..).unwrap_or_default();
         }
         Ok(left_out)
+    }
+
+    /// TLS with the programs of the store, if it is used.
+    pub(crate) fn tls(&self) -> Option<PeerTls> {
+        self.tls.clone()
     }
 
     /// The HTTP client, for servers that belong to the same store.

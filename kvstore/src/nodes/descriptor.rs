@@ -1,9 +1,10 @@
 //! Where a node serves transfers: its segment descriptor.
 
 use bytes::BufMut as _;
+use moongate_runtime::PeerTls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// Largest descriptor, in bytes: what Mooncake allows.
@@ -55,18 +56,32 @@ struct Descriptor {
 pub(super) struct Lookup {
     metadata: Metadata,
     http: reqwest::Client,
+    tls: Option<PeerTls>,
 }
 
 impl Lookup {
-    pub(super) fn new(metadata: Metadata, http: reqwest::Client) -> Self {
-        Self { metadata, http }
+    pub(super) fn new(metadata: Metadata, http: reqwest::Client, tls: Option<PeerTls>) -> Self {
+        Self { metadata, http, tls }
+    }
+
+    /// TLS with nodes, if it is used.
+    pub(super) fn tls(&self) -> Option<&PeerTls> {
+        self.tls.as_ref()
     }
 
     /// Where the node at `endpoint` serves transfers over TCP. The caller limits the time.
     pub(super) async fn transfer_address(&self, endpoint: &str) -> Result<(String, u16), LookupError> {
         let unknown = |error: &dyn std::error::Error| LookupError::Unknown(error.to_string());
         let bytes = match &self.metadata {
-            Metadata::Handshake => handshake(endpoint).await.map_err(|error| unknown(&error))?,
+            Metadata::Handshake => {
+                let answered = match &self.tls {
+                    None => {
+                        handshake(TcpStream::connect(endpoint).await.map_err(|error| unknown(&error))?).await
+                    }
+                    Some(tls) => handshake_secured(endpoint, tls).await,
+                };
+                answered.map_err(|error| unknown(&error))?
+            }
             Metadata::Http { url, cluster_id } => {
                 let url = descriptor_url(url, cluster_id.as_deref(), endpoint);
                 self.stored(&url).await.map_err(LookupError::Unknown)?
@@ -111,15 +126,20 @@ fn address(descriptor: Descriptor, endpoint: &str) -> Result<(String, u16), Look
     Ok((host.trim_matches(['[', ']']).to_owned(), descriptor.tcp_data_port))
 }
 
-/// Exchanges descriptors with the node at `endpoint`: a length that counts the kind, the kind, JSON.
-async fn handshake(endpoint: &str) -> std::io::Result<Vec<u8>> {
+async fn handshake_secured(endpoint: &str, tls: &PeerTls) -> std::io::Result<Vec<u8>> {
+    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host).trim_matches(['[', ']']);
+    handshake(tls.connect(host, TcpStream::connect(endpoint).await?).await?).await
+}
+
+/// Exchanges descriptors with a node: a length that counts the kind, the kind, JSON.
+async fn handshake(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<Vec<u8>> {
     let invalid = |reason: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, reason.to_owned());
-    let mut stream = TcpStream::connect(endpoint).await?;
     let mut request = Vec::new();
     request.put_u64_le(OURS.len() as u64 + 1);
     request.put_u8(METADATA);
     request.put_slice(OURS);
     stream.write_all(&request).await?;
+    stream.flush().await?;
     let size = usize::try_from(stream.read_u64_le().await?).unwrap_or(usize::MAX);
     if size == 0 || size > MAX_DESCRIPTOR + 1 {
         return Err(invalid("the answer to the handshake has an impossible size"));

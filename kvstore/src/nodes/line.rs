@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, BoxStream, StreamExt as _};
+use moongate_runtime::PeerTls;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::TcpStream;
 
 use super::Loss;
@@ -50,12 +51,15 @@ pub(super) fn events(endpoint: String, lookup: Lookup, options: &Options) -> Box
     .boxed()
 }
 
+/// A connection on which nothing is sent.
+type HeldStream = Box<dyn AsyncRead + Send + Unpin>;
+
 struct Line {
     endpoint: String,
     lookup: Lookup,
     limit: Duration,
     backoff: Backoff,
-    held: Option<(TcpStream, Instant)>,
+    held: Option<(HeldStream, Instant)>,
     /// Where the node was connected last.
     address: Option<(String, u16)>,
     short_ones: u32,
@@ -123,11 +127,10 @@ impl Line {
         let address = tokio::time::timeout(self.limit, lookup)
             .await
             .map_err(|_| late("asking for its transfer port"))??;
-        let connecting = TcpStream::connect((address.0.as_str(), address.1));
+        let connecting = connect(address.0.as_str(), address.1, self.lookup.tls());
         let stream = tokio::time::timeout(self.limit, connecting)
             .await
             .map_err(|_| late("connecting to its transfer port"))?
-            .and_then(|stream| probed(&stream).map(|()| stream))
             .map_err(|error| LookupError::Unknown(error.to_string()))?;
         self.backoff.succeeded();
         self.held = Some((stream, Instant::now()));
@@ -142,6 +145,15 @@ impl Line {
     }
 }
 
+async fn connect(host: &str, port: u16, tls: Option<&PeerTls>) -> std::io::Result<HeldStream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    probed(&stream)?;
+    Ok(match tls {
+        None => Box::new(stream),
+        Some(tls) => Box::new(tls.connect(host, stream).await?),
+    })
+}
+
 /// Has the kernel find out when the host at the other end is gone.
 fn probed(stream: &TcpStream) -> std::io::Result<()> {
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER).with_retries(PROBES);
@@ -149,7 +161,7 @@ fn probed(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 /// Waits for a connection to end; tells how it did. A node does not speak before it is asked for something.
-async fn end_of(mut stream: TcpStream) -> String {
+async fn end_of(mut stream: HeldStream) -> String {
     match stream.read(&mut [0]).await {
         Ok(0) => "end of stream".to_owned(),
         Ok(_) => "it spoke without being asked".to_owned(),

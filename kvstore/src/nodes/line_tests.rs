@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 fn line(endpoint: &str) -> BoxStream<'static, LineEvent> {
     let retry = Retry { first: Duration::from_millis(1), longest: Duration::from_millis(10) };
-    let lookup = Lookup::new(Metadata::Handshake, reqwest::Client::new());
+    let lookup = Lookup::new(Metadata::Handshake, reqwest::Client::new(), None);
     events(endpoint.to_owned(), lookup, &Options { retry, ..Options::default() })
 }
 

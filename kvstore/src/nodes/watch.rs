@@ -40,7 +40,7 @@ impl NodeWatch {
     #[must_use]
     pub fn new(admin: Admin, options: Options) -> Self {
         let pause = options.poll;
-        let state = State::new(Lookup::new(options.metadata.clone(), admin.http()), options);
+        let state = State::new(Lookup::new(options.metadata.clone(), admin.http(), admin.tls()), options);
         let polls = stream::unfold((admin, false), move |(admin, again)| async move {
             if again {
                 tokio::time::sleep(pause).await;

@@ -42,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn events_tell_what_is_up(steps in prop::collection::vec(step(), 0..60)) {
-        let lookup = Lookup::new(Metadata::Handshake, reqwest::Client::new());
+        let lookup = Lookup::new(Metadata::Handshake, reqwest::Client::new(), None);
         let mut state = State::new(lookup, Options::default());
         let (mut up, mut listed, mut master) = (BTreeSet::new(), BTreeSet::new(), true);
         for step in steps {
@@ -78,7 +78,7 @@ proptest! {
 
 #[test]
 fn nodes_beyond_the_limit_are_ignored() {
-    let lookup = Lookup::new(Metadata::Handshake, reqwest::Client::new());
+    let lookup = Lookup::new(Metadata::Handshake, reqwest::Client::new(), None);
     let mut state = State::new(lookup, Options { max_nodes: 2, ..Options::default() });
     assert_eq!(state.polled(Ok((0..4).map(node).collect())).len(), 2);
     assert_eq!(state.events.len(), 2);

@@ -1,20 +1,24 @@
 //! The task behind a connection: opens it when there is a call, again and again.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use moongate_runtime::PeerTls;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::error::RpcError;
 use super::locate::MasterLocator;
 use super::master::Options;
-use super::session::{Call, Session};
+use super::session::{Call, Ended, Session};
+use super::transport::Transport;
 use crate::backoff::Backoff;
 
 pub(super) struct Connection {
     locator: Arc<MasterLocator>,
     options: Options,
+    tls: Option<PeerTls>,
     calls: mpsc::Receiver<Call>,
     backoff: Backoff,
     /// Until when no new attempt is made, and why.
@@ -22,8 +26,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(locator: Arc<MasterLocator>, options: Options, calls: mpsc::Receiver<Call>) -> Self {
-        Self { locator, options, calls, backoff: Backoff::new(options.retry), pause: None }
+    pub(super) fn new(
+        locator: Arc<MasterLocator>,
+        options: Options,
+        tls: Option<PeerTls>,
+        calls: mpsc::Receiver<Call>,
+    ) -> Self {
+        Self { locator, options, tls, calls, backoff: Backoff::new(options.retry), pause: None }
     }
 
     /// Serves calls until nobody is left who could make one.
@@ -33,23 +42,33 @@ impl Connection {
                 Some((until, error)) if Instant::now() < *until => {
                     let _ = call.reply.send(Err(error.clone()));
                 }
-                _ => self.open(call).await,
+                _ => {
+                    let mut next = Some(call);
+                    while let Some(call) = next {
+                        next = self.open(call).await;
+                    }
+                }
             }
         }
     }
 
-    /// Opens the connection for `call` and uses it as long as it lasts.
-    async fn open(&mut self, call: Call) {
+    /// Opens the connection for `call` and uses it as long as it lasts. Returns a call that needs a new connection.
+    async fn open(&mut self, call: Call) -> Option<Call> {
         let (address, stream) = match self.dial().await {
             Ok(dialed) => dialed,
             Err(error) => {
                 let _ = call.reply.send(Err(error.clone()));
-                return self.pause_after(error);
+                self.pause_after(error);
+                return None;
             }
         };
         let mut session = Session::new(&address, &self.options);
         session.begin(call);
-        let Err(error) = session.run(stream, &mut self.calls).await else { return };
+        let error = match session.run(stream, &mut self.calls).await {
+            Ok(Ended::Unused) => return None,
+            Ok(Ended::Renewed(call)) => return Some(call),
+            Err(error) => error,
+        };
         session.fail(&error);
         if session.answered {
             // A master that worked until now is worth an attempt at once: it may have been restarted.
@@ -58,6 +77,7 @@ impl Connection {
         } else {
             self.pause_after(error);
         }
+        None
     }
 
     fn pause_after(&mut self, error: RpcError) {
@@ -65,15 +85,19 @@ impl Connection {
         self.pause = Some((Instant::now() + self.backoff.pause(), error));
     }
 
-    async fn dial(&self) -> Result<(Arc<str>, TcpStream), RpcError> {
+    async fn dial(&self) -> Result<(Arc<str>, Transport), RpcError> {
         let address = self.locator.locate().await?;
-        let connecting = TcpStream::connect(&*address);
+        let connecting = async {
+            let stream = TcpStream::connect(&*address).await?;
+            stream.set_nodelay(true)?;
+            match &self.tls {
+                None => Ok(Transport::Plain(stream)),
+                Some(tls) => Transport::secure(stream, &address, tls).await,
+            }
+        };
         let failure = match tokio::time::timeout(self.options.connect_limit, connecting).await {
-            Ok(Ok(stream)) => match stream.set_nodelay(true) {
-                Ok(()) => return Ok((address, stream)),
-                Err(error) => error.to_string(),
-            },
-            Ok(Err(error)) => error.to_string(),
+            Ok(Ok(stream)) => return Ok((address, stream)),
+            Ok::<io::Result<_>, _>(Err(error)) => error.to_string(),
             Err(_) => format!("no connection within {:?}", self.options.connect_limit),
         };
         Err(RpcError::Unreachable { address, reason: failure })

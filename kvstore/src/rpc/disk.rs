@@ -4,6 +4,7 @@ use mooncake_wire::disk::{DiskRequest, ReleaseArguments, StageArguments, Staged,
 use moongate_runtime::Supervisor;
 
 use super::error::RpcError;
+use super::grants::Authentication;
 use super::master::{Master, Options};
 
 /// A node that brings objects from its disk into its memory, where they are read like others. Cloning is cheap.
@@ -16,7 +17,18 @@ impl DiskNode {
     /// The node whose replicas on disk name this `host:port`. Connects when it is called first.
     #[must_use]
     pub fn new(address: &str, options: Options, supervisor: &Supervisor) -> Self {
-        Self { line: Master::new(address, options, supervisor) }
+        Self::authenticated(address, options, None, supervisor)
+    }
+
+    /// The same over TLS with certificates, if `authentication` is given.
+    #[must_use]
+    pub fn authenticated(
+        address: &str,
+        options: Options,
+        authentication: Option<Authentication>,
+        supervisor: &Supervisor,
+    ) -> Self {
+        Self { line: Master::authenticated(address, options, authentication, supervisor) }
     }
 
     /// Has an object of `size` bytes brought into memory. It stays there for a while, and should be released before.

@@ -46,6 +46,12 @@ pub enum RpcError {
         /// What shows it.
         reason: String,
     },
+    /// It requires TLS, and this program was not given a certificate.
+    #[error("{address} cannot be called: {}", moongate_runtime::TLS_REQUIRED)]
+    TlsRequired {
+        /// The master.
+        address: Arc<str>,
+    },
     /// An answer is not as it should be.
     #[error("{address} broke the RPC protocol: {reason}")]
     Protocol {

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::Dialect;
+use mooncake_wire::capability::{SegmentKeyArguments, decode_reply as decode_key_reply};
 use mooncake_wire::frame::{self, Fault};
 use mooncake_wire::inventory::{
     InventoryArguments, InventoryReply, ObjectChangesArguments, ObjectChangesReply,
@@ -20,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::attempts::{Guess, attempts};
 use super::connection::Connection;
 use super::error::RpcError;
+use super::grants::Authentication;
 use super::locate::MasterLocator;
 use super::session::{Call, Response};
 use crate::backoff::Retry;
@@ -75,6 +77,7 @@ struct Shared {
     turn: AtomicUsize,
     sequence: AtomicU32,
     guess: Guess,
+    authentication: Option<Authentication>,
 }
 
 impl Master {
@@ -82,10 +85,22 @@ impl Master {
     /// tasks end when the last clone is dropped, or with the supervisor.
     #[must_use]
     pub fn new(address: &str, options: Options, supervisor: &Supervisor) -> Self {
+        Self::authenticated(address, options, None, supervisor)
+    }
+
+    /// The same over TLS with certificates, if `authentication` is given. What the master grants is kept there.
+    #[must_use]
+    pub fn authenticated(
+        address: &str,
+        options: Options,
+        authentication: Option<Authentication>,
+        supervisor: &Supervisor,
+    ) -> Self {
         let locator = Arc::new(MasterLocator::new(address, options.connect_limit));
         let start = |_| {
             let (queue, calls) = mpsc::channel(options.queue.max(1));
-            let connection = Connection::new(Arc::clone(&locator), options, calls);
+            let tls = authentication.as_ref().map(|it| it.tls.clone());
+            let connection = Connection::new(Arc::clone(&locator), options, tls, calls);
             let token = supervisor.token();
             supervisor.spawn("kvstore-rpc", async move {
                 token.run_until_cancelled(connection.run()).await;
@@ -95,7 +110,23 @@ impl Master {
         let queues = (0..options.connections.max(1)).map(start).collect();
         let (turn, sequence, guess) = (AtomicUsize::new(0), AtomicU32::new(0), Guess::new());
         let time_limit = options.time_limit;
-        Self { shared: Arc::new(Shared { locator, time_limit, queues, turn, sequence, guess }) }
+        let shared = Shared { locator, time_limit, queues, turn, sequence, guess, authentication };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// How this program authenticates itself, if it does.
+    #[must_use]
+    pub fn authentication(&self) -> Option<&Authentication> {
+        self.shared.authentication.as_ref()
+    }
+
+    /// Gives the master the key of a segment, with which it signs what it grants of it.
+    ///
+    /// # Errors
+    /// [`RpcError::Fault`] from masters that do not authenticate their callers.
+    pub async fn send_segment_key(&self, key: &SegmentKeyArguments) -> Result<(), RpcError> {
+        let body = self.ask(|sequence, out| key.encode(sequence, out)).await?;
+        Ok(decode_key_reply(&body).map_err(|error| self.broken(error))??)
     }
 
     /// The address that it was given.
@@ -245,8 +276,13 @@ impl Master {
 
     async fn exchange(&self, sequence: u32, frame: Bytes) -> Result<Response, RpcError> {
         let (reply, response) = oneshot::channel();
+        let sent = self.shared.authentication.as_ref().map(|it| (it, Instant::now()));
         self.enqueue(Call { sequence, frame, reply })?;
-        response.await.unwrap_or(Err(RpcError::Closed))
+        let response = response.await.unwrap_or(Err(RpcError::Closed));
+        if let (Some((authentication, sent)), Ok(response)) = (sent, &response) {
+            authentication.grants.record(&response.attachment, sent);
+        }
+        response
     }
 
     /// Hands the call to the connection whose turn it is, or to the next one that has room.

@@ -16,13 +16,16 @@ mod attempts;
 mod connection;
 mod disk;
 mod error;
+mod grants;
 mod locate;
 mod master;
 mod objects;
 mod session;
+mod transport;
 
 pub use disk::DiskNode;
 pub use error::RpcError;
+pub use grants::{Authentication, GrantTable};
 pub use locate::{AddressError, CLUSTER_VARIABLE, MasterAddress, MasterLocator, leader_key};
 pub use master::{Master, Options};
 pub use objects::{Mode, Objects};

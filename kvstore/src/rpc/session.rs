@@ -7,13 +7,15 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::frame::{self, Frame, FrameError, Parsed, ResponseHeader};
 use moongate_runtime::awake::{Habit, receive};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use moongate_runtime::{explain_tls, is_tls_alert};
+use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::error::RpcError;
 use super::master::Options;
+use super::transport::{Receiver, ShownCertificate, Transport};
 
 /// Bytes of requests that may wait for the socket before no further call is taken.
 const MAX_UNSENT: usize = 256 << 10;
@@ -30,6 +32,22 @@ pub(super) struct Call {
     pub(super) sequence: u32,
     pub(super) frame: Bytes,
     pub(super) reply: oneshot::Sender<Result<Response, RpcError>>,
+}
+
+/// Why a session has ended well.
+pub(super) enum Ended {
+    /// All callers are gone.
+    Unused,
+    /// This call needs a new connection, with the renewed certificate.
+    Renewed(Call),
+}
+
+/// Writes some of `output`, or, if it is empty, flushes what was written before. Returns whether it has written.
+async fn write_or_flush(writer: &mut (impl AsyncWrite + Unpin), output: &mut BytesMut) -> io::Result<bool> {
+    if output.is_empty() {
+        return writer.flush().await.map(|()| false);
+    }
+    writer.write_buf(output).await.map(|_| true)
 }
 
 /// Calls under way on one connection.
@@ -60,27 +78,50 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Takes calls and hands out responses, until nobody is left who could call.
+    /// Takes calls and hands out responses, until all callers are gone, or the certificate was renewed.
     ///
     /// # Errors
     /// How the connection ended.
     pub(super) async fn run(
         &mut self,
-        mut stream: TcpStream,
+        transport: Transport,
         calls: &mut mpsc::Receiver<Call>,
-    ) -> Result<(), RpcError> {
-        let (mut reader, mut writer) = stream.split();
+    ) -> Result<Ended, RpcError> {
+        match transport {
+            Transport::Plain(mut stream) => {
+                let (reader, writer) = stream.split();
+                self.exchange(reader, writer, None, calls).await
+            }
+            Transport::Secured(stream, shown) => {
+                let (reader, writer) = tokio::io::split(*stream);
+                self.exchange(reader, writer, Some(&shown), calls).await
+            }
+        }
+    }
+
+    async fn exchange(
+        &mut self,
+        mut reader: impl Receiver,
+        mut writer: impl AsyncWrite + Unpin,
+        shown: Option<&ShownCertificate>,
+        calls: &mut mpsc::Receiver<Call>,
+    ) -> Result<Ended, RpcError> {
+        // A socket keeps nothing back, TLS may.
+        let mut is_unflushed = false;
         loop {
-            let takes_calls = self.has_room();
+            let is_renewed = shown.is_some_and(ShownCertificate::is_renewed);
+            let takes_calls = self.has_room() && (!is_renewed || self.waiting.is_empty());
             self.input.reserve(READ);
             tokio::select! {
                 call = calls.recv(), if takes_calls => match call {
+                    Some(call) if is_renewed => return Ok(Ended::Renewed(call)),
                     Some(call) => self.begin(call),
-                    None => return Ok(()),
+                    None => return Ok(Ended::Unused),
                 },
-                sent = writer.write_buf(&mut self.output), if !self.output.is_empty() => {
-                    sent.map_err(|error| self.lost(error.to_string()))?;
-                    if let Some(read) = self.stay_awake(reader.as_ref()).transpose() {
+                sent = write_or_flush(&mut writer, &mut self.output), if is_unflushed || !self.output.is_empty() => {
+                    let has_written = sent.map_err(|error| self.lost(explain_tls(&error)))?;
+                    is_unflushed = has_written && shown.is_some();
+                    if let Some(read) = self.stay_awake(reader.socket()).transpose() {
                         self.heard(read)?;
                     }
                 }
@@ -98,7 +139,8 @@ impl<'a> Session<'a> {
     }
 
     /// Looks for the response to the only call that is under way. Returns how many bytes came, if any did in time.
-    fn stay_awake(&mut self, stream: &TcpStream) -> io::Result<Option<usize>> {
+    fn stay_awake(&mut self, stream: Option<&TcpStream>) -> io::Result<Option<usize>> {
+        let Some(stream) = stream else { return Ok(None) };
         if self.waiting.len() != 1 || !self.output.is_empty() || !self.habit.is_due() {
             return Ok(None);
         }
@@ -113,7 +155,7 @@ impl<'a> Session<'a> {
         match read {
             Ok(0) => Err(self.lost("end of stream".to_owned())),
             Ok(_) => self.hand_out().map_err(|error| self.not_frames(error)),
-            Err(error) => Err(self.lost(error.to_string())),
+            Err(error) => Err(self.lost(explain_tls(&error))),
         }
     }
 
@@ -159,7 +201,11 @@ impl<'a> Session<'a> {
     }
 
     fn not_frames(&self, error: FrameError) -> RpcError {
-        let (address, reason) = (Arc::clone(self.address), error.to_string());
+        let address = Arc::clone(self.address);
+        if !self.answered && is_tls_alert(&self.input) {
+            return RpcError::TlsRequired { address };
+        }
+        let reason = error.to_string();
         if self.answered {
             RpcError::Protocol { address, reason }
         } else {

@@ -4,11 +4,14 @@ use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, Digest};
+use mooncake_wire::capability::{CAPABILITY, Capability};
 use moongate_runtime::awake::{Habit, receive};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use moongate_runtime::{PeerTls, TLS_REQUIRED, explain_tls, is_tls_alert};
 use tokio::net::TcpStream;
 
 use crate::apart::Apart;
+use crate::channel::Channel;
+use crate::error::TransferError;
 use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};
 
 /// A checksum is made of this many bytes at once, which a core's cache still has when they have just been copied.
@@ -38,59 +41,10 @@ impl Default for Limits {
     }
 }
 
-/// A transfer has failed. Only after [`TransferError::Checksum`] can the connection still be used.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum TransferError {
-    /// There is no connection.
-    #[error("cannot connect to {address}: {reason}")]
-    Connect {
-        /// Where the node's data plane should be.
-        address: String,
-        /// Why not.
-        reason: String,
-    },
-    /// The connection has broken.
-    #[error("the connection to {address} has broken: {reason}")]
-    Broken {
-        /// The node's data plane.
-        address: String,
-        /// How.
-        reason: String,
-    },
-    /// The node has no such memory, perhaps because it has been restarted.
-    #[error("{address} refuses {size} bytes at {start:#x}: this is not within its memory")]
-    Rejected {
-        /// The node's data plane.
-        address: String,
-        /// The first byte.
-        start: u64,
-        /// How many.
-        size: u64,
-    },
-    /// The bytes are not those that were written, or that were sent.
-    #[error("{size} bytes at {start:#x} of {address} are damaged: their checksum is wrong")]
-    Checksum {
-        /// The node's data plane.
-        address: String,
-        /// The first byte.
-        start: u64,
-        /// How many.
-        size: u64,
-    },
-    /// The node has not got on.
-    #[error("{address} has been silent for {limit:?}")]
-    TimedOut {
-        /// The node's data plane.
-        address: String,
-        /// The limit.
-        limit: Duration,
-    },
-}
-
 /// A connection to a node's data plane.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    channel: Channel,
     address: String,
     protocol: Protocol,
     limits: Limits,
@@ -110,6 +64,29 @@ impl Connection {
         protocol: Protocol,
         limits: Limits,
     ) -> Result<Self, TransferError> {
+        Self::open_on(host, port, protocol, limits, None).await
+    }
+
+    /// Connects to the data plane of a node that requires TLS. Each transfer needs a capability, see [`Connection::present`].
+    ///
+    /// # Errors
+    /// [`TransferError::Connect`].
+    pub async fn open_secured(
+        host: &str,
+        port: u16,
+        limits: Limits,
+        tls: &PeerTls,
+    ) -> Result<Self, TransferError> {
+        Self::open_on(host, port, Protocol::Checked, limits, Some(tls)).await
+    }
+
+    async fn open_on(
+        host: &str,
+        port: u16,
+        protocol: Protocol,
+        limits: Limits,
+        tls: Option<&PeerTls>,
+    ) -> Result<Self, TransferError> {
         let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let failed = |reason: String| TransferError::Connect { address: address.clone(), reason };
         let stream = match tokio::time::timeout(limits.connect, TcpStream::connect((host, port))).await {
@@ -119,7 +96,21 @@ impl Connection {
         set_options(&stream, limits).map_err(|error| failed(error.to_string()))?;
         let habit = Habit::of_caller(limits.awake);
         let apart = Apart::new(&stream);
-        Ok(Self { stream, address, protocol, limits, stays_awake: false, habit, apart })
+        let channel = match tls {
+            None => Channel::Plain(stream),
+            Some(tls) => {
+                let secured = timed(limits.connect, Channel::secure(stream, host, tls)).await;
+                secured.map_err(|error| failed(error.to_string()))?
+            }
+        };
+        Ok(Self { channel, address, protocol, limits, stays_awake: false, habit, apart })
+    }
+
+    /// The capability for the transfers that follow; without one they fail. Connections without TLS send none.
+    pub fn present(&mut self, capability: Option<Capability>) {
+        if let Channel::Secured(secured) = &mut self.channel {
+            secured.capability = capability;
+        }
     }
 
     /// The node's data plane, as `host:port`.
@@ -143,8 +134,13 @@ impl Connection {
     /// not been used for a while.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        let mut byte = [0];
-        !matches!(self.stream.try_read(&mut byte), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        self.channel.is_stale()
+    }
+
+    /// Whether the node was shown another certificate than the one of now. It then refuses what is granted now.
+    #[must_use]
+    pub fn is_of_old_certificate(&self) -> bool {
+        self.channel.is_of_old_certificate()
     }
 
     /// Reads the node's memory from `start` on. When it fails, `into` may have been written in part.
@@ -166,7 +162,7 @@ impl Connection {
         seen: impl FnMut(&[u8]),
     ) -> Result<(), TransferError> {
         let size = into.len() as u64;
-        self.apart.look(&self.stream, into.len());
+        self.look(into.len());
         self.send(start, size, Operation::Read, &[]).await?;
         if self.protocol != Protocol::V1 {
             self.status(start, size).await?;
@@ -193,8 +189,9 @@ impl Connection {
             (Protocol::V1, sent) => sent,
             (_, Ok(())) => self.status(start, size).await,
             // A node that refuses says why before it closes the connection.
+            (_, Err(error @ TransferError::NotGranted { .. })) => Err(error),
             (_, Err(error)) => Err(match self.status(start, size).await {
-                Err(refused @ TransferError::Rejected { .. }) => refused,
+                Err(refused @ (TransferError::Rejected { .. } | TransferError::Refused { .. })) => refused,
                 _ => error,
             }),
         }
@@ -209,21 +206,42 @@ impl Connection {
         body: &[u8],
     ) -> Result<(), TransferError> {
         let header = Header { size, address: start, operation, protocol: self.protocol }.encode();
+        let mut head = [0; HEADER + CAPABILITY];
+        head[..HEADER].copy_from_slice(&header);
+        let head = match &self.channel {
+            Channel::Plain(_) => &head[..HEADER],
+            Channel::Secured(secured) => {
+                let capability = secured.capability.ok_or_else(|| self.not_granted(start, size))?;
+                head[HEADER..].copy_from_slice(&capability.encode());
+                &head[..]
+            }
+        };
         let checked = self.protocol == Protocol::Checked && operation == Operation::Write;
         let crc = if checked { crc_fast::crc32_iscsi(body) } else { 0 };
         let trailer = plane::trailer(crc);
         let trailer = if checked { &trailer[..] } else { &[] };
-        let total = HEADER + body.len() + trailer.len();
+        let total = head.len() + body.len() + trailer.len();
         let mut sent = 0;
         while sent < total {
-            let parts = rest_of([&header, body, trailer], sent);
-            let wrote = timed(self.limits.stall, self.stream.write_vectored(&parts)).await;
+            let parts = rest_of([head, body, trailer], sent);
+            let wrote = timed(self.limits.stall, self.channel.write_vectored(&parts)).await;
             match wrote.map_err(|error| self.failed(&error))? {
                 0 => return Err(self.failed(&io::ErrorKind::WriteZero.into())),
                 more => sent += more,
             }
         }
+        // A socket keeps nothing back, TLS may.
+        if let Channel::Secured(secured) = &mut self.channel {
+            let flushed = timed(self.limits.stall, secured.flush()).await;
+            flushed.map_err(|error| self.failed(&error))?;
+        }
         Ok(())
+    }
+
+    fn look(&mut self, bytes: usize) {
+        if let Some(stream) = self.channel.plain() {
+            self.apart.look(stream, bytes);
+        }
     }
 
     /// Receives a body, and returns its checksum if the protocol has one.
@@ -240,7 +258,7 @@ impl Connection {
                 summed = filled;
                 // With transfers over other connections too, they would drive each other to and fro.
                 if self.stays_awake {
-                    self.apart.look(&self.stream, into.len() - filled);
+                    self.look(into.len() - filled);
                 }
             }
         }
@@ -259,7 +277,7 @@ impl Connection {
     /// Receives at least a byte.
     async fn more(&mut self, into: &mut [u8]) -> Result<usize, TransferError> {
         let read = match self.received_awake(into) {
-            Ok(None) => timed(self.limits.stall, self.stream.read(into)).await,
+            Ok(None) => timed(self.limits.stall, self.channel.read(into)).await,
             received => received.map(Option::unwrap_or_default),
         };
         match read {
@@ -270,25 +288,37 @@ impl Connection {
     }
 
     fn received_awake(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
-        if !self.stays_awake || !self.habit.is_due() {
+        let Some(stream) = self.channel.plain().filter(|_| self.stays_awake && self.habit.is_due()) else {
             return Ok(None);
-        }
-        self.habit.look(|| receive(&self.stream, into))
+        };
+        self.habit.look(|| receive(stream, into))
     }
 
     async fn status(&mut self, start: u64, size: u64) -> Result<(), TransferError> {
         let mut status = [0; STATUS];
-        self.fill(&mut status).await?;
+        let filled = self.fill(&mut status).await;
         let broken = |reason: String| TransferError::Broken { address: self.address.clone(), reason };
+        // An alert is shorter than a status.
+        if self.channel.plain().is_some() && is_tls_alert(&status) {
+            return Err(broken(TLS_REQUIRED.to_owned()));
+        }
+        filled?;
         match Status::decode(status) {
             Ok(Status::Ok) => Ok(()),
             Ok(Status::Rejected) => {
                 Err(TransferError::Rejected { address: self.address.clone(), start, size })
             }
             Ok(Status::Damaged) => Err(self.damaged(start, size)),
+            Ok(Status::Refused(refusal)) => {
+                Err(TransferError::Refused { address: self.address.clone(), start, size, refusal })
+            }
             Ok(Status::Other(code)) => Err(broken(format!("it answers with the unknown status {code}"))),
             Err(error) => Err(broken(error.to_string())),
         }
+    }
+
+    fn not_granted(&self, start: u64, size: u64) -> TransferError {
+        TransferError::NotGranted { address: self.address.clone(), start, size }
     }
 
     fn damaged(&self, start: u64, size: u64) -> TransferError {
@@ -299,7 +329,7 @@ impl Connection {
         let address = self.address.clone();
         match error.kind() {
             io::ErrorKind::TimedOut => TransferError::TimedOut { address, limit: self.limits.stall },
-            _ => TransferError::Broken { address, reason: error.to_string() },
+            _ => TransferError::Broken { address, reason: explain_tls(error) },
         }
     }
 }

@@ -8,16 +8,19 @@
 //! - [`serve`]: lets others read and write memory of one's own.
 
 mod apart;
+mod channel;
 pub mod descriptor;
 pub mod dial;
 pub mod directory;
+mod error;
 pub mod handshake;
 mod peers;
 pub mod plane;
 pub mod serve;
 
 pub use descriptor::{Buffer, Device, SegmentDescriptor};
-pub use dial::{Connection, Limits, TransferError};
+pub use dial::{Connection, Limits};
 pub use directory::{Directory, DirectoryError, Metadata, MetadataError};
+pub use error::TransferError;
 pub use peers::{Peers, PeersError};
 pub use plane::Protocol;

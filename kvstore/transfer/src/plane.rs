@@ -11,6 +11,11 @@
 //! A status is eight bytes: a code, and four that say `VTCM`. Where v1 has nothing to say, a refusal is the end of
 //! the connection. The checked protocol is this project's own, spoken between nodes and clients that have told each
 //! other so in their descriptors. Its checksum is the body's CRC-32C in four bytes, and four bytes of zero.
+//!
+//! On a connection with TLS, which is this project's own too, only the checked protocol is spoken, and each header is followed by the
+//! [capability](mooncake_wire::capability) of the transfer. Refusals have status codes of their own.
+
+use mooncake_wire::capability::Refusal;
 
 /// Bytes of a header.
 pub const HEADER: usize = 24;
@@ -22,6 +27,8 @@ const MARK: u32 = 0x4d43_5456;
 const V2: u8 = 0x80;
 /// Set in ours too.
 const CHECKED: u8 = 0x40;
+/// The status of the first [`Refusal`]; the others follow.
+const REFUSED: u32 = 16;
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 
@@ -122,6 +129,8 @@ pub enum Status {
     Rejected,
     /// Ours: the body is not what its checksum says.
     Damaged,
+    /// Ours: the capability does not allow the transfer. The connection ends.
+    Refused(Refusal),
     /// Another code, which no release known today sends.
     Other(u32),
 }
@@ -139,6 +148,7 @@ impl Status {
             Self::Ok => 0,
             Self::Rejected => 1,
             Self::Damaged => 2,
+            Self::Refused(refusal) => refusal_code(refusal),
             Self::Other(code) => code,
         };
         (u64::from(MARK) << 32 | u64::from(code)).to_le_bytes()
@@ -158,9 +168,22 @@ impl Status {
             0 => Self::Ok,
             1 => Self::Rejected,
             2 => Self::Damaged,
-            code => Self::Other(code),
+            code => match Refusal::ALL.into_iter().find(|refusal| refusal_code(*refusal) == code) {
+                Some(refusal) => Self::Refused(refusal),
+                None => Self::Other(code),
+            },
         })
     }
+}
+
+fn refusal_code(refusal: Refusal) -> u32 {
+    REFUSED
+        + match refusal {
+            Refusal::Forged => 0,
+            Refusal::Expired => 1,
+            Refusal::Range => 2,
+            Refusal::Rights => 3,
+        }
 }
 
 /// What follows a checked body.
@@ -193,6 +216,10 @@ mod tests {
         assert_eq!(bytes[8..17], [0, 0, 0, 0xc8, 0x81, 0x7f, 0, 0, 0x81]);
         assert_eq!(Status::Ok.encode(), [0, 0, 0, 0, b'V', b'T', b'C', b'M']);
         assert_eq!(Status::Rejected.encode()[..4], [1, 0, 0, 0]);
+        for refusal in Refusal::ALL {
+            let status = Status::Refused(refusal);
+            assert_eq!(Status::decode(status.encode()), Ok(status));
+        }
         assert!(Status::decode(*b"\0\0\0\0MCTV").is_err());
     }
 

@@ -215,6 +215,19 @@ pub fn attach(request: &mut BytesMut, attachment: &[u8]) -> Result<(), EncodeErr
     Ok(())
 }
 
+/// Gives an attachment to the response that begins at `start` of a buffer, ends with it, and has none.
+///
+/// # Errors
+/// When it is more than a frame can hold. Then the response has none.
+pub fn attach_to_response(out: &mut BytesMut, start: usize, attachment: &[u8]) -> Result<(), EncodeError> {
+    let size = u32::try_from(attachment.len()).map_err(|_| EncodeError::TooLarge(attachment.len()))?;
+    if let Some(length) = out.get_mut(start + RESPONSE_HEADER - 4..start + RESPONSE_HEADER) {
+        length.copy_from_slice(&size.to_le_bytes());
+        out.extend_from_slice(attachment);
+    }
+    Ok(())
+}
+
 /// Appends a response without attachment, whose body `body` appends.
 ///
 /// # Errors

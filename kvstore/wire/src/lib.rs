@@ -6,6 +6,7 @@
 //! - [`types`] and [`rpc`]: every RPC of the master with its arguments and its reply.
 //! - [`disk`]: the RPCs of a node with a disk.
 //! - [`key`]: the names under which engines store pages of their KV cache.
+//! - [`capability`]: what a peer may read or write, an extension between our own programs.
 //! - [`whole`]: what nodes of ours tell masters of ours.
 //! - [`admin`]: the JSON of the master's admin server.
 //!
@@ -14,6 +15,7 @@
 //! release; what an older release lacks is left out when written and has its default when read.
 
 pub mod admin;
+pub mod capability;
 mod dialect;
 pub mod disk;
 mod error;

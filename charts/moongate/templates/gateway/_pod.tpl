@@ -13,6 +13,9 @@
 {{- $_ := set $config "mooncake-admin" (printf "%s:9003" (include "moongate.master" .)) }}
 {{- $_ := set $config "mooncake-events" (printf "tcp://%s:5557" (include "moongate.master" .)) }}
 {{- end }}
+{{- range $flag, $value := include "moongate.store.tls" (dict "root" . "dash" "-") | fromYaml }}
+{{- $_ := set $config $flag $value }}
+{{- end }}
 {{- with $values.otlp.endpoint }}
 {{- $_ := set $config "otlp-endpoint" . }}
 {{- $_ := set $config "otlp-protocol" $values.otlp.protocol }}
@@ -79,6 +82,9 @@ spec:
 {{- end }}
 {{- with $gateway.adminTls.secret }}
 - { name: admin-tls, secret: { secretName: {{ . }} } }
+{{- end }}
+{{- with include "moongate.store.tls.volume" . }}
+{{ . }}
 {{- end }}
 {{- end }}
 

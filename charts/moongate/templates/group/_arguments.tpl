@@ -55,5 +55,8 @@
 {{- if and .root.Values.store.enabled (ne $mode "decode") }}
 - --store-master={{ include "moongate.master" .root }}:50051
 - --store-metadata={{ .root.Values.store.metadata }}
+{{- range $flag, $value := include "moongate.store.tls" (dict "root" .root "dash" "-") | fromYaml }}
+- --{{ $flag }}={{ $value }}
+{{- end }}
 {{- end }}
 {{- end }}

@@ -36,8 +36,23 @@ standalonePattern:
       {{- $configMap := dict "name" (printf "%s-mooncake" (include "moongate.name" .root)) }}
       {{- $volumes = append $volumes (dict "name" "mooncake" "configMap" $configMap) }}
       {{- end }}
+      {{- if include "moongate.engine.authenticated" . }}
+      {{- $volumes = concat $volumes (include "moongate.store.tls.volume" .root | fromYamlArray) }}
+      {{- end }}
       {{- $_ := set $spec "volumes" $volumes }}
       {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "given" $engine.pod) | nindent 6 }}
+{{- end }}
+
+{{/* Whether it stores pages, as `true` or nothing. */}}
+{{- define "moongate.engine.stores" -}}
+{{- $mode := .engine.mode | default "plain" }}
+{{- $stores := eq .engine.engine "vllm" | ternary (eq (.engine.connector | default "") "store") (ne $mode "decode") }}
+{{- if and .root.Values.store.enabled $stores }}true{{ end }}
+{{- end }}
+
+{{/* Whether it has a certificate for that, as `true` or nothing. */}}
+{{- define "moongate.engine.authenticated" -}}
+{{- if and (include "moongate.store.authenticated" .root) (include "moongate.engine.stores" .) }}true{{ end }}
 {{- end }}
 
 {{/* Whether it reads about the store in a file: vLLM's MooncakeStoreConnector does. */}}
@@ -104,6 +119,9 @@ volumeMounts:
   - { name: shared-memory, mountPath: /dev/shm }
   {{- if include "moongate.engine.reads" . }}
   - { name: mooncake, mountPath: /etc/mooncake, readOnly: true }
+  {{- end }}
+  {{- if include "moongate.engine.authenticated" . }}
+  {{- include "moongate.store.tls.mount" .root | nindent 2 }}
   {{- end }}
   {{- with $engine.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- if eq $engine.engine "simulated" }}

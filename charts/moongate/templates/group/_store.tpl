@@ -1,5 +1,38 @@
 {{/* Roles of the KV store. */}}
 
+{{/* Whether the store's programs authenticate each other, as `true` or nothing. */}}
+{{- define "moongate.store.authenticated" -}}
+{{- if and .Values.store.enabled .Values.store.authentication.secretName }}true{{ end }}
+{{- end }}
+
+{{/* How a probe reaches the store's programs, after its port. Probes show no certificate; their paths need none. */}}
+{{- define "moongate.store.scheme" -}}
+{{- if include "moongate.store.authenticated" . }}, scheme: HTTPS{{ end }}
+{{- end }}
+
+{{/* Flags of TLS between the store's programs, by their names with `.dash` between the words. Takes a dict of root and dash. */}}
+{{- define "moongate.store.tls" -}}
+{{- if include "moongate.store.authenticated" .root }}
+{{- $files := dict "cert" "tls.crt" "key" "tls.key" "ca" "ca.crt" }}
+{{- range $setting, $file := $files }}
+{{ list "store" "tls" $setting | join $.dash }}: /etc/moongate-store-tls/{{ $file }}
+{{- end }}
+{{ list "store" "tls" "name" | join .dash }}: {{ .root.Values.store.authentication.serverName }}
+{{- end }}
+{{- end }}
+
+{{- define "moongate.store.tls.volume" -}}
+{{- if include "moongate.store.authenticated" . }}
+- { name: store-tls, secret: { secretName: {{ .Values.store.authentication.secretName }} } }
+{{- end }}
+{{- end }}
+
+{{- define "moongate.store.tls.mount" -}}
+{{- if include "moongate.store.authenticated" . }}
+- { name: store-tls, mountPath: /etc/moongate-store-tls, readOnly: true }
+{{- end }}
+{{- end }}
+
 {{- define "moongate.rollout" -}}
 rolloutStrategy:
   type: RollingUpdate
@@ -28,6 +61,7 @@ rolloutStrategy:
 {{- $lease := dict "enable_ha" true "ha_backend_type" "k8s" "ha_backend_connstring" (printf "%s/%s" .Release.Namespace $name) }}
 {{- $config = merge $config $lease (dict "ha_address" "$(POD_IP):50051") }}
 {{- end }}
+{{- $config = merge $config (include "moongate.store.tls" (dict "root" . "dash" "_") | fromYaml) }}
 {{- if .Values.store.nodes.tier.size }}
 {{- $config = merge $config (dict "enable_offload" true "offload_on_evict" true "promotion_on_hit" true) }}
 {{- end }}
@@ -45,7 +79,8 @@ standalonePattern:
       {{- if $several }}{{ $_ := set $spec "serviceAccountName" $name }}{{ end }}
       {{- $container := include "moongate.master.container" (dict "root" . "config" (merge (dict) $master.config $config)) | fromYaml }}
       {{- $_ := set $spec "containers" (list $container) }}
-      {{- $_ := set $spec "volumes" (list (merge (dict "name" "data") ($master.volume | default (dict "emptyDir" dict)))) }}
+      {{- $data := merge (dict "name" "data") ($master.volume | default (dict "emptyDir" dict)) }}
+      {{- $_ := set $spec "volumes" (prepend (include "moongate.store.tls.volume" . | fromYamlArray) $data) }}
       {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $master.pod) | nindent 6 }}
 {{- end }}
 
@@ -64,14 +99,15 @@ ports:
   - { name: admin, containerPort: 9003 }
   - { name: events, containerPort: 5557 }
 livenessProbe:
-  httpGet: { path: /health, port: admin }
+  httpGet: { path: /health, port: admin{{ include "moongate.store.scheme" .root }} }
   periodSeconds: 5
 readinessProbe:
-  httpGet: { path: /role, port: admin }
+  httpGet: { path: /role, port: admin{{ include "moongate.store.scheme" .root }} }
   periodSeconds: 2
 resources: {{- toYaml .root.Values.store.master.resources | nindent 2 }}
 volumeMounts:
   - { name: data, mountPath: /var/lib/moongate }
+  {{- include "moongate.store.tls.mount" .root | nindent 2 }}
 {{ include "moongate.container.security" . }}
 {{- end }}
 
@@ -80,8 +116,11 @@ volumeMounts:
 name: mooncake-store
 replicas: {{ $nodes.replicas }}
 dependencies: [mooncake-master]
+{{- /* The operator has no certificate for these requests. */}}
+{{- if not (include "moongate.store.authenticated" .) }}
 # Asked before it is restarted in place, and after.
 annotations: { moongate.io/upgrade-hooks: "8080" }
+{{- end }}
 {{ include "moongate.rollout" . }}
 standalonePattern:
   template:
@@ -103,6 +142,7 @@ standalonePattern:
       {{- if $nodes.tier.size }}
       {{- $volumes = append $volumes (merge (dict "name" "tier") ($nodes.tier.volume | default (dict "emptyDir" dict))) }}
       {{- end }}
+      {{- $volumes = concat $volumes (include "moongate.store.tls.volume" . | fromYamlArray) }}
       {{- $_ := set $spec "containers" $containers }}
       {{- $_ := set $spec "volumes" $volumes }}
       {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $nodes.pod) | nindent 6 }}
@@ -139,6 +179,9 @@ args:
   {{- with $nodes.tier.size }}
   - --tier-size={{ . }}
   {{- end }}
+  {{- range $flag, $value := include "moongate.store.tls" (dict "root" $ "dash" "-") | fromYaml }}
+  - --{{ $flag }}={{ $value }}
+  {{- end }}
 {{- $env := list
   (dict "name" "MOONCAKE_LOCAL_HOSTNAME" "value" "$(POD_IP)")
   (dict "name" "MOONCAKE_MASTER" "value" (printf "%s:50051" (include "moongate.master" .)))
@@ -155,7 +198,7 @@ ports:
 livenessProbe:
   tcpSocket: { port: http }
 readinessProbe:
-  httpGet: { path: /health, port: http }
+  httpGet: { path: /health, port: http{{ include "moongate.store.scheme" . }} }
   periodSeconds: 2
 resources: {{- toYaml $nodes.resources | nindent 2 }}
 volumeMounts:
@@ -167,5 +210,6 @@ volumeMounts:
   {{- if $nodes.tier.size }}
   - { name: tier, mountPath: /var/lib/moongate/tier }
   {{- end }}
+  {{- include "moongate.store.tls.mount" . | nindent 2 }}
 {{ include "moongate.container.security" . }}
 {{- end }}

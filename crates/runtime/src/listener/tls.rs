@@ -180,8 +180,13 @@ impl Tls {
         self.changes.follow(stop, renew).await;
     }
 
+    /// The configuration of the next handshake.
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        self.config.load_full()
+    }
+
     /// The handshake with one client.
-    pub(super) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         TlsAcceptor::from(self.config.load_full()).accept(stream).await
     }
 }

@@ -2,6 +2,7 @@
 //! that is answered as Mooncake's own does where there are none.
 
 use mooncake_wire::ErrorCode;
+use mooncake_wire::capability::Rights;
 use mooncake_wire::types::Uuid;
 use moongate_kvcore::Work;
 
@@ -31,7 +32,9 @@ serve! {
     PromotionObjectHeartbeat[String](call, it) => call.core.fetch_promotions(it.client_id),
     PromotionAllocStart(call, it) => {
         let work = work(it.client_id, it.tenant, it.key);
-        call.core.promotion_start(call.now_ms, work, it.size, &it.preferred_segments, call.fx)
+        let started = call.core.promotion_start(call.now_ms, work, it.size, &it.preferred_segments, call.fx);
+        call.grant(Rights::Write, started.iter().map(|room| &room.memory));
+        started
     },
     NotifyPromotionSuccess(call, it) => {
         call.core.promotion_end(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx)

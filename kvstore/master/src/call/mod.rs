@@ -2,6 +2,7 @@
 
 mod client;
 mod disk;
+mod grant;
 mod inventory;
 mod object;
 mod refuse;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
+use mooncake_wire::capability::{Fingerprint, SegmentKeyArguments};
 use mooncake_wire::frame::{self, Fault, Frame, FrameError, Parsed, RequestHeader};
 use mooncake_wire::inventory::InventoryRequest;
 use mooncake_wire::pack::{EncodeError, Pack, type_hash};
@@ -43,6 +45,8 @@ pub struct Caller {
     refuses: bool,
     /// Its number, by which late calls are recognised.
     connection: u64,
+    /// The certificate that the caller has shown, if callers must.
+    peer: Option<Fingerprint>,
     /// The node that sends heartbeats on this connection, and its latest heartbeat.
     node: Option<(Uuid, Heartbeat)>,
 }
@@ -78,6 +82,10 @@ struct Call<'c> {
     sequence: u32,
     /// How many objects a call is about that is not to be made.
     refused: Option<usize>,
+    /// The certificate that the caller has shown, if callers must.
+    peer: Option<Fingerprint>,
+    /// What the reply grants the caller.
+    grants: BytesMut,
     out: &'c mut BytesMut,
 }
 
@@ -130,7 +138,12 @@ impl Call<'_> {
     where
         M::Reply<M::Text>: Pack + Told,
     {
-        (reply.tally(), encode_reply::<M, M::Text>(self.sequence, self.dialect, reply, self.out))
+        let start = self.out.len();
+        let written = encode_reply::<M, M::Text>(self.sequence, self.dialect, reply, self.out);
+        if written.is_ok() {
+            self.attach_grants(start);
+        }
+        (reply.tally(), written)
     }
 }
 
@@ -138,7 +151,15 @@ impl Caller {
     /// A caller who has not said anything yet. `lane` is the number of the thread that serves it.
     pub fn new(server: Arc<Server>, host: std::net::IpAddr, lane: usize) -> Self {
         let (recorder, connection) = (server.recorder(), server.upserts.new_connection());
-        Self { server, lane, speaker: Speaker::new(host), recorder, refuses: false, connection, node: None }
+        let speaker = Speaker::new(host);
+        Self { server, lane, speaker, recorder, refuses: false, connection, peer: None, node: None }
+    }
+
+    /// The same for a caller that has shown this certificate.
+    #[must_use]
+    pub fn with_certificate(mut self, peer: Fingerprint) -> Self {
+        self.peer = Some(peer);
+        self
     }
 
     /// Runs the requests at the start of `input` and appends their replies to `output`. Before the replies are sent,
@@ -205,14 +226,8 @@ impl Caller {
     ) -> Option<(Method, Tally)> {
         let server = &*self.server;
         let Some(method) = Method::from_function_id(header.function_id) else {
-            let fx = &mut self.recorder;
-            let answered = match InventoryRequest::decode(header.function_id, body) {
-                Ok(Some(request)) => inventory::answer(server, now_ms, header.sequence, request, fx, out),
-                Ok(None) => whole::answer(&server.master, now_ms, (header, body), fx, out),
-                Err(fault) => Err(fault),
-            };
-            if let Err(fault) = answered {
-                server.counters.add_unknown_function();
+            if let Err(fault) = self.answer_extension(now_ms, header, body, out) {
+                self.server.counters.add_unknown_function();
                 refuse(&fault, header.sequence, out);
             }
             return None;
@@ -248,12 +263,37 @@ impl Caller {
             server.counters.add_refused_writes(objects);
         }
         let connection = self.connection;
-        let call = Call { server, core, now_ms, fx, dialect, connection, sequence, refused, out };
+        let (peer, grants) = (self.peer, BytesMut::new());
+        let call =
+            Call { server, core, now_ms, fx, dialect, connection, sequence, refused, peer, grants, out };
         let tally = execute(call, request);
         if let Some(node) = node.filter(|_| attachment == rpc::DRAINED) {
             server.master.client_away(node);
         }
         Some((method, tally))
+    }
+}
+
+impl Caller {
+    /// Answers a request that only our own programs make.
+    fn answer_extension(
+        &mut self,
+        now_ms: u64,
+        header: RequestHeader,
+        body: &[u8],
+        out: &mut BytesMut,
+    ) -> Result<(), Fault> {
+        let (server, fx, sequence) = (&*self.server, &mut self.recorder, header.sequence);
+        if let Some(request) = InventoryRequest::decode(header.function_id, body)? {
+            return inventory::answer(server, now_ms, sequence, request, fx, out);
+        }
+        // Keys cross no connection that is not encrypted, and count only if their sender has a certificate.
+        if self.peer.is_some()
+            && let Some(key) = SegmentKeyArguments::decode(header.function_id, body)?
+        {
+            return grant::receive_key(server, now_ms, sequence, &key, out);
+        }
+        whole::answer(&server.master, now_ms, (header, body), fx, out)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use mooncake_wire::capability::Rights;
+
 use super::serve;
 
 serve! {
@@ -11,10 +13,19 @@ serve! {
         call.core.batch_exist(call.now_ms, it.tenant, &it.keys, &mut found);
         found.into_iter().map(Ok).collect()
     },
-    GetReplicaList(call, it) => call.core.replicas(call.now_ms, it.tenant, it.key),
-    BatchGetReplicaList(call, it) => call.core.batch_replicas(call.now_ms, it.tenant, &it.keys),
+    GetReplicaList(call, it) => {
+        let found = call.core.replicas(call.now_ms, it.tenant, it.key);
+        call.grant(Rights::Read, found.iter().flat_map(|list| &list.replicas));
+        found
+    },
+    BatchGetReplicaList(call, it) => {
+        let found = call.core.batch_replicas(call.now_ms, it.tenant, &it.keys);
+        call.grant(Rights::Read, found.iter().flatten().flat_map(|list| &list.replicas));
+        found
+    },
     GetReplicaListByRegex(call, it) => {
         let found = call.core.replicas_by_regex(call.now_ms, it.tenant, it.key)?;
+        call.grant(Rights::Read, found.iter().flat_map(|(_, replicas)| replicas));
         Ok(found.into_iter().map(|(key, replicas)| (Arc::from(key), replicas)).collect())
     },
     Remove(call, it) => call.core.remove(call.now_ms, it.tenant, it.key, it.force, call.fx),

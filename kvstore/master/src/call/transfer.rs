@@ -1,22 +1,46 @@
 //! Copies and moves of replicas, and the tasks to make them.
 
-use mooncake_wire::types::Uuid;
+use std::sync::Arc;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::capability::Rights;
+use mooncake_wire::types::{CopyPlan, MovePlan, Uuid};
 use moongate_kvcore::Work;
 
-use super::serve;
+use super::{Call, serve};
 
 fn work<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> Work<'a> {
     Work { client, tenant, key }
 }
 
+impl Call<'_> {
+    fn grant_copy(&mut self, started: &Result<CopyPlan<Arc<str>>, ErrorCode>) {
+        if let Ok(plan) = started {
+            self.grant(Rights::Read, [&plan.source]);
+            self.grant(Rights::Write, &plan.targets);
+        }
+    }
+
+    fn grant_move(&mut self, started: &Result<MovePlan<Arc<str>>, ErrorCode>) {
+        if let Ok(plan) = started {
+            self.grant(Rights::Read, [&plan.source]);
+            self.grant(Rights::Write, &plan.target);
+        }
+    }
+}
+
 serve! {
     CopyStart(call, it) => {
         let work = work(it.client_id, it.tenant, it.key);
-        call.core.copy_start(call.now_ms, work, it.source, &it.targets, None, call.fx)
+        let started = call.core.copy_start(call.now_ms, work, it.source, &it.targets, None, call.fx);
+        call.grant_copy(&started);
+        started
     },
     DynamicReplicaCopyStart(call, it) => {
         let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
-        call.core.copy_start(call.now_ms, work, it.source, &it.targets, Some(plan), call.fx)
+        let started = call.core.copy_start(call.now_ms, work, it.source, &it.targets, Some(plan), call.fx);
+        call.grant_copy(&started);
+        started
     },
     CopyEnd(call, it) => call.core.copy_end(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.fx),
     DynamicReplicaCopyEnd(call, it) => {
@@ -32,7 +56,9 @@ serve! {
     },
     MoveStart(call, it) => {
         let work = work(it.client_id, it.tenant, it.key);
-        call.core.move_start(call.now_ms, work, it.source, it.target, call.fx)
+        let started = call.core.move_start(call.now_ms, work, it.source, it.target, call.fx);
+        call.grant_move(&started);
+        started
     },
     MoveEnd(call, it) => call.core.move_end(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx),
     MoveRevoke(call, it) => call.core.move_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx),

@@ -1,6 +1,7 @@
 //! Writing.
 
 use mooncake_wire::ErrorCode;
+use mooncake_wire::capability::Rights;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
 
 use super::{Call, serve};
@@ -75,6 +76,7 @@ serve! {
         let started =
             call.core.put_start(call.now_ms, it.client_id, it.tenant, it.key, it.size, &it.config, call.fx);
         call.put_begun(Writer { client: it.client_id, tenant: it.tenant }, it.key, &started);
+        call.grant(Rights::Write, started.iter().flatten());
         started
     },
     BatchPutStart(call, it) => {
@@ -83,6 +85,7 @@ serve! {
             call.core.batch_put_start(call.now_ms, it.client_id, it.tenant, keys, sizes, &it.config, call.fx);
         let writer = Writer { client: it.client_id, tenant: it.tenant };
         keys.iter().zip(&all).for_each(|(key, started)| call.put_begun(writer, key, started));
+        call.grant(Rights::Write, all.iter().flatten().flatten());
         all
     },
     PutEnd(call, it) => {
@@ -103,6 +106,7 @@ serve! {
         let started =
             call.core.upsert_start(call.now_ms, it.client_id, it.tenant, it.key, it.size, &it.config, call.fx);
         call.upsert_begun(Writer { client: it.client_id, tenant: it.tenant }, it.key, &started);
+        call.grant(Rights::Write, started.iter().flatten());
         started
     },
     BatchUpsertStart(call, it) => {
@@ -111,6 +115,7 @@ serve! {
             call.core.batch_upsert_start(call.now_ms, it.client_id, it.tenant, keys, sizes, &it.config, call.fx);
         let writer = Writer { client: it.client_id, tenant: it.tenant };
         keys.iter().zip(&all).for_each(|(key, started)| call.upsert_begun(writer, key, started));
+        call.grant(Rights::Write, all.iter().flatten().flatten());
         all
     },
     UpsertEnd(call, it) => {

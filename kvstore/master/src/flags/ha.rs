@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::options::rpc;
-use super::{FlagError, Values};
+use super::{FlagError, Values, store_tls};
 use crate::ha::{LeaseName, Pod, TlsFiles};
 
 /// Where masters settle who leads.
@@ -70,7 +70,8 @@ impl HaFlags {
         let host = address.rsplit_once(':').map(|(host, _)| host).filter(|host| !host.is_empty());
         let host = host.ok_or_else(|| values.wrong("ha_address", "HOST:PORT"))?;
         let names = ["ha_replication_ca", "ha_replication_cert", "ha_replication_key"];
-        let tls = tls(values, names)?;
+        // Without settings of its own, replication uses those of the store's programs.
+        let tls = tls(values, names)?.or_else(|| store_tls::replication_files(values));
         if tls.as_ref().is_some_and(|files| files.own.is_none()) {
             return Err(values.wrong("ha_replication_cert", "a file: each master shows the others who it is"));
         }
@@ -120,7 +121,7 @@ fn tls(values: &Values, [ca, cert, key]: [&'static str; 3]) -> Result<Option<Tls
         (None, Some(_)) => return Err(values.wrong(cert, "the file with the key's certificate")),
     };
     match (file(ca), own) {
-        (Some(ca), own) => Ok(Some(TlsFiles { ca, own })),
+        (Some(ca), own) => Ok(Some(TlsFiles { ca, own, name: None })),
         (None, None) => Ok(None),
         (None, Some(_)) => Err(values.wrong(ca, "the file with the certificates that sign the other side's")),
     }
@@ -160,7 +161,7 @@ mod tests {
         let ha = flags(line, &[]).unwrap();
         assert_eq!((ha.address.as_str(), ha.replication_address.as_str()), ("host:7", "host:9"));
         assert_eq!((ha.replication.to_string().as_str(), &ha.tls), ("0.0.0.0:9", &None));
-        assert_eq!(ha.backend, etcd("a:1", Some(TlsFiles { ca: "/ca".into(), own: None })));
+        assert_eq!(ha.backend, etcd("a:1", Some(TlsFiles { ca: "/ca".into(), own: None, name: None })));
     }
 
     #[test]

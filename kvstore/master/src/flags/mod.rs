@@ -9,6 +9,7 @@ mod ha;
 mod help;
 mod options;
 mod parse;
+mod store_tls;
 mod table;
 
 use std::collections::BTreeMap;
@@ -44,6 +45,9 @@ pub enum FlagError {
         /// The flag.
         name: &'static str,
     },
+    /// Files for TLS with the store's other programs.
+    #[error(transparent)]
+    Tls(#[from] moongate_runtime::TlsError),
     /// A value that the flag cannot have.
     #[error("{source_name}: --{name} cannot be `{value}`; it is {expected}")]
     Value {

@@ -12,7 +12,7 @@ use moongate_telemetry::{LogFormat, LogOptions};
 use super::disks::disks;
 use super::flag::{self, Flag, Use};
 use super::ha::HaFlags;
-use super::{FlagError, Values, table};
+use super::{FlagError, Values, store_tls, table};
 use crate::clock;
 use crate::server::{Limits, RECONNECT_TIME, ServerOptions};
 
@@ -243,6 +243,7 @@ fn server(values: &Values) -> Result<ServerOptions, FlagError> {
         threads => threads,
     };
     Ok(ServerOptions {
+        tls: store_tls::load(values)?,
         core: core(values)?,
         threads,
         default_dialect,

@@ -101,6 +101,9 @@ pub async fn start(
         files.client()?;
         files.server()?;
     }
+    if let Some(tls) = &server.tls {
+        tls.keep_current(supervisor);
+    }
     let disk = data.as_ref().map(|data| open(data, &server.core)).transpose()?;
     let pace = data.as_ref().map(pace).unwrap_or_default();
     let shown = Arc::new(Shown::new());

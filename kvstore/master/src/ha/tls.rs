@@ -20,6 +20,8 @@ pub struct TlsFiles {
     pub ca: PathBuf,
     /// The certificate that this side shows, with those between it and the authority, and its key.
     pub own: Option<(PathBuf, PathBuf)>,
+    /// The name that the other side's certificate has; `None`: the host that is connected to.
+    pub name: Option<String>,
 }
 
 /// Files that TLS cannot be had with.
@@ -118,6 +120,7 @@ pub(super) async fn connect(
 ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, LinkError> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = files.name.as_deref().unwrap_or(host);
     let name = ServerName::try_from(host.to_owned()).map_err(|_| TlsError::Host(host.to_owned()))?;
     Ok(TlsConnector::from(Arc::new(files.client()?)).connect(name, stream).await?)
 }
@@ -158,7 +161,7 @@ mod tests {
             path
         };
         let own = (file("cert", cert.pem()), file("key", key.serialize_pem()));
-        TlsFiles { ca: file("ca", issuer.pem()), own: Some(own) }
+        TlsFiles { ca: file("ca", issuer.pem()), own: Some(own), name: None }
     }
 
     /// Whether two that have these files talk, the leader at this name of loopback.
@@ -192,6 +195,8 @@ mod tests {
         assert!(talk(&known, &known, "127.0.0.1").await);
         assert!(talk(&known, &known, "master-0").await);
         assert!(!talk(&known, &known, "master-1").await, "a certificate of another host");
+        let named = TlsFiles { name: Some("master-0".to_owned()), ..known.clone() };
+        assert!(talk(&named, &known, "master-1").await, "the settings' name");
         let nobody = TlsFiles { own: None, ..known.clone() };
         assert!(!talk(&nobody, &known, "127.0.0.1").await, "a follower without a certificate");
         let foreign = signed(&folder, "foreign", &["127.0.0.1"]);
@@ -218,9 +223,9 @@ mod tests {
         assert!(good.client().is_ok() && good.server().is_ok());
         let empty = folder.path().join("empty.pem");
         std::fs::write(&empty, "").unwrap();
-        let missing = TlsFiles { ca: folder.path().join("missing.pem"), own: None };
+        let missing = TlsFiles { ca: folder.path().join("missing.pem"), own: None, name: None };
         assert!(missing.client().unwrap_err().to_string().contains("missing.pem"));
-        let empty = TlsFiles { ca: empty, own: None };
+        let empty = TlsFiles { ca: empty, own: None, name: None };
         assert!(empty.client().unwrap_err().to_string().contains("there is no certificate in it"));
         assert!(TlsFiles { own: None, ..good.clone() }.server().is_err());
         let (cert, _) = good.own.clone().unwrap();

@@ -1,7 +1,7 @@
 //! The admin server: what operators, dashboards and gateways ask a master over HTTP.
 //!
 //! Paths, members and codes are those of Mooncake's own admin server, and what it lacks is under `/api/v1/`: see
-//! `docs/master.md`. There is no authentication, as there is none in Mooncake.
+//! `docs/master.md`. There is no authentication, as there is none in Mooncake, unless `--store_tls_cert` is set.
 
 mod answer;
 mod client_ids;

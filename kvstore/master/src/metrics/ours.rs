@@ -12,6 +12,7 @@ pub(super) fn all(text: &mut Text, admin: &Admin) {
     state(text, admin);
     storage(text, admin);
     prefixes(text, admin);
+    capabilities(text, admin);
     events(text, admin);
 }
 
@@ -77,6 +78,26 @@ fn state(text: &mut Text, admin: &Admin) {
         "moongate_master_unknown_arguments_total",
         "Calls with arguments that no known release sends.",
         unknown,
+    );
+}
+
+/// Zero unless callers need certificates.
+fn capabilities(text: &mut Text, admin: &Admin) {
+    let [issued, without_key, unauthenticated] = admin.server.capabilities.counts();
+    text.counter(
+        "moongate_master_capabilities_total",
+        "Capabilities that were issued for ranges of nodes' memory.",
+        issued,
+    );
+    text.counter(
+        "moongate_master_capabilities_without_key_total",
+        "Ranges for which no capability was issued, because the node had not sent the segment's key.",
+        without_key,
+    );
+    text.counter(
+        "moongate_master_unauthenticated_connections_total",
+        "RPC connections that were refused: TLS failed, or the client had no certificate of the authority.",
+        unauthenticated,
     );
 }
 

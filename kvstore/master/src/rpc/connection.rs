@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use super::awake::{Habit, Thread};
 use super::budget::{Budget, Held};
+use super::stream::Stream;
 use crate::call::{Caller, Progress, Rest};
 use crate::server::Limits;
 
@@ -44,14 +43,14 @@ enum Closed {
 
 /// Serves a connection until it ends or `stop` is cancelled. A request that has been executed is answered before.
 pub(super) async fn serve(
-    stream: TcpStream,
+    stream: Stream,
     caller: Caller,
     limits: Limits,
     budget: Arc<Budget>,
     thread: Thread,
     stop: CancellationToken,
 ) {
-    let peer = stream.peer_addr().ok();
+    let peer = stream.socket().peer_addr().ok();
     let connection = Connection {
         stream,
         caller,
@@ -72,7 +71,7 @@ pub(super) async fn serve(
 }
 
 struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     caller: Caller,
     limits: Limits,
     held: Held,
@@ -91,9 +90,11 @@ impl Connection {
         loop {
             self.input.reserve(missing.clamp(READ, AHEAD));
             self.measure()?;
-            let at_once = match was_whole && self.input.is_empty() {
-                true => self.habit.next(&self.stream, &mut self.input).await?,
-                false => None,
+            let at_once = match self.stream.plain() {
+                Some(stream) if was_whole && self.input.is_empty() => {
+                    self.habit.next(stream, &mut self.input).await?
+                }
+                _ => None,
             };
             let goes_on = match at_once {
                 Some(bytes) => bytes > 0 && !stop.is_cancelled(),

@@ -7,6 +7,7 @@ mod awake;
 mod budget;
 mod connection;
 mod listener;
+mod stream;
 mod worker;
 
 pub use listener::{Rpc, RpcError, serve};

@@ -4,15 +4,18 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
-use moongate_runtime::Supervisor;
+use moongate_runtime::{Fingerprint, PeerTls, Supervisor, explain_tls};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::awake::Thread;
 use super::budget::Budget;
 use super::connection;
+use super::stream::Stream;
 use crate::call::Caller;
 use crate::server::Server;
 
@@ -78,18 +81,48 @@ impl Worker {
     fn take(&self, Accepted { stream, host, slot }: Accepted, open: mpsc::Sender<()>) -> io::Result<()> {
         let stream = TcpStream::from_std(stream)?;
         let caller = Caller::new(Arc::clone(&self.server), host, self.lane);
-        let serving = connection::serve(
-            stream,
-            caller,
-            self.server.limits,
-            Arc::clone(&self.budget),
-            self.thread.clone(),
-            self.stop.clone(),
-        );
+        let limits = self.server.limits;
+        let (budget, thread, stop) = (Arc::clone(&self.budget), self.thread.clone(), self.stop.clone());
+        if let Some(tls) = self.server.tls.clone() {
+            let server = Arc::clone(&self.server);
+            self.supervisor.spawn("rpc connection", async move {
+                let accepted = stop.run_until_cancelled(authenticate(stream, &tls, limits.stall)).await;
+                match accepted {
+                    Some(Ok((stream, peer))) => {
+                        let caller = caller.with_certificate(peer);
+                        connection::serve(stream, caller, limits, budget, thread, stop).await;
+                    }
+                    Some(Err(error)) => report_unauthenticated(&server, host, &error),
+                    None => {}
+                }
+                drop((slot, open));
+            });
+            return Ok(());
+        }
+        let serving = connection::serve(Stream::Plain(stream), caller, limits, budget, thread, stop);
         self.supervisor.spawn("rpc connection", async move {
             serving.await;
             drop((slot, open));
         });
         Ok(())
+    }
+}
+
+/// The handshake, and the certificate that the caller has shown.
+async fn authenticate(
+    stream: TcpStream,
+    tls: &PeerTls,
+    limit: Duration,
+) -> io::Result<(Stream, Fingerprint)> {
+    let (stream, peer) = timeout(limit, tls.accept(stream)).await??;
+    Ok((Stream::Secured(Box::new(stream)), peer))
+}
+
+fn report_unauthenticated(server: &Server, host: IpAddr, error: &io::Error) {
+    let error = explain_tls(error);
+    if server.capabilities.add_unauthenticated() {
+        tracing::warn!(%host, error, "an RPC connection was refused: its client was not authenticated");
+    } else {
+        tracing::debug!(%host, error, "an RPC connection was refused: its client was not authenticated");
     }
 }

@@ -13,7 +13,7 @@ use moongate_memory::{Pages, Region};
 use moongate_tier::Tier;
 
 pub(crate) use keeper::Keeper;
-pub(crate) use serve::listen;
+pub(crate) use serve::{Readers, listen};
 
 use crate::config::Config;
 use crate::error::StartError;

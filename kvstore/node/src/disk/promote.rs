@@ -15,8 +15,9 @@ use moongate_transfer::Protocol;
 use moongate_transfer::serve::Span;
 
 use super::keeper::Keeper;
+use crate::peer::PeerConnection;
 use crate::pool::Pool;
-use crate::tasks::{TaskError, connect, in_memory};
+use crate::tasks::{TaskError, in_memory};
 
 /// Objects in one turn: the master tells one at a time.
 const A_TURN: usize = 16;
@@ -73,7 +74,8 @@ impl Keeper {
         if size != bytes.len() as u64 {
             return Err(TaskError::Sizes);
         }
-        let mut to = connect(&self.directory, endpoint).await?;
+        let authentication = self.membership.master.authentication();
+        let mut to = PeerConnection::open(&self.directory, endpoint, authentication).await?;
         to.write(address, &bytes).await?;
         if to.protocol() == Protocol::V1 {
             // Nobody has told that it was written. What is read on the same connection has been.

@@ -7,17 +7,21 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use mooncake_wire::ErrorCode;
+use mooncake_wire::capability::Fingerprint;
+use mooncake_wire::capability::grants::{self, IssuedGrant};
 use mooncake_wire::disk::{DiskRequest, StageArguments, Staged, encode_released, encode_staged};
-use mooncake_wire::frame::{self, Parsed, RequestHeader};
+use mooncake_wire::frame::{self, Parsed, RequestHeader, attach_to_response};
 use mooncake_wire::rpc::Outcome;
-use moongate_runtime::Supervisor;
+use moongate_runtime::{PeerTls, Supervisor, explain_tls};
 use moongate_transfer::Peers;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use moongate_transfer::serve::Span;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::Disk;
 use super::staging::{Given, STAY};
+use crate::capabilities::CapabilityChecker;
 
 /// Connections at once; others wait.
 const CONNECTIONS: usize = 512;
@@ -33,16 +37,31 @@ const IDLE: Duration = Duration::from_secs(300);
 /// Pause after a connection that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `peers` until the supervisor shuts down. `endpoint` is where they read what was brought into memory.
+/// Which readers may read from the disk.
+#[derive(Clone)]
+pub(crate) struct Readers {
+    /// From which networks.
+    pub(crate) peers: Peers,
+    /// With it, connections are TLS, and readers get capabilities for what was brought into memory.
+    pub(crate) authentication: Option<(PeerTls, Arc<CapabilityChecker>)>,
+}
+
+/// A reader with a certificate.
+struct Reader<'a> {
+    certificate: Fingerprint,
+    checker: &'a CapabilityChecker,
+}
+
+/// Serves `readers` until the supervisor shuts down. `endpoint` is where they read what was brought into memory.
 pub(crate) fn listen(
     listener: TcpListener,
     disk: Arc<Disk>,
     endpoint: Arc<str>,
-    peers: Peers,
+    Readers { peers, authentication }: Readers,
     supervisor: &Supervisor,
 ) {
     let (tasks, stop) = (supervisor.clone(), supervisor.token());
-    let server = Server { disk, endpoint, slots: Arc::new(Semaphore::new(AT_ONCE)) };
+    let server = Server { disk, endpoint, slots: Arc::new(Semaphore::new(AT_ONCE)), authentication };
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     supervisor.spawn_essential("store-disk-listener", async move {
         let accept = async {
@@ -63,8 +82,9 @@ pub(crate) fn listen(
                 let (server, stop) = (server.clone(), tasks.token());
                 tasks.spawn("store-disk-reader", async move {
                     let _slot = slot;
-                    if let Some(Err(error)) = stop.run_until_cancelled(server.serve(stream)).await {
-                        tracing::debug!(%peer, %error, "a connection of a reader has ended");
+                    if let Some(Err(error)) = stop.run_until_cancelled(server.accept(stream)).await {
+                        let error = explain_tls(&error);
+                        tracing::debug!(%peer, error, "a connection of a reader has ended");
                     }
                 });
             }
@@ -78,18 +98,30 @@ struct Server {
     disk: Arc<Disk>,
     endpoint: Arc<str>,
     slots: Arc<Semaphore>,
+    authentication: Option<(PeerTls, Arc<CapabilityChecker>)>,
 }
 
 impl Server {
-    async fn serve(&self, mut stream: TcpStream) -> io::Result<()> {
+    async fn accept(&self, stream: TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
+        let Some((tls, checker)) = &self.authentication else { return self.serve(stream, None).await };
+        let (stream, certificate) = tokio::time::timeout(STALL, tls.accept(stream)).await??;
+        self.serve(stream, Some(&Reader { certificate, checker })).await
+    }
+
+    async fn serve(
+        &self,
+        mut stream: impl AsyncRead + AsyncWrite + Unpin,
+        reader: Option<&Reader<'_>>,
+    ) -> io::Result<()> {
         let (mut input, mut output) = (BytesMut::new(), BytesMut::new());
         loop {
             match frame::take::<RequestHeader>(&mut input, LARGEST).map_err(io::Error::other)? {
                 Parsed::Frame(request) => {
                     output.clear();
-                    self.answer(request.header, &request.body, &mut output).await?;
+                    self.answer(request.header, &request.body, reader, &mut output).await?;
                     tokio::time::timeout(STALL, stream.write_all(&output)).await??;
+                    tokio::time::timeout(STALL, stream.flush()).await??;
                 }
                 Parsed::Incomplete(_) => {
                     let limit = if input.is_empty() { IDLE } else { STALL };
@@ -101,10 +133,17 @@ impl Server {
         }
     }
 
-    async fn answer(&self, header: RequestHeader, body: &[u8], out: &mut BytesMut) -> io::Result<()> {
+    async fn answer(
+        &self,
+        header: RequestHeader,
+        body: &[u8],
+        reader: Option<&Reader<'_>>,
+        out: &mut BytesMut,
+    ) -> io::Result<()> {
         let RequestHeader { sequence, function_id } = header;
         let written = match DiskRequest::decode(function_id, body) {
             Ok(DiskRequest::Stage(arguments)) => {
+                let sizes = arguments.sizes.clone();
                 let reply = self.stage(arguments).await;
                 let count =
                     if reply.is_ok() { &self.disk.counts.staged } else { &self.disk.counts.not_staged };
@@ -115,7 +154,12 @@ impl Server {
                     endpoint: &*self.endpoint,
                     ttl_ms: STAY.as_millis() as u64,
                 });
-                encode_staged(sequence, &reply, out)
+                encode_staged(sequence, &reply, out).and_then(|()| match (reader, &reply) {
+                    (Some(reader), Ok(staged)) => {
+                        attach_to_response(out, 0, &self.grants(reader, &staged.addresses, &sizes))
+                    }
+                    _ => Ok(()),
+                })
             }
             Ok(DiskRequest::Release(arguments)) => {
                 encode_released(sequence, self.disk.staging.release(arguments.batch_id), out)
@@ -123,6 +167,21 @@ impl Server {
             Err(fault) => fault.write(sequence, out),
         };
         written.map_err(io::Error::other)
+    }
+
+    /// Capabilities to read what was brought into memory.
+    fn grants(&self, reader: &Reader<'_>, addresses: &[u64], sizes: &[i64]) -> BytesMut {
+        let mut attachment = BytesMut::new();
+        for (start, size) in addresses.iter().zip(sizes) {
+            let span = Span { start: *start, size: u64::try_from(*size).unwrap_or_default() };
+            let capability = reader.checker.grant_staged(span, STAY, &reader.certificate);
+            let lifetime_ms = STAY.as_millis() as u32;
+            grants::append(
+                &mut attachment,
+                &IssuedGrant { endpoint: &self.endpoint, lifetime_ms, capability },
+            );
+        }
+        attachment
     }
 
     async fn stage(&self, arguments: StageArguments<String>) -> Outcome<(Given, u64)> {

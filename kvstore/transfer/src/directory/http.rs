@@ -1,7 +1,5 @@
 //! The HTTP metadata server.
 
-use std::time::Duration;
-
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Method, StatusCode};
 
@@ -20,10 +18,12 @@ pub(super) struct HttpDirectory {
 }
 
 impl HttpDirectory {
-    pub(super) fn new(url: &str, cluster: Option<&str>, limit: Duration) -> Result<Self, DirectoryError> {
-        // Nodes of a cluster do not stand behind proxies.
-        let http = moongate_runtime::plain_http().timeout(limit).build();
-        let http = http.map_err(|error| problem("GET", url, &error))?;
+    pub(super) fn new(
+        url: &str,
+        cluster: Option<&str>,
+        http: reqwest::ClientBuilder,
+    ) -> Result<Self, DirectoryError> {
+        let http = http.build().map_err(|error| problem("GET", url, &error))?;
         let cluster = cluster.filter(|id| !id.is_empty()).map(|id| format!("{id}/")).unwrap_or_default();
         Ok(Self { url: url.to_owned(), cluster, http })
     }
@@ -145,8 +145,7 @@ mod tests {
     #[test]
     fn keys_are_as_nodes_store_them() {
         let url = |cluster| {
-            let limit = Duration::from_secs(1);
-            HttpDirectory::new("http://m:8080/metadata", cluster, limit)
+            HttpDirectory::new("http://m:8080/metadata", cluster, moongate_runtime::plain_http())
                 .unwrap()
                 .key("ram", "127.0.0.1:13102")
         };

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use moongate_runtime::{PeerTls, explain_tls, plain_http};
+
 use crate::descriptor::{RpcMeta, SegmentDescriptor};
 use crate::handshake::{self, Kind};
 
@@ -66,6 +68,9 @@ impl fmt::Display for Metadata {
 /// A descriptor cannot be had or told.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DirectoryError {
+    /// The metadata server would be reached without TLS.
+    #[error("{0}: with --store-tls-cert the metadata server is reached over TLS: write https://")]
+    Insecure(String),
     /// The node does not answer.
     #[error("{endpoint} does not answer handshakes: {reason}")]
     Handshake {
@@ -115,7 +120,7 @@ pub struct Directory {
 
 #[derive(Clone, Debug)]
 enum Place {
-    Handshake,
+    Handshake(Option<PeerTls>),
     Http(Arc<HttpDirectory>),
 }
 
@@ -125,10 +130,23 @@ impl Directory {
     /// # Errors
     /// When there can be no HTTP client.
     pub fn new(metadata: &Metadata) -> Result<Self, DirectoryError> {
+        Self::authenticated(metadata, None)
+    }
+
+    /// A directory that is reached over TLS with certificates, if `tls` is given.
+    ///
+    /// # Errors
+    /// As [`Directory::new`], and [`DirectoryError::Insecure`].
+    pub fn authenticated(metadata: &Metadata, tls: Option<&PeerTls>) -> Result<Self, DirectoryError> {
         let place = match metadata {
-            Metadata::Handshake => Place::Handshake,
+            Metadata::Handshake => Place::Handshake(tls.cloned()),
+            Metadata::Http { url, .. } if tls.is_some() && !url.starts_with("https://") => {
+                return Err(DirectoryError::Insecure(url.clone()));
+            }
             Metadata::Http { url, cluster_id } => {
-                Place::Http(Arc::new(HttpDirectory::new(url, cluster_id.as_deref(), TIME_LIMIT)?))
+                // Nodes of a cluster do not stand behind proxies.
+                let http = tls.map_or_else(plain_http, PeerTls::http_client).timeout(TIME_LIMIT);
+                Place::Http(Arc::new(HttpDirectory::new(url, cluster_id.as_deref(), http)?))
             }
         };
         Ok(Self { place })
@@ -140,7 +158,7 @@ impl Directory {
     /// [`DirectoryError`].
     pub async fn descriptor(&self, endpoint: &str) -> Result<SegmentDescriptor, DirectoryError> {
         let json = match &self.place {
-            Place::Handshake => ask(endpoint).await?,
+            Place::Handshake(tls) => ask(endpoint, tls.as_ref()).await?,
             Place::Http(server) => server.descriptor(endpoint).await?,
         };
         serde_json::from_slice(&json).map_err(|error| DirectoryError::Malformed {
@@ -155,7 +173,7 @@ impl Directory {
     /// [`DirectoryError`].
     pub async fn handshakes(&self, name: &str) -> Result<String, DirectoryError> {
         match &self.place {
-            Place::Handshake => Ok(name.to_owned()),
+            Place::Handshake(_) => Ok(name.to_owned()),
             Place::Http(server) => {
                 let rpc = server.rpc(name).await?.ok_or_else(|| DirectoryError::Unknown(name.to_owned()))?;
                 Ok(rpc.address())
@@ -169,7 +187,7 @@ impl Directory {
     /// [`DirectoryError`].
     pub async fn publish(&self, descriptor: &SegmentDescriptor, rpc: &RpcMeta) -> Result<(), DirectoryError> {
         match &self.place {
-            Place::Handshake => Ok(()),
+            Place::Handshake(_) => Ok(()),
             Place::Http(server) => server.publish(descriptor, rpc).await,
         }
     }
@@ -180,16 +198,22 @@ impl Directory {
     /// [`DirectoryError`].
     pub async fn withdraw(&self, name: &str) -> Result<(), DirectoryError> {
         match &self.place {
-            Place::Handshake => Ok(()),
+            Place::Handshake(_) => Ok(()),
             Place::Http(server) => server.withdraw(name).await,
         }
     }
 }
 
-async fn ask(endpoint: &str) -> Result<Vec<u8>, DirectoryError> {
+async fn ask(endpoint: &str, tls: Option<&PeerTls>) -> Result<Vec<u8>, DirectoryError> {
     let error = |reason: String| DirectoryError::Handshake { endpoint: endpoint.to_owned(), reason };
-    match tokio::time::timeout(TIME_LIMIT, handshake::ask(endpoint, Kind::Metadata, NOTHING)).await {
-        Ok(answer) => answer.map_err(|problem| error(problem.to_string())),
+    let asked = async {
+        match tls {
+            None => handshake::ask(endpoint, Kind::Metadata, NOTHING).await,
+            Some(tls) => handshake::ask_secured(endpoint, Kind::Metadata, NOTHING, tls).await,
+        }
+    };
+    match tokio::time::timeout(TIME_LIMIT, asked).await {
+        Ok(answer) => answer.map_err(|problem| error(explain_tls(&problem))),
         Err(_) => Err(error(format!("nothing within {TIME_LIMIT:?}"))),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use moongate_runtime::{TLS_REQUIRED, is_tls_alert};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::descriptor::MAX_DESCRIPTOR;
@@ -56,7 +57,7 @@ pub(super) fn encode(kind: Kind, json: &[u8]) -> Vec<u8> {
 
 /// Reads a message: its kind and its JSON.
 pub(super) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Kind, Vec<u8>)> {
-    let length = stream.read_u64_le().await?;
+    let length = read_length(stream).await?;
     let length = usize::try_from(length).ok().filter(|length| (1..=MAX_DESCRIPTOR + 1).contains(length));
     let Some(length) = length else {
         let problem = format!("a handshake message must have 1 to {MAX_DESCRIPTOR} bytes");
@@ -73,6 +74,24 @@ pub(super) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(K
         body.remove(0);
     }
     Ok((kind, body))
+}
+
+async fn read_length(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<u64> {
+    let mut length = [0; 8];
+    let mut filled = 0;
+    while let Some(rest) = length.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        let read = stream.read(rest).await;
+        match read {
+            Ok(more @ 1..) => filled += more,
+            // An alert is shorter than a length.
+            _ if is_tls_alert(&length) => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, TLS_REQUIRED));
+            }
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(u64::from_le_bytes(length))
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ mod server;
 
 use std::io;
 
-use tokio::io::AsyncWriteExt as _;
+use moongate_runtime::PeerTls;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 pub use frame::Kind;
@@ -19,9 +20,30 @@ pub use server::{Answers, HandshakeLimits, Node, listen};
 /// # Errors
 /// When there is no connection, or the answer is none.
 pub async fn ask(endpoint: &str, kind: Kind, json: &[u8]) -> io::Result<Vec<u8>> {
-    let mut stream = TcpStream::connect(endpoint).await?;
+    let stream = TcpStream::connect(endpoint).await?;
     stream.set_nodelay(true)?;
+    exchange(stream, kind, json).await
+}
+
+/// [`ask`] for a node that requires TLS.
+///
+/// # Errors
+/// As [`ask`], and when the node is not authenticated.
+pub async fn ask_secured(endpoint: &str, kind: Kind, json: &[u8], tls: &PeerTls) -> io::Result<Vec<u8>> {
+    let stream = TcpStream::connect(endpoint).await?;
+    stream.set_nodelay(true)?;
+    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    exchange(tls.connect(host, stream).await?, kind, json).await
+}
+
+async fn exchange(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    kind: Kind,
+    json: &[u8],
+) -> io::Result<Vec<u8>> {
     stream.write_all(&frame::encode(kind, json)).await?;
+    stream.flush().await?;
     let (answered, json) = frame::read(&mut stream).await?;
     if answered != kind {
         let problem = format!("the answer to a handshake of kind {kind:?} is of kind {answered:?}");

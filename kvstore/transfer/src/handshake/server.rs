@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use moongate_runtime::Supervisor;
+use moongate_runtime::{PeerTls, Supervisor, explain_tls};
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{self, Kind};
@@ -63,11 +63,12 @@ impl Default for HandshakeLimits {
     }
 }
 
-/// Answers the handshakes of `peers` until `stop` is cancelled.
+/// Answers the handshakes of `peers` until `stop` is cancelled. With `tls`, they must show a certificate.
 pub fn listen(
     listener: TcpListener,
     answers: Arc<dyn Answers>,
     peers: Peers,
+    tls: Option<PeerTls>,
     limits: HandshakeLimits,
     stop: CancellationToken,
     supervisor: &Supervisor,
@@ -85,14 +86,22 @@ pub fn listen(
                         continue;
                     }
                 };
+                // Where it fails, the connection is gone.
+                let _ = stream.set_nodelay(true);
                 if !peers.allow(peer.ip()) {
                     tracing::warn!(%peer, allowed = %peers, "a handshake from elsewhere is refused");
                     continue;
                 }
-                let answers = Arc::clone(&answers);
+                let (answers, tls) = (Arc::clone(&answers), tls.clone());
                 let handshake = open.enter(&stop);
                 tasks.spawn("handshake", async move {
-                    let exchange = tokio::time::timeout(limits.time, handle(stream, &*answers, &handshake));
+                    let handled = async {
+                        match tls {
+                            None => handle(stream, &*answers, &handshake).await,
+                            Some(tls) => handle(tls.accept(stream).await?.0, &*answers, &handshake).await,
+                        }
+                    };
+                    let exchange = tokio::time::timeout(limits.time, handled);
                     let ended = handshake.evicted.run_until_cancelled(exchange).await;
                     told(peer, ended);
                 });
@@ -107,7 +116,7 @@ fn told(peer: SocketAddr, ended: Option<Result<io::Result<()>, tokio::time::erro
         // Whoever looks whether the port is open says nothing.
         None | Some(Ok(Ok(()))) => {}
         Some(Ok(Err(error))) if error.kind() == io::ErrorKind::UnexpectedEof => {}
-        Some(Ok(Err(error))) => tracing::debug!(%peer, %error, "a handshake has failed"),
+        Some(Ok(Err(error))) => tracing::debug!(%peer, error = explain_tls(&error), "a handshake has failed"),
         Some(Err(_)) => tracing::debug!(%peer, "a handshake has taken too long"),
     }
 }
@@ -171,8 +180,11 @@ impl HandshakeQueues {
     }
 }
 
-async fn handle(mut stream: TcpStream, answers: &dyn Answers, handshake: &OpenHandshake) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+async fn handle(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    answers: &dyn Answers,
+    handshake: &OpenHandshake,
+) -> io::Result<()> {
     let (kind, question) = frame::read(&mut stream).await?;
     let answer = answers.answer(kind, &question);
     stream.write_all(&frame::encode(kind, &answer)).await?;
@@ -184,6 +196,8 @@ async fn handle(mut stream: TcpStream, answers: &dyn Answers, handshake: &OpenHa
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpStream;
+
     use super::*;
     use crate::handshake::ask;
 
@@ -193,7 +207,7 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let descriptor = SegmentDescriptor { name: address.clone(), ..Default::default() };
         let node = Arc::new(Node { descriptor: ArcSwap::from_pointee(descriptor) });
-        listen(listener, node, peers.parse().unwrap(), limits, supervisor.token(), &supervisor);
+        listen(listener, node, peers.parse().unwrap(), None, limits, supervisor.token(), &supervisor);
         (address, supervisor)
     }
 

@@ -17,7 +17,7 @@ use super::target::{Span, Target};
 use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};
 
 /// How long a peer that was refused may go on sending.
-const LINGER: Duration = Duration::from_secs(1);
+pub(super) const LINGER: Duration = Duration::from_secs(1);
 
 pub(super) struct Connection {
     pub(super) stream: Arc<TcpStream>,
@@ -51,10 +51,25 @@ enum End {
     Closed,
 }
 
+pub(super) fn set_options(stream: &TcpStream, options: &Options) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(options.stall))?;
+    stream.set_write_timeout(Some(options.stall))?;
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(options.keepalive)
+        .with_interval(options.keepalive / 3)
+        .with_retries(3);
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_keepalive(&keepalive)?;
+    // The kernel asks nobody who has yet to acknowledge what was sent, and waits for that a quarter of an hour.
+    socket.set_tcp_user_timeout(Some(options.stall))
+}
+
 impl Connection {
     /// Serves until the connection ends.
     pub(super) fn run(self) {
-        let end = match self.set_options() {
+        let end = match set_options(&self.stream, self.options()) {
             Ok(()) => self.transfers(),
             Err(error) => End::Failed { span: Span { start: 0, size: 0 }, error },
         };
@@ -69,21 +84,6 @@ impl Connection {
         };
         count.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(peer = %self.peer, "a peer {end}; its connection is closed");
-    }
-
-    fn set_options(&self) -> io::Result<()> {
-        self.stream.set_nonblocking(false)?;
-        self.stream.set_nodelay(true)?;
-        self.stream.set_read_timeout(Some(self.options().stall))?;
-        self.stream.set_write_timeout(Some(self.options().stall))?;
-        let keepalive = socket2::TcpKeepalive::new()
-            .with_time(self.options().keepalive)
-            .with_interval(self.options().keepalive / 3)
-            .with_retries(3);
-        let socket = socket2::SockRef::from(&*self.stream);
-        socket.set_tcp_keepalive(&keepalive)?;
-        // The kernel asks nobody who has yet to acknowledge what was sent, and waits for that a quarter of an hour.
-        socket.set_tcp_user_timeout(Some(self.options().stall))
     }
 
     fn counts(&self) -> &Counts {

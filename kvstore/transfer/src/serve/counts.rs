@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use mooncake_wire::capability::Refusal;
+
 use crate::plane::{Operation, Protocol};
 
 macro_rules! counts {
@@ -59,6 +61,16 @@ counts! {
     damaged,
     /// Headers that were none.
     malformed,
+    /// Transfers whose capability was not issued for the peer's certificate and the segment.
+    refused_forged,
+    /// Transfers whose capability had expired.
+    refused_expired,
+    /// Transfers outside the range of their capability.
+    refused_range,
+    /// Transfers whose capability grants the other operation.
+    refused_rights,
+    /// Connections that were closed because TLS failed, or the peer had no certificate of the authority.
+    unauthenticated,
     /// Connections that have been taken.
     opened,
     /// Connections that have been closed.
@@ -72,6 +84,16 @@ counts! {
 }
 
 impl Counts {
+    pub(super) fn refused(&self, refusal: Refusal) {
+        let count = match refusal {
+            Refusal::Forged => &self.refused_forged,
+            Refusal::Expired => &self.refused_expired,
+            Refusal::Range => &self.refused_range,
+            Refusal::Rights => &self.refused_rights,
+        };
+        count.fetch_add(1, Relaxed);
+    }
+
     pub(super) fn done(&self, operation: Operation, protocol: Protocol, bytes: u64, nanos: u64) {
         let (number, sum, time) = match operation {
             Operation::Read => (&self.reads, &self.read_bytes, &self.read_nanos),

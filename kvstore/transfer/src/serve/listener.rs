@@ -9,18 +9,19 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use moongate_runtime::Supervisor;
+use moongate_runtime::{LogInterval, Supervisor};
 use parking_lot::Mutex;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::Options;
 use super::barrier::ReadBarrier;
 use super::connection::Connection;
 use super::counts::Counts;
-use super::registry::{Entered, Registry};
+use super::registry::{Entered, Place, Registry};
+use super::secured::SecuredConnection;
 use super::target::Target;
+use super::{Authentication, Options};
 
 /// Bytes of a thread's stack. A connection keeps nothing large on it.
 const STACK: usize = 256 << 10;
@@ -59,6 +60,7 @@ pub fn listen(
         options,
         registry: Arc::new(Registry::new()),
         counts: Arc::default(),
+        refusals: LogInterval::new(),
     });
     let (registry, counts) = (Arc::clone(&acceptor.registry), Arc::clone(&acceptor.counts));
     let serving = Serving { registry, counts, stop: ended.child_token(), ended };
@@ -128,6 +130,8 @@ pub(super) struct Acceptor {
     pub(super) options: Options,
     pub(super) counts: Arc<Counts>,
     registry: Arc<Registry>,
+    /// For peers and transfers that are refused.
+    pub(super) refusals: LogInterval,
 }
 
 impl Acceptor {
@@ -181,6 +185,9 @@ impl Acceptor {
             return;
         };
         self.counts.evicted.fetch_add(u64::from(has_evicted), Ordering::Relaxed);
+        if let Some(authentication) = &options.authentication {
+            return self.start_secured(stream, peer, place, authentication.clone());
+        }
         let tracked = match self.barrier.track(place.id(), &stream) {
             Ok(tracked) => tracked,
             Err(error) => {
@@ -190,7 +197,8 @@ impl Acceptor {
         };
         let started = {
             let tracked = Arc::clone(&tracked);
-            self.start(Connection { stream, peer, acceptor: Arc::clone(self), tracked, place })
+            let connection = Connection { stream, peer, acceptor: Arc::clone(self), tracked, place };
+            self.start(move || connection.run())
         };
         if let Err(error) = started {
             self.barrier.untrack(&tracked);
@@ -199,11 +207,27 @@ impl Acceptor {
         }
     }
 
-    fn start(&self, connection: Connection) -> io::Result<()> {
+    /// Writes on these connections are always acknowledged, so reads need not be ordered behind them.
+    fn start_secured(
+        self: &Arc<Self>,
+        stream: Arc<TcpStream>,
+        peer: SocketAddr,
+        place: Place,
+        authentication: Authentication,
+    ) {
+        let connection =
+            SecuredConnection { stream, peer, acceptor: Arc::clone(self), place, authentication };
+        if let Err(error) = self.start(move || connection.run()) {
+            self.counts.closed.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%peer, %error, "no thread for a connection: it is closed");
+        }
+    }
+
+    fn start(&self, serve: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let counts = Arc::clone(&self.counts);
         counts.opened.fetch_add(1, Ordering::Relaxed);
         let started = thread::Builder::new().name("transfer".to_owned()).stack_size(STACK).spawn(move || {
-            connection.run();
+            serve();
             counts.closed.fetch_add(1, Ordering::Relaxed);
         });
         started.map(drop)

@@ -7,19 +7,57 @@ mod connection;
 mod counts;
 mod listener;
 mod registry;
+mod secured;
 mod target;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_wire::capability::{Capability, Fingerprint, Refusal};
+use moongate_runtime::PeerTls;
+
 use crate::peers::Peers;
+use crate::plane::Operation;
 
 pub use counts::{Counts, Snapshot};
 pub use listener::{Serving, listen};
 pub use target::{Span, Target};
 
+/// Checks what an authenticated peer may do.
+pub trait Authorizer: Send + Sync + 'static {
+    /// Whether the capability that the peer with this certificate has sent allows a transfer.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    fn check(
+        &self,
+        operation: Operation,
+        span: Span,
+        capability: &Capability,
+        peer: &Fingerprint,
+    ) -> Result<(), Refusal>;
+}
+
+/// How peers are authenticated.
+#[derive(Clone)]
+pub struct Authentication {
+    /// Connections are TLS, and the peer shows a certificate.
+    pub tls: PeerTls,
+    /// Each transfer needs a capability.
+    pub authorizer: Arc<dyn Authorizer>,
+}
+
+impl std::fmt::Debug for Authentication {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authentication").field("tls", &self.tls).finish_non_exhaustive()
+    }
+}
+
 /// What the data plane takes.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// How peers are authenticated; `None`: anyone from the networks of `peers` may read and write, as the protocol has it.
+    pub authentication: Option<Authentication>,
     /// Who may connect.
     pub peers: Peers,
     /// Connections open at once. Further ones are closed.
@@ -40,6 +78,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            authentication: None,
             peers: Peers::all(),
             connections: 1024,
             connections_per_peer: 256,

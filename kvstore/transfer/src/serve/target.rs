@@ -1,7 +1,7 @@
 //! Memory that peers read and write.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
 /// A range of addresses, as peers name it.
@@ -63,6 +63,23 @@ pub trait Target: Send + Sync + 'static {
     /// # Errors
     /// As [`Target::send`].
     fn send_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32>;
+
+    /// As [`Target::receive`], from a stream that is decrypted by the caller. A CRC-32C is always made.
+    ///
+    /// # Errors
+    /// As [`Target::receive`].
+    fn receive_from(
+        &self,
+        source: &mut dyn Read,
+        span: Span,
+        whole: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
+    ) -> io::Result<bool>;
+
+    /// As [`Target::send_summed`], to a stream that is encrypted by the caller.
+    ///
+    /// # Errors
+    /// As the stream says.
+    fn send_to(&self, sink: &mut dyn Write, span: Span) -> io::Result<u32>;
 
     /// The CRC-32C of `span` as it was when it was written, if that is known.
     fn checksum(&self, span: Span) -> Option<u32>;

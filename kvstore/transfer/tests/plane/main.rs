@@ -4,6 +4,7 @@
 mod hostile;
 mod node;
 mod order;
+mod secured;
 mod vanished;
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! A node with memory that is a vector, and peers that say what they like.
 
 use std::collections::HashMap;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read, Write};
 use std::net::TcpStream as Socket;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -108,6 +108,28 @@ impl Target for Memory {
         self.move_out(socket, span).map(|bytes| crc_fast::crc32_iscsi(&bytes))
     }
 
+    fn receive_from(
+        &self,
+        source: &mut dyn Read,
+        span: Span,
+        whole: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
+    ) -> io::Result<bool> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let mut bytes = vec![0; span.size as usize];
+        source.read_exact(&mut bytes)?;
+        let from = (span.start - BASE) as usize;
+        self.bytes.lock()[from..from + bytes.len()].copy_from_slice(&bytes);
+        let is_whole = whole(source, crc_fast::crc32_iscsi(&bytes))?;
+        self.finished.fetch_add(1, Ordering::SeqCst);
+        Ok(is_whole)
+    }
+
+    fn send_to(&self, sink: &mut dyn Write, span: Span) -> io::Result<u32> {
+        let bytes = self.at((span.start - BASE) as usize, span.size as usize);
+        sink.write_all(&bytes)?;
+        Ok(crc_fast::crc32_iscsi(&bytes))
+    }
+
     fn checksum(&self, span: Span) -> Option<u32> {
         self.checksums.lock().get(&(span.start, span.size)).copied()
     }
@@ -179,6 +201,7 @@ impl Raw {
             Status::Ok => 0,
             Status::Rejected => 1,
             Status::Damaged => 2,
+            Status::Refused(refusal) => panic!("{refusal}"),
             Status::Other(code) => code,
         })
     }

@@ -1,0 +1,208 @@
+//! Which programs are accepted, and the errors of those that are not.
+
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(30);
+
+struct Authority {
+    folder: TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        Self { folder: TempDir::new().unwrap(), issuer }
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn files(&self, name: &str) -> PeerTlsFiles {
+        let key = KeyPair::generate().unwrap();
+        let cert =
+            CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        PeerTlsFiles {
+            certificate: self.write(&format!("{name}.pem"), &cert.pem()),
+            key: self.write(&format!("{name}.key"), &key.serialize_pem()),
+            ca: self.write("ca.pem", &self.issuer.pem()),
+            name: None,
+        }
+    }
+
+    fn program(&self, name: &str) -> PeerTls {
+        PeerTls::load(self.files(name)).unwrap()
+    }
+}
+
+/// Echoes one byte; returns the fingerprint that it has seen.
+async fn echo(listener: TcpListener, tls: PeerTls) -> io::Result<Fingerprint> {
+    let (mut stream, peer) = tls.accept(listener.accept().await?.0).await?;
+    let byte = stream.read_u8().await?;
+    stream.write_u8(byte).await?;
+    stream.flush().await?;
+    Ok(peer)
+}
+
+/// Sends one byte and returns the answer, or the error.
+async fn request(address: SocketAddr, tls: &PeerTls, host: &str) -> Result<u8, String> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let mut stream = tls.connect(host, stream).await.map_err(|error| error.to_string())?;
+    let exchange = async {
+        stream.write_u8(7).await?;
+        stream.flush().await?;
+        stream.read_u8().await
+    };
+    exchange.await.map_err(|error| explain_tls(&error))
+}
+
+async fn exchange(
+    server: &PeerTls,
+    client: &PeerTls,
+    host: &str,
+) -> (io::Result<Fingerprint>, Result<u8, String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let both = async { tokio::join!(echo(listener, server.clone()), request(address, client, host)) };
+    tokio::time::timeout(LONG, both).await.unwrap()
+}
+
+#[tokio::test]
+async fn programs_of_one_authority_reach_each_other() {
+    let authority = Authority::new();
+    let (node, client) = (authority.program("node.test"), authority.program("client.test"));
+    let (seen, answered) = exchange(&node, &client, "node.test").await;
+    assert_eq!(answered, Ok(7));
+    assert_eq!(seen.ok(), client.own_fingerprint());
+    assert_ne!(client.own_fingerprint(), node.own_fingerprint());
+
+    let (_, refused) = exchange(&node, &client, "else.test").await;
+    assert!(refused.unwrap_err().contains("reach it under a name that its certificate has"));
+    let named = PeerTlsFiles { name: Some("node.test".to_owned()), ..authority.files("client.test") };
+    assert_eq!(exchange(&node, &PeerTls::load(named).unwrap(), "else.test").await.1, Ok(7));
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_authority_is_refused() {
+    let (authority, foreign) = (Authority::new(), Authority::new());
+    let node = authority.program("node.test");
+    let stranger = PeerTlsFiles { ca: authority.files("x").ca, ..foreign.files("client.test") };
+    let (seen, refused) = exchange(&node, &PeerTls::load(stranger).unwrap(), "node.test").await;
+    assert!(seen.is_err());
+    let refused = refused.unwrap_err();
+    assert!(refused.contains("of an authority that it trusts"), "{refused}");
+    let (_, refused) = exchange(&node, &foreign.program("client.test"), "node.test").await;
+    assert!(refused.unwrap_err().contains("name the authority that signed its certificate"));
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_explained() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = Authority::new().program("client.test");
+    let plain = async {
+        for answer in [&b"not a record of TLS"[..], b""] {
+            let mut stream = listener.accept().await.unwrap().0;
+            stream.read(&mut [0; 2048]).await.unwrap();
+            stream.write_all(answer).await.unwrap();
+        }
+    };
+    let both = async {
+        tokio::join!(plain, async {
+            for _ in 0..2 {
+                let error = request(address, &client, "node.test").await.unwrap_err();
+                assert!(error.contains("if it does not use TLS, set --store-tls-cert"), "{error}");
+            }
+        })
+    };
+    tokio::time::timeout(LONG, both).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_without_tls_gets_an_alert() {
+    let node = Authority::new().program("node.test");
+    for is_blocking in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut plain = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        plain.write_all(b"a request without TLS").await.unwrap();
+        let stream = listener.accept().await.unwrap().0;
+        if is_blocking {
+            let (node, stream) = (node.clone(), stream.into_std().unwrap());
+            stream.set_nonblocking(false).unwrap();
+            let shaken = tokio::task::spawn_blocking(move || node.accept_blocking(stream).map(drop));
+            assert!(shaken.await.unwrap().is_err());
+        } else {
+            assert!(node.accept(stream).await.is_err());
+        }
+        let mut alert = [0; 7];
+        plain.read_exact(&mut alert).await.unwrap();
+        assert!(is_tls_alert(&alert), "{alert:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_thread_can_serve_a_connection() {
+    let authority = Authority::new();
+    let (node, client) = (authority.program("node.test"), authority.program("client.test"));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serve = async {
+        let stream = listener.accept().await.unwrap().0.into_std().unwrap();
+        stream.set_nonblocking(false).unwrap();
+        let serve = move || {
+            let mut stream = node.accept_blocking(stream).unwrap();
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            stream.write_all(&byte).unwrap();
+            stream.close().unwrap();
+            stream.peer()
+        };
+        tokio::task::spawn_blocking(serve).await.unwrap()
+    };
+    let (peer, answered) = tokio::join!(serve, request(address, &client, "node.test"));
+    assert_eq!((Some(peer), answered), (client.own_fingerprint(), Ok(7)));
+}
+
+#[test]
+fn settings_are_complete_or_absent() {
+    let authority = Authority::new();
+    let files = authority.files("node.test");
+    let (cert, key, ca) = (Some(files.certificate), Some(files.key), Some(files.ca));
+    let load = |cert: &Option<PathBuf>, key: &Option<PathBuf>, ca: &Option<PathBuf>, name: Option<&str>| {
+        let options = PeerTlsOptions {
+            store_tls_cert: cert.clone(),
+            store_tls_key: key.clone(),
+            store_tls_ca: ca.clone(),
+            store_tls_name: name.map(str::to_owned),
+        };
+        options.load().map(|tls| tls.is_some()).map_err(|error| error.to_string())
+    };
+    assert_eq!(load(&None, &None, &None, None), Ok(false));
+    assert_eq!(load(&cert, &key, &ca, Some("node.test")), Ok(true));
+    for (given, expected) in [
+        (load(&cert, &None, &None, None), "--store-tls-cert needs --store-tls-key"),
+        (load(&cert, &key, &None, None), "--store-tls-cert needs --store-tls-ca"),
+        (load(&None, &None, &ca, None), "--store-tls-ca needs --store-tls-cert"),
+        (load(&None, &None, &None, Some("x")), "--store-tls-name needs --store-tls-cert"),
+        (load(&cert, &key, &Some("/none/ca.pem".into()), None), "--store-tls-ca /none/ca.pem"),
+        (load(&cert, &ca, &ca, None), "--store-tls-key"),
+    ] {
+        let error = given.unwrap_err();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}

@@ -1,0 +1,196 @@
+//! Capabilities for the ranges that callers are granted, signed with the keys of their segments.
+//!
+//! Keys are held in memory only. Nodes send them after mounting and with each heartbeat, so a master that was restarted, or took the lead, has
+//! them within a second.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::BytesMut;
+use mooncake_wire::capability::grants::{self, IssuedGrant};
+use mooncake_wire::capability::{Fingerprint, Grant, Rights, SegmentKey};
+use mooncake_wire::types::{BufferDescriptor, Uuid};
+use moongate_runtime::LogInterval;
+use parking_lot::RwLock;
+
+/// After which silence of its node a key is dropped.
+const KEY_TTL_MS: u64 = 60_000;
+/// Keys of one node at most: as many as a node has segments.
+const MOST_SEGMENTS: usize = 256;
+/// Nodes at most.
+const MOST_NODES: usize = 65_536;
+
+/// The keys of segments, and how often they were used.
+#[derive(Debug, Default)]
+pub(crate) struct Capabilities {
+    nodes: RwLock<HashMap<Arc<str>, Vec<KeyedSegment>>>,
+    issued: AtomicU64,
+    without_key: AtomicU64,
+    unauthenticated: AtomicU64,
+    warnings: LogInterval,
+}
+
+/// A segment with its key.
+#[derive(Debug)]
+pub(crate) struct KeyedSegment {
+    pub(crate) id: Uuid,
+    pub(crate) base: u64,
+    pub(crate) size: u64,
+    pub(crate) key: SegmentKey,
+    /// The node's clock when the key came.
+    pub(crate) clock_ms: u64,
+    /// This master's clock then.
+    pub(crate) received_ms: u64,
+}
+
+/// For whom a capability is issued, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holder {
+    pub(crate) certificate: Fingerprint,
+    pub(crate) rights: Rights,
+    pub(crate) lifetime_ms: u64,
+}
+
+impl KeyedSegment {
+    fn contains(&self, buffer: &BufferDescriptor<Arc<str>>) -> bool {
+        let offset = buffer.address.checked_sub(self.base);
+        offset.and_then(|offset| offset.checked_add(buffer.size)).is_some_and(|end| end <= self.size)
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.base < other.base.saturating_add(other.size) && other.base < self.base.saturating_add(self.size)
+    }
+
+    fn is_current(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.received_ms) < KEY_TTL_MS
+    }
+}
+
+impl Capabilities {
+    /// Keeps the key of a segment of the node at `endpoint`. Returns whether there is space for it.
+    pub(crate) fn register(&self, endpoint: Arc<str>, segment: KeyedSegment) -> bool {
+        let now_ms = segment.received_ms;
+        let mut nodes = self.nodes.write();
+        if nodes.len() >= MOST_NODES && !nodes.contains_key(&endpoint) {
+            nodes.retain(|_, segments| segments.iter().any(|segment| segment.is_current(now_ms)));
+            if nodes.len() >= MOST_NODES {
+                return false;
+            }
+        }
+        let segments = nodes.entry(endpoint).or_default();
+        segments.retain(|other| other.is_current(now_ms) && !other.overlaps(&segment));
+        if segments.len() >= MOST_SEGMENTS {
+            return false;
+        }
+        segments.push(segment);
+        true
+    }
+
+    /// Appends a capability for `buffer` to an attachment, if there is a key of its segment.
+    pub(crate) fn issue(
+        &self,
+        now_ms: u64,
+        holder: Holder,
+        buffer: &BufferDescriptor<Arc<str>>,
+        attachment: &mut BytesMut,
+    ) {
+        let nodes = self.nodes.read();
+        let segments = nodes.get(&*buffer.endpoint).map_or(&[][..], Vec::as_slice);
+        let segment = segments.iter().find(|segment| segment.contains(buffer) && segment.is_current(now_ms));
+        let Some(segment) = segment else {
+            self.without_key.fetch_add(1, Relaxed);
+            if self.warnings.is_due() {
+                tracing::warn!(node = %buffer.endpoint, "no capability can be issued for a range of this node: it has sent no key of the segment");
+            }
+            return;
+        };
+        let node_now_ms = segment.clock_ms.saturating_add(now_ms.saturating_sub(segment.received_ms));
+        let grant = Grant {
+            rights: holder.rights,
+            start: buffer.address,
+            size: buffer.size,
+            expires_ms: node_now_ms.saturating_add(holder.lifetime_ms),
+        };
+        let capability = segment.key.sign(segment.id, grant, &holder.certificate);
+        let lifetime_ms = u32::try_from(holder.lifetime_ms).unwrap_or(u32::MAX);
+        grants::append(attachment, &IssuedGrant { endpoint: &buffer.endpoint, lifetime_ms, capability });
+        self.issued.fetch_add(1, Relaxed);
+    }
+
+    /// A caller had no certificate of the authority. Returns whether to log it.
+    pub(crate) fn add_unauthenticated(&self) -> bool {
+        self.unauthenticated.fetch_add(1, Relaxed);
+        self.warnings.is_due()
+    }
+
+    /// Capabilities that were issued, those that were not for want of a key, and connections that were refused.
+    pub(crate) fn counts(&self) -> [u64; 3] {
+        [self.issued.load(Relaxed), self.without_key.load(Relaxed), self.unauthenticated.load(Relaxed)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_wire::capability::{Refusal, Transfer};
+
+    use super::*;
+
+    const ID: Uuid = Uuid { first: 1, second: 2 };
+    const HOLDER: Holder = Holder { certificate: [9; 32], rights: Rights::Read, lifetime_ms: 5000 };
+
+    fn segment(base: u64, key: u8, received_ms: u64) -> KeyedSegment {
+        let key = SegmentKey::new([key; 32]);
+        KeyedSegment { id: ID, base, size: 1000, key, clock_ms: 70, received_ms }
+    }
+
+    fn buffer(address: u64) -> BufferDescriptor<Arc<str>> {
+        BufferDescriptor { size: 100, address, protocol: "tcp".into(), endpoint: "n:1".into() }
+    }
+
+    fn issued(capabilities: &Capabilities, now_ms: u64, address: u64) -> BytesMut {
+        let mut attachment = BytesMut::new();
+        capabilities.issue(now_ms, HOLDER, &buffer(address), &mut attachment);
+        attachment
+    }
+
+    #[test]
+    fn expiry_is_in_the_clock_of_the_node() {
+        let capabilities = Capabilities::default();
+        assert!(capabilities.register("n:1".into(), segment(4096, 1, 1_000_000)));
+        let attachment = issued(&capabilities, 1_000_010, 4096);
+        let grant = grants::read(&attachment).next().unwrap();
+        assert_eq!((grant.endpoint, grant.lifetime_ms), ("n:1", 5000));
+        let check = |now_ms| {
+            let transfer = Transfer { rights: Rights::Read, start: 4096, size: 100, now_ms };
+            SegmentKey::new([1; 32]).check(ID, &grant.capability, &[9; 32], transfer)
+        };
+        assert_eq!((check(5079), check(5080)), (Ok(()), Err(Refusal::Expired)));
+        assert!(issued(&capabilities, 1_000_010, 4997).is_empty(), "beyond the segment");
+        assert_eq!(capabilities.counts(), [1, 1, 0]);
+    }
+
+    #[test]
+    fn a_new_key_replaces_the_one_before_and_an_old_one_is_not_used() {
+        let capabilities = Capabilities::default();
+        assert!(capabilities.register("n:1".into(), segment(4096, 1, 0)));
+        assert!(capabilities.register("n:1".into(), segment(4096, 2, 0)));
+        assert_eq!(capabilities.nodes.read()["n:1"].len(), 1);
+        assert!(issued(&capabilities, KEY_TTL_MS, 4096).is_empty());
+        let key = capabilities.nodes.read()["n:1"][0].key.clone();
+        assert_eq!(key, SegmentKey::new([2; 32]));
+    }
+
+    #[test]
+    fn keys_are_bounded() {
+        let capabilities = Capabilities::default();
+        for at in 0..MOST_SEGMENTS as u64 {
+            assert!(capabilities.register("n:1".into(), segment(at * 1000, 1, 0)));
+        }
+        assert!(!capabilities.register("n:1".into(), segment(1 << 40, 1, 0)));
+        assert!(
+            capabilities.register("n:1".into(), segment(1 << 40, 1, KEY_TTL_MS)),
+            "the others are too old"
+        );
+    }
+}

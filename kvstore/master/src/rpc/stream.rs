@@ -1,0 +1,56 @@
+//! The stream of a connection: a socket, or TLS over it.
+
+use std::io;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+/// A socket, or TLS over it.
+pub(super) enum Stream {
+    Plain(TcpStream),
+    Secured(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    pub(super) fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Secured(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// The socket, if bytes can be taken from it directly.
+    pub(super) fn plain(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Plain(stream) => Some(stream),
+            Self::Secured(_) => None,
+        }
+    }
+
+    pub(super) async fn read_buf(&mut self, input: &mut BytesMut) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read_buf(input).await,
+            Self::Secured(stream) => stream.read_buf(input).await,
+        }
+    }
+
+    /// Writes what can be written at once.
+    pub(super) fn try_write(&self, output: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.try_write(output),
+            Self::Secured(_) => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    pub(super) async fn write_all(&mut self, output: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.write_all(output).await,
+            Self::Secured(stream) => {
+                stream.write_all(output).await?;
+                stream.flush().await
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Which peer may read or write what: capabilities that the master has issued, and those of this node for objects from its disk.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mooncake_wire::capability::{
+    Capability, Fingerprint, Grant, Refusal, Rights, SegmentKey, SegmentKeyArguments, Transfer,
+};
+use mooncake_wire::types::Uuid;
+use moongate_runtime::random_key;
+use moongate_transfer::plane::Operation;
+use moongate_transfer::serve::{Authorizer, Span};
+use parking_lot::RwLock;
+
+use crate::pool::{Place, Pool};
+
+/// Stands for the buffer for objects from the disk, which is no segment.
+const STAGING: Uuid = Uuid { first: 0, second: 0 };
+
+/// Checks the capabilities of peers. Keys are made by this process, so capabilities of an earlier one are invalid.
+pub(crate) struct CapabilityChecker {
+    pool: Arc<Pool>,
+    keys: RwLock<HashMap<Uuid, SegmentKey>>,
+    staging: SegmentKey,
+    /// The node's clock begins here.
+    began: Instant,
+}
+
+impl CapabilityChecker {
+    /// For the memory of a node.
+    ///
+    /// # Errors
+    /// When there is no key to be had.
+    pub(crate) fn new(pool: Arc<Pool>) -> io::Result<Self> {
+        let staging = SegmentKey::new(random_key()?);
+        Ok(Self { pool, keys: RwLock::default(), staging, began: Instant::now() })
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// What the master is sent about a segment. Its key is made when it is needed first.
+    ///
+    /// # Errors
+    /// When there is no key to be had.
+    pub(crate) fn key_of(&self, client: Uuid, segment: Uuid) -> io::Result<SegmentKeyArguments> {
+        let known = self.keys.read().get(&segment).cloned();
+        let key = match known {
+            Some(key) => key,
+            None => {
+                let new = SegmentKey::new(random_key()?);
+                self.keys.write().entry(segment).or_insert(new).clone()
+            }
+        };
+        Ok(SegmentKeyArguments::new(client, segment, self.now_ms(), &key))
+    }
+
+    /// Removes the key of a segment that was unmounted.
+    pub(crate) fn remove(&self, segment: Uuid) {
+        self.keys.write().remove(&segment);
+    }
+
+    /// Grants a peer to read an object from the disk in the buffer.
+    pub(crate) fn grant_staged(&self, span: Span, lifetime: Duration, holder: &Fingerprint) -> Capability {
+        let lifetime_ms = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
+        let expires_ms = self.now_ms().saturating_add(lifetime_ms);
+        let grant = Grant { rights: Rights::Read, start: span.start, size: span.size, expires_ms };
+        self.staging.sign(STAGING, grant, holder)
+    }
+}
+
+impl Authorizer for CapabilityChecker {
+    fn check(
+        &self,
+        operation: Operation,
+        span: Span,
+        capability: &Capability,
+        peer: &Fingerprint,
+    ) -> Result<(), Refusal> {
+        let rights = match operation {
+            Operation::Read => Rights::Read,
+            Operation::Write => Rights::Write,
+        };
+        let transfer = Transfer { rights, start: span.start, size: span.size, now_ms: self.now_ms() };
+        match self.pool.place_of(span) {
+            Some(Place::Staging) => self.staging.check(STAGING, capability, peer, transfer),
+            Some(Place::Segment(id)) => {
+                let key = self.keys.read().get(&id).cloned();
+                key.ok_or(Refusal::Forged)?.check(id, capability, peer, transfer)
+            }
+            // The peer gets the same answer for a range outside the memory.
+            None => Err(Refusal::Forged),
+        }
+    }
+}
+
+impl std::fmt::Debug for CapabilityChecker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CapabilityChecker").finish_non_exhaustive()
+    }
+}

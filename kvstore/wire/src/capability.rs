@@ -1,0 +1,284 @@
+//! Capabilities: what a peer may read or write in a segment, and until when. An extension of this project, which exists only between
+//! programs that authenticate each other with certificates.
+//!
+//! A node gives the master a random key for each segment ([`SegmentKeyArguments`]). The master signs the ranges of its own replies with it
+//! for the certificate of the caller, and attaches the capabilities to the response ([`grants`]). The caller sends them to the node with each
+//! transfer, and the node checks them with its key. So nodes enforce what the master has granted without a call to the master.
+
+pub mod grants;
+mod segment_key;
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+use crate::types::Uuid;
+
+pub use segment_key::{SegmentKeyArguments, decode_reply, encode_reply};
+
+/// Bytes of an encoded capability.
+pub const CAPABILITY: usize = 64;
+const MAC: usize = 32;
+/// Separates these signatures from any other use of the same key.
+const DOMAIN: &[u8] = b"moongate capability 1";
+
+/// SHA-256 of the certificate that a peer has shown.
+pub type Fingerprint = [u8; 32];
+
+/// What may be done with a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rights {
+    /// It may be read.
+    Read,
+    /// It may be written.
+    Write,
+}
+
+/// Why a node refuses a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The signature does not match: another certificate, another segment, an earlier run of the node, or changed bytes.
+    #[error("the capability was not issued for this certificate and this segment")]
+    Forged,
+    /// It has expired.
+    #[error("the capability has expired")]
+    Expired,
+    /// The transfer exceeds its range.
+    #[error("the capability is for another range")]
+    Range,
+    /// It is for reading, and the peer writes, or the other way round.
+    #[error("the capability does not grant this operation")]
+    Rights,
+}
+
+impl Refusal {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Forged, Self::Expired, Self::Range, Self::Rights];
+
+    /// As labels of metrics have it.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Forged => "forged",
+            Self::Expired => "expired",
+            Self::Range => "range",
+            Self::Rights => "rights",
+        }
+    }
+}
+
+/// What is granted, without the signature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// What may be done.
+    pub rights: Rights,
+    /// Address of the first byte, as the node's peers use it.
+    pub start: u64,
+    /// Bytes.
+    pub size: u64,
+    /// When it ends, in milliseconds of the node's own clock.
+    pub expires_ms: u64,
+}
+
+/// A signed grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// What is granted.
+    pub grant: Grant,
+    mac: [u8; MAC],
+}
+
+/// Bytes that are not a capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rights {0} of a capability are unknown")]
+pub struct UnknownRights(pub u64);
+
+impl Capability {
+    /// The capability's bytes: start, size, expiry and rights, eight bytes each (little-endian), and the signature.
+    #[must_use]
+    pub fn encode(&self) -> [u8; CAPABILITY] {
+        let mut bytes = [0; CAPABILITY];
+        let (grant, mac) = bytes.split_at_mut(CAPABILITY - MAC);
+        grant.copy_from_slice(&self.grant.encode());
+        mac.copy_from_slice(&self.mac);
+        bytes
+    }
+
+    /// Reads a capability. Nothing about it is checked.
+    ///
+    /// # Errors
+    /// [`UnknownRights`].
+    pub fn decode(bytes: &[u8; CAPABILITY]) -> Result<Self, UnknownRights> {
+        let number = |at: usize| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(number)
+        };
+        let rights = match number(24) {
+            0 => Rights::Read,
+            1 => Rights::Write,
+            other => return Err(UnknownRights(other)),
+        };
+        let mut mac = [0; MAC];
+        mac.copy_from_slice(&bytes[CAPABILITY - MAC..]);
+        let grant = Grant { rights, start: number(0), size: number(8), expires_ms: number(16) };
+        Ok(Self { grant, mac })
+    }
+}
+
+impl Grant {
+    fn encode(&self) -> [u8; CAPABILITY - MAC] {
+        let rights = match self.rights {
+            Rights::Read => 0,
+            Rights::Write => 1,
+        };
+        let mut bytes = [0; CAPABILITY - MAC];
+        for (place, number) in bytes.chunks_exact_mut(8).zip([self.start, self.size, self.expires_ms, rights])
+        {
+            place.copy_from_slice(&u64::to_le_bytes(number));
+        }
+        bytes
+    }
+
+    /// Whether a transfer of `size` bytes from `start` on is within the range.
+    #[must_use]
+    pub fn covers(&self, start: u64, size: u64) -> bool {
+        let Some(offset) = start.checked_sub(self.start) else { return false };
+        offset.checked_add(size).is_some_and(|end| end <= self.size)
+    }
+}
+
+/// The key of a segment, which only its node and the master have.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SegmentKey([u8; 32]);
+
+impl SegmentKey {
+    /// A key of these random bytes.
+    #[must_use]
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    fn mac(&self, segment: Uuid, grant: &Grant, holder: &Fingerprint) -> Hmac<Sha256> {
+        // The algorithm pads a key with zeros to the size of a block.
+        let mut block = [0; 64];
+        block[..self.0.len()].copy_from_slice(&self.0);
+        let mut mac = Hmac::<Sha256>::new(&block.into());
+        for part in [DOMAIN, &segment.first.to_le_bytes(), &segment.second.to_le_bytes(), holder] {
+            mac.update(part);
+        }
+        mac.update(&grant.encode());
+        mac
+    }
+
+    /// Signs a grant for the peer with the certificate `holder`.
+    #[must_use]
+    pub fn sign(&self, segment: Uuid, grant: Grant, holder: &Fingerprint) -> Capability {
+        Capability { grant, mac: self.mac(segment, &grant, holder).finalize().into_bytes().into() }
+    }
+
+    /// Checks a capability that the peer with the certificate `holder` presents for a transfer. Signatures are compared in constant time.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check(
+        &self,
+        segment: Uuid,
+        capability: &Capability,
+        holder: &Fingerprint,
+        transfer: Transfer,
+    ) -> Result<(), Refusal> {
+        let grant = &capability.grant;
+        let signature = self.mac(segment, grant, holder).verify_slice(&capability.mac);
+        signature.map_err(|_| Refusal::Forged)?;
+        if grant.expires_ms <= transfer.now_ms {
+            return Err(Refusal::Expired);
+        }
+        if !grant.covers(transfer.start, transfer.size) {
+            return Err(Refusal::Range);
+        }
+        if grant.rights == transfer.rights { Ok(()) } else { Err(Refusal::Rights) }
+    }
+}
+
+impl fmt::Debug for SegmentKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SegmentKey")
+    }
+}
+
+/// A transfer that is to be checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// What the peer does.
+    pub rights: Rights,
+    /// The first byte.
+    pub start: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The time of the node's clock.
+    pub now_ms: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SEGMENT: Uuid = Uuid { first: 1, second: 2 };
+    const HOLDER: Fingerprint = [3; 32];
+    const GRANT: Grant = Grant { rights: Rights::Read, start: 4096, size: 100, expires_ms: 1000 };
+    const READ: Transfer = Transfer { rights: Rights::Read, start: 4096, size: 100, now_ms: 999 };
+
+    #[test]
+    fn a_capability_holds_for_its_certificate_segment_range_rights_and_time() {
+        let key = SegmentKey::new([7; 32]);
+        let signed = key.sign(SEGMENT, GRANT, &HOLDER);
+        let check = |transfer| key.check(SEGMENT, &signed, &HOLDER, transfer);
+        assert_eq!(check(READ), Ok(()));
+        assert_eq!(check(Transfer { start: 4100, size: 96, ..READ }), Ok(()));
+        assert_eq!(check(Transfer { start: 4100, ..READ }), Err(Refusal::Range));
+        assert_eq!(check(Transfer { start: 4095, size: 1, ..READ }), Err(Refusal::Range));
+        assert_eq!(check(Transfer { size: u64::MAX, ..READ }), Err(Refusal::Range));
+        assert_eq!(check(Transfer { rights: Rights::Write, ..READ }), Err(Refusal::Rights));
+        assert_eq!(check(Transfer { now_ms: 1000, ..READ }), Err(Refusal::Expired));
+        assert_eq!(key.check(SEGMENT, &signed, &[4; 32], READ), Err(Refusal::Forged));
+        assert_eq!(key.check(Uuid::default(), &signed, &HOLDER, READ), Err(Refusal::Forged));
+        let other = SegmentKey::new([8; 32]);
+        assert_eq!(other.check(SEGMENT, &signed, &HOLDER, READ), Err(Refusal::Forged));
+        let wider = Capability { grant: Grant { size: 101, ..GRANT }, ..signed };
+        assert_eq!(key.check(SEGMENT, &wider, &HOLDER, READ), Err(Refusal::Forged));
+        assert_eq!(format!("{key:?}"), "SegmentKey", "a key is not shown");
+    }
+
+    proptest! {
+        #[test]
+        fn capabilities_survive_the_round_trip(start: u64, size: u64, expires_ms: u64, write: bool, key: [u8; 32]) {
+            let rights = if write { Rights::Write } else { Rights::Read };
+            let signed = SegmentKey::new(key).sign(SEGMENT, Grant { rights, start, size, expires_ms }, &HOLDER);
+            prop_assert_eq!(Capability::decode(&signed.encode()), Ok(signed));
+        }
+
+        #[test]
+        fn any_bytes_can_be_read(halves: [[u8; 32]; 2]) {
+            let mut bytes = [0; CAPABILITY];
+            bytes[..32].copy_from_slice(&halves[0]);
+            bytes[32..].copy_from_slice(&halves[1]);
+            if let Ok(capability) = Capability::decode(&bytes) {
+                prop_assert_eq!(capability.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn a_changed_bit_is_refused(byte in 0..CAPABILITY, bit in 0..8_u32) {
+            let key = SegmentKey::new([7; 32]);
+            let mut bytes = key.sign(SEGMENT, GRANT, &HOLDER).encode();
+            bytes[byte] ^= 1 << bit;
+            if let Ok(changed) = Capability::decode(&bytes) {
+                prop_assert_eq!(key.check(SEGMENT, &changed, &HOLDER, READ), Err(Refusal::Forged));
+            }
+        }
+    }
+}

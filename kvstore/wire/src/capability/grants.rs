@@ -1,0 +1,88 @@
+//! The attachment of a response that carries capabilities for the ranges in it: a mark, and for each capability the node's endpoint with its
+//! length (two bytes), for how many milliseconds it holds (four bytes), and its bytes. Numbers are little-endian.
+
+use bytes::{BufMut as _, BytesMut};
+
+use super::{CAPABILITY, Capability};
+
+const MARK: [u8; 4] = *b"MgC1";
+
+/// A capability with what its holder needs to use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IssuedGrant<'a> {
+    /// The node, as replicas name it.
+    pub endpoint: &'a str,
+    /// For how long it holds from now on.
+    pub lifetime_ms: u32,
+    /// The capability.
+    pub capability: Capability,
+}
+
+/// Appends a capability to an attachment. One with an endpoint of more than 64 KiB is left out.
+pub fn append(attachment: &mut BytesMut, grant: &IssuedGrant<'_>) {
+    let Ok(length) = u16::try_from(grant.endpoint.len()) else { return };
+    if attachment.is_empty() {
+        attachment.put_slice(&MARK);
+    }
+    attachment.put_u16_le(length);
+    attachment.put_slice(grant.endpoint.as_bytes());
+    attachment.put_u32_le(grant.lifetime_ms);
+    attachment.put_slice(&grant.capability.encode());
+}
+
+/// Reads an attachment. What is not one, or breaks off, ends the iteration.
+pub fn read(attachment: &[u8]) -> impl Iterator<Item = IssuedGrant<'_>> {
+    let mut rest = attachment.strip_prefix(&MARK).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let (grant, after) = first(rest)?;
+        rest = after;
+        Some(grant)
+    })
+}
+
+fn first(bytes: &[u8]) -> Option<(IssuedGrant<'_>, &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<2>()?;
+    let (endpoint, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+    let (lifetime, rest) = rest.split_first_chunk::<4>()?;
+    let (capability, rest) = rest.split_first_chunk::<CAPABILITY>()?;
+    let grant = IssuedGrant {
+        endpoint: std::str::from_utf8(endpoint).ok()?,
+        lifetime_ms: u32::from_le_bytes(*lifetime),
+        capability: Capability::decode(capability).ok()?,
+    };
+    Some((grant, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::capability::{Grant, Rights, SegmentKey};
+    use crate::types::Uuid;
+
+    proptest! {
+        #[test]
+        fn attachments_survive_the_round_trip(grants in prop::collection::vec((".{0,40}", any::<u32>(), any::<u64>()), 0..5), cut in 0..100_usize) {
+            let key = SegmentKey::new([1; 32]);
+            let signed = |start| key.sign(Uuid::default(), Grant { rights: Rights::Write, start, size: 1, expires_ms: 9 }, &[2; 32]);
+            let issued: Vec<IssuedGrant<'_>> = grants
+                .iter()
+                .map(|(endpoint, lifetime_ms, start)| IssuedGrant { endpoint, lifetime_ms: *lifetime_ms, capability: signed(*start) })
+                .collect();
+            let mut attachment = BytesMut::new();
+            issued.iter().for_each(|grant| append(&mut attachment, grant));
+            prop_assert_eq!(read(&attachment).collect::<Vec<_>>(), issued.clone());
+            let cut = attachment.len().saturating_sub(cut);
+            let part: Vec<_> = read(&attachment[..cut]).collect();
+            prop_assert_eq!(&part[..], &issued[..part.len()]);
+        }
+
+        #[test]
+        fn any_attachment_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let marked: Vec<u8> = MARK.iter().chain(&bytes).copied().collect();
+            read(&bytes).for_each(drop);
+            read(&marked).for_each(drop);
+        }
+    }
+}

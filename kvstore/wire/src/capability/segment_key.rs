@@ -1,0 +1,136 @@
+//! The RPC by which a node gives the master the key of a segment. A master answers it only on connections with a certificate.
+
+use std::sync::LazyLock;
+
+use bytes::BytesMut;
+
+use super::SegmentKey;
+use crate::dialect::Dialect;
+use crate::frame::{self, Fault, RequestHeader, ResponseHeader};
+use crate::pack::{self, DecodeError, EncodeError, Signature, arguments};
+use crate::rpc::Outcome;
+use crate::types::Uuid;
+
+const FORM: Dialect = Dialect::NEWEST;
+
+/// A segment's key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SegmentKeyArguments {
+    /// The node that has mounted the segment.
+    pub client_id: Uuid,
+    /// The segment.
+    pub segment_id: Uuid,
+    /// The node's own clock in milliseconds, by which it checks expiry.
+    pub clock_ms: u64,
+    /// The key's 32 bytes as four little-endian numbers.
+    pub key: Vec<u64>,
+}
+
+arguments! { SegmentKeyArguments { client_id, segment_id, clock_ms, key } }
+
+struct Forms {
+    function_id: u32,
+    arguments: Signature,
+    reply: Signature,
+}
+
+static FORMS: LazyLock<Forms> = LazyLock::new(|| Forms {
+    function_id: pack::md5_prefix(b"moongate::Master::SegmentKey"),
+    arguments: Signature::of::<SegmentKeyArguments>(FORM),
+    reply: Signature::of::<Outcome<()>>(FORM),
+});
+
+impl SegmentKeyArguments {
+    /// The key of a segment.
+    #[must_use]
+    pub fn new(client_id: Uuid, segment_id: Uuid, clock_ms: u64, key: &SegmentKey) -> Self {
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        Self { client_id, segment_id, clock_ms, key: key.0.chunks_exact(8).map(number).collect() }
+    }
+
+    /// The key, if it has the right size.
+    #[must_use]
+    pub fn segment_key(&self) -> Option<SegmentKey> {
+        let mut bytes = [0; 32];
+        if self.key.len() * 8 != bytes.len() {
+            return None;
+        }
+        for (place, number) in bytes.chunks_exact_mut(8).zip(&self.key) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        Some(SegmentKey(bytes))
+    }
+
+    /// Appends a frame with this request.
+    ///
+    /// # Errors
+    /// When it does not fit into a frame. Then nothing is appended.
+    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
+        let header = RequestHeader { sequence, function_id: FORMS.function_id };
+        frame::write_request(out, header, |out| pack::encode(self, &FORMS.arguments, FORM, out))
+    }
+
+    /// Reads a request; nothing if it is another one.
+    ///
+    /// # Errors
+    /// The fault to be answered.
+    pub fn decode(function_id: u32, body: &[u8]) -> Result<Option<Self>, Fault> {
+        if function_id != FORMS.function_id {
+            return Ok(None);
+        }
+        let decoded = pack::decode(body, &FORMS.arguments, FORM);
+        decoded.map(Some).map_err(|_| Fault::invalid_argument())
+    }
+}
+
+impl std::fmt::Debug for SegmentKeyArguments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SegmentKeyArguments").field("segment_id", &self.segment_id).finish_non_exhaustive()
+    }
+}
+
+/// Appends the reply.
+///
+/// # Errors
+/// When it does not fit into a frame. Then nothing is appended.
+pub fn encode_reply(sequence: u32, reply: Outcome<()>, out: &mut BytesMut) -> Result<(), EncodeError> {
+    frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
+        pack::encode(&reply, &FORMS.reply, FORM, out)
+    })
+}
+
+/// Reads the reply.
+///
+/// # Errors
+/// When it is none.
+pub fn decode_reply(body: &[u8]) -> Result<Outcome<()>, DecodeError> {
+    pack::decode(body, &FORMS.reply, FORM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Parsed;
+
+    #[test]
+    fn a_key_survives_the_round_trip() {
+        let id = Uuid { first: 1, second: 2 };
+        let key = SegmentKey::new(std::array::from_fn(|at| at as u8));
+        let sent = SegmentKeyArguments::new(id, id, 5, &key);
+        assert_eq!(sent.segment_key(), Some(key));
+        assert!(!format!("{sent:?}").contains("key:"), "a key is not shown");
+        let mut out = BytesMut::new();
+        sent.encode(7, &mut out).unwrap();
+        let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else { panic!() };
+        let function = frame.header.function_id;
+        assert_eq!(SegmentKeyArguments::decode(function, frame.body), Ok(Some(sent.clone())));
+        assert_eq!(SegmentKeyArguments::decode(1, frame.body), Ok(None));
+        assert!(SegmentKeyArguments::decode(function, &frame.body[1..]).is_err());
+        let short = SegmentKeyArguments { key: vec![1; 3], ..sent };
+        assert_eq!(short.segment_key(), None);
+        out.clear();
+        encode_reply(7, Ok(()), &mut out).unwrap();
+        let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else { panic!() };
+        assert_eq!(decode_reply(frame.body), Ok(Ok(())));
+    }
+}
