@@ -43,7 +43,7 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
-    let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
+    let mut cluster = Cluster::start_on_disks(Network::loopback()).await;
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
     writer.write(300).await;
@@ -94,7 +94,7 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_and_tools_of_this_project_follow_the_leader() {
     let _alone = ONE_AT_A_TIME.lock().await;
-    let mut cluster = Cluster::start(Network::loopback().await).await;
+    let mut cluster = Cluster::start(Network::loopback()).await;
     cluster.all_in_sync(3).await;
     let own = OwnNode::start(&cluster);
     own.put("before").await;
@@ -113,7 +113,7 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
-    let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
+    let mut cluster = Cluster::start_on_disks(Network::loopback()).await;
     cluster.all_in_sync(3).await;
     let mut writer = Writer::start(&cluster).await;
     writer.write(300).await;
@@ -276,7 +276,7 @@ const SERVES_WITHIN: Duration = Duration::from_secs(2);
 async fn reads_from_killed_leaders_are_linearizable() {
     let _alone = ONE_AT_A_TIME.lock().await;
     let (duration, mut random) = linearizability::settings();
-    let mut cluster = Cluster::start_on_disks(Network::loopback().await).await;
+    let mut cluster = Cluster::start_on_disks(Network::loopback()).await;
     cluster.all_in_sync(3).await;
     let begun = Instant::now();
     let (mut seen, mut kills) = (CheckedCalls::default(), 0);

@@ -62,14 +62,14 @@ impl Cluster {
 
     /// With TLS between masters, and between them and etcd.
     pub(crate) async fn start_secured() -> Self {
-        let network = Network::loopback().await;
+        let network = Network::loopback();
         let certificates = Certificates::make(&network.etcd);
         Self::start_with(network, Setup { certificates: Some(certificates), ..Setup::default() }).await
     }
 
     /// With a Lease of a real control plane in place of etcd.
     pub(crate) async fn start_with_lease() -> Self {
-        let network = Network::loopback().await;
+        let network = Network::loopback();
         let lease = Lease::start(&network.masters).await;
         Self::start_with(network, Setup { lease: Some(lease), ..Setup::default() }).await
     }

@@ -25,7 +25,7 @@ pub(crate) struct Network {
 
 impl Network {
     /// Everybody on loopback.
-    pub(crate) async fn loopback() -> Self {
+    pub(crate) fn loopback() -> Self {
         let mut masters = Vec::new();
         for _ in 0..MASTERS {
             masters.push(format!("127.0.0.1:{}", free_port()));
