@@ -22,11 +22,11 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, OtherError, RootCertStore,
     SignatureScheme,
 };
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::net::TcpStream;
 use crate::FileChanges;
 use crate::listener::{TlsError, certificates};
 

@@ -9,7 +9,7 @@ use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use moongate_runtime::Trust;
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
+use moongate_runtime::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 

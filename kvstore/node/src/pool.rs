@@ -1,7 +1,6 @@
 //! The memory that a node lends, as its peers see it.
 
 use std::io;
-use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
@@ -11,8 +10,10 @@ use moongate_memory::ledger::Finished;
 use moongate_memory::{Ledger, Region, Scrubber, Segment};
 use moongate_rdma::Lent as Registered;
 use moongate_transfer::Buffer;
-use moongate_transfer::serve::{Span, Target};
+use moongate_transfer::serve::{DataSocket, Span, Target};
 use parking_lot::Mutex;
+
+use crate::region_socket::{receive, receive_summed, send, send_summed};
 
 /// Damaged ranges that are remembered. When there are more, whole segments count as damaged until they are written.
 const MOST_DAMAGED: usize = 4096;
@@ -289,7 +290,7 @@ impl Target for Pool {
 
     fn receive(
         &self,
-        socket: &TcpStream,
+        socket: &DataSocket,
         span: Span,
         summed: bool,
         whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
@@ -298,28 +299,28 @@ impl Target for Pool {
         let writing = lent.ledger.begin(offset, span.size)?;
         lent.begin(offset, span.size);
         if !summed && !lent.lasts {
-            lent.region.receive_exact(socket, offset, span.size)?;
+            receive(&lent.region, socket, offset, span.size)?;
             return whole(None);
         }
-        let crc = lent.region.receive_exact_crc(socket, offset, span.size)?;
+        let crc = receive_summed(&lent.region, socket, offset, span.size)?;
         // What there is no room to record is whole all the same: only a later process will not know.
         Ok(whole(Some(crc))? && writing.finish(crc) != Finished::Overlapped)
     }
 
-    fn send(&self, socket: &TcpStream, span: Span) -> io::Result<()> {
+    fn send(&self, socket: &DataSocket, span: Span) -> io::Result<()> {
         if let Some((region, offset)) = self.buffered(span) {
-            return region.send_all(socket, offset, span.size);
+            return send(region, socket, offset, span.size);
         }
         let (lent, offset) = self.found(span)?;
-        lent.region.send_all(socket, offset, span.size)
+        send(&lent.region, socket, offset, span.size)
     }
 
-    fn send_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32> {
+    fn send_summed(&self, socket: &DataSocket, span: Span) -> io::Result<u32> {
         if let Some((region, offset)) = self.buffered(span) {
-            return region.send_all_crc(socket, offset, span.size);
+            return send_summed(region, socket, offset, span.size);
         }
         let (lent, offset) = self.found(span)?;
-        lent.region.send_all_crc(socket, offset, span.size)
+        send_summed(&lent.region, socket, offset, span.size)
     }
 
     fn checksum(&self, span: Span) -> Option<u32> {
@@ -331,7 +332,7 @@ impl Target for Pool {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use moongate_memory::ledger::Identity;
     use moongate_memory::numa::Placement;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::net::TcpStream;
+use moongate_runtime::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::error::RpcError;

@@ -15,7 +15,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::{TcpListener, TcpStream};
+use moongate_runtime::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 
 use super::config::SimError;

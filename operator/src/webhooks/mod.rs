@@ -24,7 +24,7 @@ use moongate_runtime::Supervisor;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::net::TcpListener;
+use moongate_runtime::net::TcpListener;
 
 use crate::Metrics;
 use crate::admission::{self, Objection};

@@ -10,11 +10,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoClientAuth, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
-use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::net::TcpStream;
 use crate::FileChanges;
 
 /// In the extensions of a request whose client has shown a certificate of the authority that is trusted.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use moongate_runtime::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::either::Either;
 

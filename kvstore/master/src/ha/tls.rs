@@ -8,7 +8,7 @@ use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use tokio::net::TcpStream;
+use moongate_runtime::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::link::LinkError;

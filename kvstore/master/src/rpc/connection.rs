@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use moongate_runtime::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 

@@ -3,11 +3,10 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::thread;
 
-use moongate_runtime::Supervisor;
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use moongate_runtime::net::{DetachedStream, attach};
+use moongate_runtime::{OwnThread, Supervisor};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::awake::Thread;
@@ -21,7 +20,7 @@ const WAITING: usize = 256;
 
 /// A connection on its way to a thread.
 pub(super) struct Accepted {
-    pub(super) stream: std::net::TcpStream,
+    pub(super) stream: DetachedStream,
     pub(super) host: IpAddr,
     /// Its place among all connections.
     pub(super) slot: OwnedSemaphorePermit,
@@ -41,20 +40,11 @@ impl Worker {
     /// Starts the thread. It ends when `stop` is cancelled and its connections have ended.
     pub(super) fn start(self) -> io::Result<mpsc::Sender<Accepted>> {
         let (sender, receiver) = mpsc::channel(WAITING);
-        let (ended, has_ended) = oneshot::channel::<()>();
         let supervisor = self.supervisor.clone();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let name = format!("rpc-{}", self.lane);
-        let serving = supervisor.essential_thread("rpc thread", move || {
-            runtime.block_on(self.run(receiver));
-            drop(runtime);
-            drop(ended);
-        });
-        thread::Builder::new().name(name).spawn(serving)?;
+        let thread = OwnThread::start(&supervisor, "rpc thread", name, self.run(receiver))?;
         // The thread is no task, so a task stands for it.
-        supervisor.spawn("rpc thread", async move {
-            let _ = has_ended.await;
-        });
+        supervisor.spawn("rpc thread", thread.ended());
         Ok(sender)
     }
 
@@ -76,7 +66,7 @@ impl Worker {
     }
 
     fn take(&self, Accepted { stream, host, slot }: Accepted, open: mpsc::Sender<()>) -> io::Result<()> {
-        let stream = TcpStream::from_std(stream)?;
+        let stream = attach(stream)?;
         let caller = Caller::new(Arc::clone(&self.server), host, self.lane);
         let serving = connection::serve(
             stream,

@@ -13,7 +13,7 @@ use mooncake_wire::rpc::Outcome;
 use moongate_runtime::Supervisor;
 use moongate_transfer::Peers;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use moongate_runtime::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::Disk;

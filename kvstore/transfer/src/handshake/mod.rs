@@ -9,7 +9,7 @@ mod server;
 use std::io;
 
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpStream;
+use moongate_runtime::net::TcpStream;
 
 pub use frame::Kind;
 pub use server::{Answers, HandshakeLimits, Node, listen};

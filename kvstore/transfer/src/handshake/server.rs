@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use moongate_runtime::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{self, Kind};

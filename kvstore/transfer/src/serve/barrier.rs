@@ -24,7 +24,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::time::Timespec;
-use tokio::net::TcpListener;
+use moongate_runtime::net::TcpListener;
 
 use super::target::Span;
 use crate::plane::{HEADER, Header, Operation, Protocol, UnknownOperation};

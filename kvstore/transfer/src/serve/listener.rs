@@ -12,7 +12,7 @@ use std::time::Duration;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use rustix::net::{SocketFlags, acceptfrom_with};
-use tokio::net::TcpListener;
+use moongate_runtime::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::Options;

@@ -2,11 +2,17 @@
 //!
 //! Each connection has a thread: a transfer is a few long system calls, between the socket and the memory itself.
 
+#[cfg(not(feature = "simulation"))]
 mod barrier;
+#[cfg(not(feature = "simulation"))]
 mod connection;
 mod counts;
+#[cfg(not(feature = "simulation"))]
 mod listener;
+#[cfg(not(feature = "simulation"))]
 mod registry;
+#[cfg(feature = "simulation")]
+mod simulated;
 mod target;
 
 use std::time::Duration;
@@ -14,7 +20,12 @@ use std::time::Duration;
 use crate::peers::Peers;
 
 pub use counts::{Counts, Snapshot};
+#[cfg(not(feature = "simulation"))]
 pub use listener::{Serving, listen};
+#[cfg(feature = "simulation")]
+pub use simulated::{DataSocket, Serving, listen};
+#[cfg(not(feature = "simulation"))]
+pub use std::net::TcpStream as DataSocket;
 pub use target::{Span, Target};
 
 /// What the data plane takes.
