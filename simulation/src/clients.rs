@@ -22,7 +22,7 @@ use crate::report::{count, violation};
 /// Time in which every request ends. The gateway's limits allow three attempts.
 const BOUND: Duration = Duration::from_secs(40);
 /// Time for the system to recover after the last fault.
-const RECOVERY: Duration = Duration::from_secs(8);
+const RECOVERY: Duration = Duration::from_secs(6);
 /// How often the last requests are tried.
 const LAST_TRIES: u32 = 5;
 /// Characters of a token of simulated engines.
@@ -113,7 +113,8 @@ fn check_answer(prompt: usize, text: &str, plan: &Plan) {
         let what = format!("prompt {prompt}: {} of {length} bytes claim to be the whole answer", text.len());
         return violation("whole answers", &what);
     }
-    let first = ANSWERS.with_borrow_mut(|answers| answers.entry(prompt).or_insert_with(|| text.to_owned()).clone());
+    let first =
+        ANSWERS.with_borrow_mut(|answers| answers.entry(prompt).or_insert_with(|| text.to_owned()).clone());
     if first != text {
         violation("right answers", &format!("prompt {prompt} was answered {first:?}, and then {text:?}"));
     }
@@ -204,7 +205,10 @@ fn streamed(text: &str) -> End {
         (true, None) => End::Whole(generated),
         (_, Some(error)) => End::Refused(error),
         (false, None) => {
-            violation("whole answers", &format!("a stream ended in order, without [DONE] or an error: {text:?}"));
+            violation(
+                "whole answers",
+                &format!("a stream ended in order, without [DONE] or an error: {text:?}"),
+            );
             End::Broken(text.to_owned())
         }
     }

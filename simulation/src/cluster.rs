@@ -26,7 +26,7 @@ const WORKERS: usize = 4;
 /// Most moves to an end.
 const MAX_MOVES: usize = 20_000;
 /// When the group is updated, and how long a container takes to start.
-const UPDATE: Duration = Duration::from_millis(3_500);
+const UPDATE: Duration = Duration::from_millis(2_500);
 const START: Duration = Duration::from_millis(400);
 /// The date at which a simulation begins, in seconds since 1970.
 const EPOCH: i64 = 1_790_000_000;
@@ -120,7 +120,12 @@ impl Cluster {
         let is_new = |pod: &Value| is_ready(pod) && pod["spec"]["containers"][0]["image"] == "i:2";
         let (new, old): (Vec<&Value>, Vec<&Value>) = pods.partition(|pod| is_new(pod));
         if !settled || new.len() != 2 * PAIRS || !old.is_empty() {
-            let what = format!("{} pods are updated, {} are not; the group: {}", new.len(), old.len(), group["status"]);
+            let what = format!(
+                "{} pods are updated, {} are not; the group: {}",
+                new.len(),
+                old.len(),
+                group["status"]
+            );
             violation("operator converges", &what);
         }
     }

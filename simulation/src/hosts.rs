@@ -28,7 +28,7 @@ pub(crate) const MASTER: &str = "master:50051";
 const ENGINE_PORT: u16 = 8000;
 const BOOTSTRAP_PORT: u16 = 8998;
 /// How much faster the engines are than real ones.
-const TIME_SCALE: f64 = 10.0;
+const TIME_SCALE: f64 = 2.0;
 
 thread_local! {
     static GATEWAY_RUNNING: RefCell<Weak<RunningGateway>> = const { RefCell::new(Weak::new()) };
@@ -59,7 +59,10 @@ pub(crate) async fn gateway() -> Outcome {
         format!("--time-scale={TIME_SCALE}"),
     ];
     for number in 0..PAIRS {
-        line.push(format!("--prefill=http://{}:{ENGINE_PORT},{BOOTSTRAP_PORT}", Host::Prefill(number).name()));
+        line.push(format!(
+            "--prefill=http://{}:{ENGINE_PORT},{BOOTSTRAP_PORT}",
+            Host::Prefill(number).name()
+        ));
         line.push(format!("--decode=http://{}:{ENGINE_PORT}", Host::Decode(number).name()));
     }
     let options = GatewayFlags::try_parse_from(line)?.options;

@@ -15,9 +15,9 @@ use crate::plan::{CALM, Host, NODES, Operation, Plan};
 use crate::report::{count, violation};
 
 /// Before the first call.
-const START: Duration = Duration::from_secs(3);
+const START: Duration = Duration::from_secs(2);
 /// Time for nodes and master to find each other after the last fault.
-const RECOVERY: Duration = Duration::from_secs(8);
+const RECOVERY: Duration = Duration::from_secs(6);
 /// Time in which every call of a client ends, with its attempts.
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -140,7 +140,9 @@ async fn get(client: &Client, key: usize, must_have: bool) {
             let found = writes.iter().find(|write| content(key, write.version, write.bytes) == bytes);
             record(format_args!("get {name}: version {:?}", found.map(|write| write.version)));
             match found {
-                None => violation("no wrong byte", &format!("{name} has {} bytes that nobody wrote", bytes.len())),
+                None => {
+                    violation("no wrong byte", &format!("{name} has {} bytes that nobody wrote", bytes.len()))
+                }
                 Some(found) => check_version(&name, found, &writes, begin, end),
             }
         }
@@ -150,11 +152,15 @@ async fn get(client: &Client, key: usize, must_have: bool) {
             let last = writes.iter().filter_map(|write| write.acknowledged).max();
             // A write that failed takes the object away with it: what is left of it is no object.
             let is_disturbed = writes.iter().any(|write| {
-                write.acknowledged.is_none() && last.is_none_or(|last| write.ended.is_none_or(|end| end >= last))
+                write.acknowledged.is_none()
+                    && last.is_none_or(|last| write.ended.is_none_or(|end| end >= last))
                     || write.begin <= end && write.ended.is_none_or(|ended| ended >= begin)
             });
             if must_have && last.is_some() && !is_disturbed {
-                violation("no lost put", &format!("{name} was put and acknowledged, and cannot be read: {error}"));
+                violation(
+                    "no lost put",
+                    &format!("{name} was put and acknowledged, and cannot be read: {error}"),
+                );
             }
         }
     }
@@ -163,7 +169,10 @@ async fn get(client: &Client, key: usize, must_have: bool) {
 /// A version may be read that was written before the read ended, and not replaced before it began.
 fn check_version(name: &str, found: &Write, writes: &[Write], begin: Instant, end: Instant) {
     if found.begin > end {
-        violation("no wrong byte", &format!("{name}: version {} was read before it was written", found.version));
+        violation(
+            "no wrong byte",
+            &format!("{name}: version {} was read before it was written", found.version),
+        );
     }
     // A failed write has no end after which it cannot take effect.
     let Some(acknowledged) = found.acknowledged else { return };
@@ -171,7 +180,10 @@ fn check_version(name: &str, found: &Write, writes: &[Write], begin: Instant, en
         other.begin > acknowledged && other.acknowledged.is_some_and(|acknowledged| acknowledged < begin)
     });
     if let Some(other) = replaced {
-        let what = format!("{name}: version {} was read, which version {} had replaced", found.version, other.version);
+        let what = format!(
+            "{name}: version {} was read, which version {} had replaced",
+            found.version, other.version
+        );
         violation("no wrong byte", &what);
     }
 }

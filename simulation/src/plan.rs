@@ -11,11 +11,11 @@ pub(crate) const PAIRS: usize = 2;
 pub(crate) const NODES: usize = 2;
 
 /// When load and faults begin, after the programs have found each other.
-const BEGIN: Duration = Duration::from_secs(3);
+const BEGIN: Duration = Duration::from_secs(2);
 /// How long requests are sent.
 const LOAD: Duration = Duration::from_secs(5);
 /// The last fault is over by then.
-pub(crate) const CALM: Duration = Duration::from_secs(9);
+pub(crate) const CALM: Duration = Duration::from_secs(8);
 
 /// A host that can be crashed, cut off or slowed down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,11 +142,11 @@ impl Plan {
         };
         let most = [5, 10, 20, 50][random.usize(..4)];
         // Some seeds have no faults: they show that nothing else depends on them.
-        let incidents = if random.u8(..8) == 0 { 0 } else { random.usize(1..=5) };
+        let incidents = if random.u8(..8) == 0 { 0 } else { random.usize(1..=6) };
         let mut incidents: Vec<Incident> = (0..incidents).map(|_| incident(&mut random)).collect();
         incidents.sort_by_key(|incident| incident.begin);
-        let lengths: Vec<u32> = (0..5).map(|_| random.u32(1..24)).collect();
-        let requests = (0..random.usize(8..24)).map(|_| Request {
+        let lengths: Vec<u32> = (0..5).map(|_| random.u32(1..60)).collect();
+        let requests = (0..random.usize(10..40)).map(|_| Request {
             at: BEGIN + LOAD.mul_f64(random.f64()),
             prompt: random.usize(..lengths.len()),
             stream: random.u8(..3) > 0,
@@ -154,7 +154,7 @@ impl Plan {
         let mut requests: Vec<Request> = requests.collect();
         requests.sort_by_key(|request| request.at);
         let operations: Vec<Vec<_>> =
-            (0..3).map(|_| (0..12).map(|_| operation(&mut random)).collect()).collect();
+            (0..3).map(|_| (0..16).map(|_| operation(&mut random)).collect()).collect();
         Self {
             seed,
             face,
@@ -204,7 +204,7 @@ fn incident(random: &mut fastrand::Rng) -> Incident {
 }
 
 fn operation(random: &mut fastrand::Rng) -> (Duration, Operation) {
-    let pause = Duration::from_millis(random.u64(1..800));
+    let pause = Duration::from_millis(random.u64(1..600));
     let key = random.usize(..5);
     let operation = match random.bool() {
         true => Operation::Upsert { key, bytes: random.usize(64..24_000) },

@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(5);
 /// Longest run.
 const MOST: Duration = Duration::from_secs(300);
 /// Time for the gateway and the engines to end what clients have left.
-const SETTLE: Duration = Duration::from_secs(12);
+const SETTLE: Duration = Duration::from_secs(8);
 
 /// Runs a seed in this process, which runs no other: its clocks and random numbers are those of the seed.
 pub(crate) fn main(seed: u64, traced: bool, log: Option<String>) -> ExitCode {
@@ -35,7 +35,11 @@ pub(crate) fn main(seed: u64, traced: bool, log: Option<String>) -> ExitCode {
             keep_trace(print);
         }
         if let Some(log) = log {
-            tracing_subscriber::fmt().with_env_filter(log).with_ansi(false).with_writer(std::io::stderr).init();
+            tracing_subscriber::fmt()
+                .with_env_filter(log)
+                .with_ansi(false)
+                .with_writer(std::io::stderr)
+                .init();
         }
         run(seed)
     });
@@ -75,7 +79,8 @@ fn run(seed: u64) -> bool {
 
 /// In memory where that is possible: files are flushed often.
 fn folder() -> std::io::Result<tempfile::TempDir> {
-    tempfile::TempDir::with_prefix_in("moongate-simulation-", "/dev/shm").or_else(|_| tempfile::TempDir::new())
+    tempfile::TempDir::with_prefix_in("moongate-simulation-", "/dev/shm")
+        .or_else(|_| tempfile::TempDir::new())
 }
 
 struct World {
@@ -165,7 +170,8 @@ impl World {
             let is_crashed = self.plan.incidents.iter().enumerate().any(|(number, incident)| {
                 incident.fault == Fault::Crash(host) && self.begun[number] && !self.ended[number]
             });
-            let is_down = host.is_engine() && self.cluster.as_ref().is_some_and(|cluster| cluster.is_down(host));
+            let is_down =
+                host.is_engine() && self.cluster.as_ref().is_some_and(|cluster| cluster.is_down(host));
             let (runs, shall) = (self.sim.is_host_running(host.name()), !is_crashed && !is_down);
             if runs && !shall {
                 record(format_args!("{} crashes", host.name()));

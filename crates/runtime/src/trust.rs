@@ -26,9 +26,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::net::TcpStream;
 use crate::FileChanges;
 use crate::listener::{TlsError, certificates};
+use crate::net::TcpStream;
 
 pub use options::EngineTlsOptions;
 

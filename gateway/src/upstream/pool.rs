@@ -8,8 +8,8 @@ use std::time::Duration;
 use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use moongate_runtime::Trust;
-use parking_lot::Mutex;
 use moongate_runtime::net::TcpStream;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 

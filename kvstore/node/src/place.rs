@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use moongate_memory::holder::{self, Holder};
 use moongate_runtime::BindError;
-use serde::{Deserialize, Serialize};
 use moongate_runtime::net::TcpListener;
+use serde::{Deserialize, Serialize};
 
 use crate::flags::Keeping;
 

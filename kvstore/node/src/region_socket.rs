@@ -24,7 +24,12 @@ mod system {
         region.send_all(socket, offset, len)
     }
 
-    pub(crate) fn send_summed(region: &Region, socket: &DataSocket, offset: u64, len: u64) -> io::Result<u32> {
+    pub(crate) fn send_summed(
+        region: &Region,
+        socket: &DataSocket,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<u32> {
         region.send_all_crc(socket, offset, len)
     }
 }
@@ -60,7 +65,12 @@ mod simulated {
         Ok(())
     }
 
-    pub(crate) fn send_summed(region: &Region, socket: &DataSocket, offset: u64, len: u64) -> io::Result<u32> {
+    pub(crate) fn send_summed(
+        region: &Region,
+        socket: &DataSocket,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<u32> {
         let crc = region.crc32c(offset, len).map_err(io::Error::other)?;
         send(region, socket, offset, len)?;
         Ok(crc)

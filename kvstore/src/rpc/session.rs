@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::frame::{self, Frame, FrameError, Parsed, ResponseHeader};
 use moongate_runtime::awake::{Habit, receive};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use moongate_runtime::net::TcpStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 

@@ -6,10 +6,10 @@
 
 use std::io;
 
+use moongate_runtime::net::TcpStream;
 use rustix::thread::{sched_getaffinity, sched_getcpu, sched_setaffinity};
 #[cfg(not(feature = "simulation"))]
 use socket2::SockRef;
-use moongate_runtime::net::TcpStream;
 
 /// What is shorter ends before it would pay.
 const LEAST: usize = 256 << 10;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, Digest};
 use moongate_runtime::awake::{Habit, receive};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use moongate_runtime::net::TcpStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::apart::Apart;
 use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};

@@ -16,8 +16,8 @@ use tower::util::Oneshot;
 
 use super::tls::{self, ClientCertificate, Tls};
 use super::{BoxError, ListenerLimits, PeerAddr, Phase, Shared};
-use crate::net::TcpStream;
 use crate::Supervisor;
+use crate::net::TcpStream;
 
 /// hyper's default, which it keeps on the stack.
 const HEADERS_WITHOUT_ALLOCATION: usize = 100;

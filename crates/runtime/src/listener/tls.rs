@@ -14,8 +14,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::net::TcpStream;
 use crate::FileChanges;
+use crate::net::TcpStream;
 
 /// In the extensions of a request whose client has shown a certificate of the authority that is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

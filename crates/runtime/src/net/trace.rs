@@ -7,11 +7,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 thread_local! {
-    static TRACE: RefCell<Trace> = RefCell::new(Trace { hasher: DefaultHasher::new(), lines: None });
+    static TRACE: RefCell<Trace> = RefCell::new(Trace { hasher: DefaultHasher::new(), time: Duration::ZERO, lines: None });
 }
 
 struct Trace {
     hasher: DefaultHasher,
+    /// Of the last event. Between two turns of hosts no time passes.
+    time: Duration,
     /// Where lines go, if they are kept.
     lines: Option<fn(&str)>,
 }
@@ -38,11 +40,11 @@ pub fn trace_hash() -> u64 {
 }
 
 fn add(event: fmt::Arguments<'_>, bytes: &[u8]) {
-    let time = turmoil::sim_elapsed().unwrap_or(Duration::ZERO);
     // A connection may be closed while its thread ends.
     let _ = TRACE.try_with(|trace| {
         let mut trace = trace.borrow_mut();
-        let line = format!("{:.6} {event}", time.as_secs_f64());
+        trace.time = turmoil::sim_elapsed().unwrap_or(trace.time);
+        let line = format!("{:.6} {event}", trace.time.as_secs_f64());
         trace.hasher.write(line.as_bytes());
         trace.hasher.write(bytes);
         if let Some(write) = trace.lines {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use moongate_kvcore::{Effects, Fact, SnapshotCursor, encode};
 use moongate_runtime::Supervisor;
-use tokio::io::{AsyncRead, AsyncWrite};
 use moongate_runtime::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 

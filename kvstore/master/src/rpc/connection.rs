@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use moongate_runtime::net::TcpStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 

@@ -11,9 +11,9 @@ use mooncake_wire::disk::{DiskRequest, StageArguments, Staged, encode_released, 
 use mooncake_wire::frame::{self, Parsed, RequestHeader};
 use mooncake_wire::rpc::Outcome;
 use moongate_runtime::Supervisor;
+use moongate_runtime::net::{TcpListener, TcpStream};
 use moongate_transfer::Peers;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use moongate_runtime::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::Disk;

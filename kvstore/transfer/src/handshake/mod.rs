@@ -8,8 +8,8 @@ mod server;
 
 use std::io;
 
-use tokio::io::AsyncWriteExt as _;
 use moongate_runtime::net::TcpStream;
+use tokio::io::AsyncWriteExt as _;
 
 pub use frame::Kind;
 pub use server::{Answers, HandshakeLimits, Node, listen};

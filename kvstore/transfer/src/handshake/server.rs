@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use moongate_runtime::Supervisor;
+use moongate_runtime::net::{TcpListener, TcpStream};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use moongate_runtime::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{self, Kind};

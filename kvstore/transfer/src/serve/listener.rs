@@ -10,9 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use moongate_runtime::Supervisor;
+use moongate_runtime::net::TcpListener;
 use parking_lot::Mutex;
 use rustix::net::{SocketFlags, acceptfrom_with};
-use moongate_runtime::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::Options;
