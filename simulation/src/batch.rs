@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::Write as _;
+use std::num::NonZero;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use crate::Flags;
@@ -16,9 +17,11 @@ struct Job {
 /// Runs them, and prints those that fail.
 pub(crate) fn main(flags: &Flags) -> ExitCode {
     let (mut jobs, mut failed, mut traces) = (VecDeque::new(), Vec::new(), Vec::new());
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let at_once = flags.jobs.unwrap_or(cores).max(1);
     let last = flags.first.saturating_add(flags.seeds);
     for seed in flags.first..last {
-        if jobs.len() >= flags.jobs.max(1)
+        if jobs.len() >= at_once
             && let Some(job) = jobs.pop_front()
         {
             finish(job, &mut failed, &mut traces);

@@ -35,12 +35,15 @@ struct Flags {
     /// The first of them
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     first: u64,
-    /// Processes at a time
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    jobs: usize,
+    /// Processes at a time; default: as many as there are cores
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
     /// Run each seed twice and compare the hashes of the traces
     #[arg(long)]
     twice: bool,
+    /// Print what the seeds decide, without running them
+    #[arg(long)]
+    plan: bool,
     /// Print every event
     #[arg(long)]
     trace: bool,
@@ -51,6 +54,12 @@ struct Flags {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
+    if flags.plan {
+        let seeds =
+            flags.seed.map_or(flags.first..flags.first.saturating_add(flags.seeds), |seed| seed..seed + 1);
+        seeds.for_each(|seed| batch::print(&plan::Plan::new(seed).to_string()));
+        return ExitCode::SUCCESS;
+    }
     match flags.seed {
         Some(seed) => run::main(seed, flags.trace, flags.log),
         None => batch::main(&flags),

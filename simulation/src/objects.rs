@@ -11,7 +11,7 @@ use moongate_runtime::net::simulated::record;
 use tokio::time::Instant;
 
 use crate::hosts::{MASTER, Outcome, client_options};
-use crate::plan::{CALM, Host, NODES, Operation, Plan};
+use crate::plan::{CALM, Operation, Plan};
 use crate::report::{count, violation};
 
 /// Before the first call.
@@ -69,19 +69,13 @@ pub(crate) async fn run(plan: Rc<Plan>) -> Outcome {
         task.await?;
     }
     tokio::time::sleep_until(begun + CALM + RECOVERY).await;
-    let must_have = is_lossless(&plan);
+    let must_have = plan.is_lossless();
     let keys: Vec<usize> = HISTORY.with_borrow(|history| history.keys().copied().collect());
     for key in keys {
         get(&client, key, must_have).await;
     }
     last_writes(&client).await;
     Ok(())
-}
-
-/// Whether nothing has happened by which a store may lose objects: neither a node nor its connections have failed. A master that
-/// restarts keeps all that it has acknowledged.
-fn is_lossless(plan: &Plan) -> bool {
-    (0..NODES).all(|number| plan.spares(Host::Node(number)))
 }
 
 /// With all faults over, a store takes objects and gives them back.

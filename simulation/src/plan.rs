@@ -25,6 +25,8 @@ pub(crate) enum Host {
     Prefill(usize),
     Decode(usize),
     Node(usize),
+    /// The store's clients. They are only cut off.
+    Objects,
 }
 
 impl Host {
@@ -36,6 +38,7 @@ impl Host {
             Self::Prefill(number) => format!("prefill-{number}"),
             Self::Decode(number) => format!("decode-{number}"),
             Self::Node(number) => format!("node-{number}"),
+            Self::Objects => "objects".to_owned(),
         }
     }
 
@@ -44,7 +47,20 @@ impl Host {
     }
 }
 
-/// Who may be meant by a fault.
+/// Who may be cut off.
+const CONNECTED: [Host; 9] = [
+    Host::Objects,
+    Host::Gateway,
+    Host::Master,
+    Host::Prefill(0),
+    Host::Prefill(1),
+    Host::Decode(0),
+    Host::Decode(1),
+    Host::Node(0),
+    Host::Node(1),
+];
+
+/// Who may crash.
 pub(crate) const HOSTS: [Host; 8] = [
     Host::Gateway,
     Host::Master,
@@ -76,14 +92,16 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Whether it touches a host.
-    pub(crate) fn touches(self, host: Host) -> bool {
+    /// Whether a store may lose objects by it: a node fails, or the master cannot reach it.
+    fn may_lose_objects(self) -> bool {
         match self {
-            Self::Crash(one) | Self::Slow(one, _) | Self::Hang(one) | Self::BreakStreams(one, _) => {
-                one == host
+            Self::Crash(host) => matches!(host, Host::Node(_)),
+            Self::Partition(one, other) | Self::Hold(one, other) => {
+                let is_node = |host| matches!(host, Host::Node(_));
+                one == Host::Master && is_node(other) || is_node(one) && other == Host::Master
             }
-            Self::Partition(one, other) | Self::Hold(one, other) => one == host || other == host,
             Self::CutConnections(_) => true,
+            Self::Slow(..) | Self::Hang(_) | Self::BreakStreams(..) => false,
         }
     }
 }
@@ -169,9 +187,9 @@ impl Plan {
         }
     }
 
-    /// Whether no fault touches a host.
-    pub(crate) fn spares(&self, host: Host) -> bool {
-        !self.incidents.iter().any(|incident| incident.fault.touches(host))
+    /// Whether a store keeps all that it has acknowledged. A master that restarts does.
+    pub(crate) fn is_lossless(&self) -> bool {
+        !self.incidents.iter().any(|incident| incident.fault.may_lose_objects())
     }
 }
 
@@ -181,9 +199,9 @@ fn incident(random: &mut fastrand::Rng) -> Incident {
     let host = |random: &mut fastrand::Rng| HOSTS[random.usize(..HOSTS.len())];
     let engine = |random: &mut fastrand::Rng| HOSTS[random.usize(2..6)];
     let two = |random: &mut fastrand::Rng| {
-        let one = random.usize(..HOSTS.len());
-        let other = (one + random.usize(1..HOSTS.len())) % HOSTS.len();
-        (HOSTS[one], HOSTS[other])
+        let one = random.usize(..CONNECTED.len());
+        let other = (one + random.usize(1..CONNECTED.len())) % CONNECTED.len();
+        (CONNECTED[one], CONNECTED[other])
     };
     let fault = match random.u8(..14) {
         0..=3 => Fault::Crash(host(random)),
