@@ -60,3 +60,32 @@ impl OwnThread {
         let _ = self.ended.await;
     }
 }
+
+#[cfg(all(test, not(feature = "simulation")))]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_future_runs_on_another_thread_and_its_end_is_awaited() {
+        let (sender, receiver) = mpsc::channel();
+        let future = async move {
+            tokio::task::yield_now().await;
+            sender.send(thread::current().name().map(str::to_owned)).unwrap();
+        };
+        let own = OwnThread::start(&Supervisor::new(), "test", "own".to_owned(), future).unwrap();
+        own.ended().await;
+        assert_eq!(receiver.try_recv(), Ok(Some("own".to_owned())));
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_it_and_is_reported() {
+        let supervisor = Supervisor::new();
+        let own =
+            OwnThread::start(&supervisor, "test", "own".to_owned(), async { panic!("a test's") }).unwrap();
+        own.ended().await;
+        assert_eq!(supervisor.failed().await, "test");
+    }
+}

@@ -43,7 +43,8 @@ pub fn attach(stream: DetachedStream) -> io::Result<TcpStream> {
 }
 
 thread_local! {
-    static CUTS: RefCell<Cuts> = RefCell::new(Cuts { random: fastrand::Rng::with_seed(0), per_million: 0, made: 0 });
+    static CUTS: RefCell<Cuts> =
+        const { RefCell::new(Cuts { random: fastrand::Rng::with_seed(0), per_million: 0, made: 0 }) };
 }
 
 /// When connections are cut.
@@ -116,7 +117,11 @@ impl std::fmt::Debug for TcpListener {
 
 /// A connection.
 #[derive(Debug)]
-pub struct TcpStream {
+pub struct TcpStream(Box<Sides>);
+
+/// What makes a connection, beside the place that a system's connection takes.
+#[derive(Debug)]
+struct Sides {
     /// `None` once the connection has been cut.
     reader: Mutex<Option<OwnedReadHalf>>,
     writer: Mutex<Option<OwnedWriteHalf>>,
@@ -129,7 +134,8 @@ impl TcpStream {
         let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
         record(format_args!("{local} has a connection with {peer}"));
         let (reader, writer) = stream.into_split();
-        Ok(Self { reader: Mutex::new(Some(reader)), writer: Mutex::new(Some(writer)), local, peer })
+        let (reader, writer) = (Mutex::new(Some(reader)), Mutex::new(Some(writer)));
+        Ok(Self(Box::new(Sides { reader, writer, local, peer })))
     }
 
     /// Connects.
@@ -145,7 +151,7 @@ impl TcpStream {
     /// # Errors
     /// None.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.peer)
+        Ok(self.0.peer)
     }
 
     /// This side.
@@ -153,7 +159,7 @@ impl TcpStream {
     /// # Errors
     /// None.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.local)
+        Ok(self.0.local)
     }
 
     /// Changes nothing: every write is sent at once.
@@ -178,7 +184,7 @@ impl TcpStream {
     /// When the connection is broken.
     pub async fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         let mut into = ReadBuf::new(into);
-        poll_fn(|context| match &mut *self.reader.lock() {
+        poll_fn(|context| match &mut *self.0.reader.lock() {
             Some(reader) => Pin::new(reader).poll_peek(context, &mut into),
             None => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
         })
@@ -220,35 +226,35 @@ impl TcpStream {
     }
 
     fn poll_receive(&self, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut *self.reader.lock() {
+        match &mut *self.0.reader.lock() {
             Some(reader) => Pin::new(reader).poll_read(context, into),
             None => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
         }
     }
 
     fn poll_send(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let mut writer = self.writer.lock();
+        let mut writer = self.0.writer.lock();
         let Some(half) = writer.as_mut() else {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         };
         let Some(sent) = cut_within(bytes.len()) else {
             let written = Pin::new(half).poll_write(context, bytes);
             if let Poll::Ready(Ok(sent)) = &written {
-                record_bytes(self.local, self.peer, bytes.get(..*sent).unwrap_or_default());
+                record_bytes(self.0.local, self.0.peer, bytes.get(..*sent).unwrap_or_default());
             }
             return written;
         };
-        record(format_args!("{} -> {} is cut", self.local, self.peer));
+        record(format_args!("{} -> {} is cut", self.0.local, self.0.peer));
         // Whether these arrive does not matter: a cut loses what is under way.
         let _ = Pin::new(half).poll_write(context, bytes.get(..sent).unwrap_or_default());
         *writer = None;
         drop(writer);
-        *self.reader.lock() = None;
+        *self.0.reader.lock() = None;
         Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
     }
 
     fn poll_end(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut *self.writer.lock() {
+        match &mut *self.0.writer.lock() {
             Some(writer) => Pin::new(writer).poll_shutdown(context),
             None => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
         }
