@@ -74,7 +74,7 @@ pub async fn ask_load(
     if let Some(key) = api_key {
         request = request.bearer_auth(key);
     }
-    let mut response = request.send().await.map_err(failed)?;
+    let mut response = moongate_runtime::net::send_request(request).await.map_err(failed)?;
     if !response.status().is_success() {
         let status = format!("HTTP {}", response.status());
         return Err(match response.status().as_u16() {

@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use moongate_runtime::net::TcpListener;
 use moongate_runtime::{ListenerLimits, Supervisor, serve};
-use tokio::net::TcpListener;
 
 use crate::Metrics;
 

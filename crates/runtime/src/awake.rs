@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::RecvFlags;
-use tokio::net::TcpStream;
+#[cfg(not(feature = "simulation"))]
+use rustix::{io::Errno, net::RecvFlags};
+
+use crate::net::TcpStream;
 
 /// The most times in a row that it is not tried.
 const MOST_SKIPPED: u32 = 64;
@@ -88,7 +89,8 @@ impl Habit {
 
     /// Whether it is worth trying this time.
     pub fn is_due(&mut self) -> bool {
-        if self.limit.is_zero() {
+        // Simulated time does not pass while a thread runs.
+        if cfg!(feature = "simulation") || self.limit.is_zero() {
             return false;
         }
         let is_due = self.skipped >= self.skip;
@@ -127,11 +129,24 @@ impl Habit {
 ///
 /// # Errors
 /// Those of the connection.
+#[cfg(not(feature = "simulation"))]
 pub fn receive(stream: &TcpStream, into: &mut [u8]) -> io::Result<Option<usize>> {
     match rustix::net::recv(stream, into, RecvFlags::DONTWAIT) {
         Ok((_, bytes)) => Ok(Some(bytes)),
         Err(Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Receives what is there, without waiting: so many bytes, 0 at the end of the stream, nothing if nothing is there.
+///
+/// # Errors
+/// Those of the connection.
+#[cfg(feature = "simulation")]
+pub fn receive(stream: &TcpStream, into: &mut [u8]) -> io::Result<Option<usize>> {
+    match stream.try_read(into) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        received => received.map(Some),
     }
 }
 

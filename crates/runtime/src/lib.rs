@@ -8,7 +8,9 @@ pub mod listener;
 mod log_interval;
 mod log_output;
 mod memory_limit;
+pub mod net;
 mod open_files;
+mod own_thread;
 mod peer_tls;
 mod process_metrics;
 mod secret;
@@ -26,6 +28,7 @@ pub use log_interval::LogInterval;
 pub use log_output::{LogOutput, log_lines_lost};
 pub use memory_limit::memory_limit;
 pub use open_files::{DescriptorShares, open_file_limit, raise_open_file_limit};
+pub use own_thread::OwnThread;
 pub use peer_tls::{
     BlockingTlsStream, Fingerprint, PeerTls, PeerTlsFiles, PeerTlsOptions, TLS_REQUIRED, explain_tls,
     is_tls_alert, random_key,

@@ -22,19 +22,17 @@ use std::time::Duration;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use self::refusal::Refuser;
 use crate::Supervisor;
+use crate::net::{self, TcpListener, TcpStream};
 
 pub use refusal::ConnectionRefusal;
 pub(crate) use tls::certificates;
 pub use tls::{ClientCertificate, Tls, TlsError, TlsFiles};
 
-/// Connections the kernel keeps ready while the loop is busy (bounded by `net.core.somaxconn` too).
-const BACKLOG: u32 = 4096;
 /// Pause after a failed accept: doubled from the first to the last while accepts keep failing.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
@@ -118,13 +116,7 @@ fn remedy(kind: ErrorKind) -> &'static str {
 /// # Errors
 /// [`BindError`], which names the address and says how to mend it.
 pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
-    let open = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    open().map_err(|source| BindError { address, source })
+    net::listen(address).map_err(|source| BindError { address, source })
 }
 
 /// The error a service or a body may have: anything that can be boxed.

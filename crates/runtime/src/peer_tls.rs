@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest as _, Sha256};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{client, server};
 
 use crate::{Supervisor, Tls, TlsError, TlsFiles, Trust, TrustFiles, tls_remedy};
@@ -94,7 +94,10 @@ impl PeerTls {
     ///
     /// # Errors
     /// What the handshake failed for.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<(server::TlsStream<TcpStream>, Fingerprint)> {
+    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<(server::TlsStream<S>, Fingerprint)> {
         let stream = self.parts.server.accept(stream).await?;
         let peer = fingerprint_of(stream.get_ref().1.peer_certificates())?;
         Ok((stream, peer))
@@ -112,7 +115,11 @@ impl PeerTls {
     ///
     /// # Errors
     /// What the handshake failed for.
-    pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
+    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        host: &str,
+        stream: S,
+    ) -> io::Result<client::TlsStream<S>> {
         let connected = self.parts.client.connect(host, stream).await;
         connected.map_err(|error| {
             let fix = tls_remedy(&error).filter(|_| !speaks_no_tls(&error)).unwrap_or(NO_TLS);

@@ -119,7 +119,7 @@ impl<'a> Conversation<'a> {
         if let Some(key) = self.api_key {
             request = request.bearer_auth(key);
         }
-        let mut response = request.send().await.map_err(failure)?;
+        let mut response = moongate_runtime::net::send_request(request).await.map_err(failure)?;
         let status = response.status().as_u16();
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failure)? {

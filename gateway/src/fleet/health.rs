@@ -111,7 +111,7 @@ pub(crate) async fn probe_suspects(
 
 async fn check(client: &reqwest::Client, url: &str, limits: &HealthLimits) -> Result<(), String> {
     let request = client.get(format!("{url}{}", limits.path)).timeout(limits.timeout);
-    match request.send().await {
+    match moongate_runtime::net::send_request(request).await {
         Ok(response) if response.status().is_success() => Ok(()),
         Ok(response) => Err(format!("GET {} answered {}", limits.path, response.status())),
         Err(error) => Err(format!("GET {}: {}", limits.path, error.without_url())),

@@ -8,8 +8,8 @@ use std::time::Duration;
 use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use moongate_runtime::Trust;
+use moongate_runtime::net::TcpStream;
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 

@@ -1,21 +1,28 @@
 //! A server whose state is kept in a folder, and the thread that looks after it.
 
+#[cfg(feature = "simulation")]
+mod task;
+#[cfg(not(feature = "simulation"))]
+mod thread;
+
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use moongate_oplog::{Error, Options};
 use moongate_runtime::Supervisor;
 
 use crate::clock::Clock;
-use crate::durable::{Durable, Keeper, Pace};
+use crate::durable::{Durable, Pace};
 use crate::flags::DataOptions;
 use crate::ha::MEMBER;
 use crate::journal::Journal;
 use crate::server::{Server, ServerOptions};
 use crate::state::{Beside, State};
+#[cfg(feature = "simulation")]
+use task::Running;
+#[cfg(not(feature = "simulation"))]
+use thread::Running;
 
 /// Why a state cannot be kept.
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +38,10 @@ pub enum KeepError {
     Thread(#[source] std::io::Error),
 }
 
-/// The thread that flushes a server's log and writes its snapshots.
+/// What flushes a server's log and writes its snapshots.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    stop: Sender<()>,
-    keeper: JoinHandle<Result<(), Error>>,
+    keeper: Running,
 }
 
 impl Kept {
@@ -61,23 +67,16 @@ impl Kept {
             server.open_rebuild();
         }
         let pace = Pace { snapshot_every: data.snapshot_every, ..Pace::default() };
-        let (stop, stopped) = std::sync::mpsc::channel();
-        let kept = Arc::clone(&server);
-        let run = supervisor.essential_thread("data", move || {
-            Keeper::new(&durable, &kept.master, &beside, pace).run(&stopped);
-            durable.log().close()
-        });
-        let thread = std::thread::Builder::new().name("data".to_owned());
-        Ok((server, Self { stop, keeper: thread.spawn(run).map_err(KeepError::Thread)? }))
+        let keeper = Running::start(durable, Arc::clone(&server), beside, pace, supervisor);
+        Ok((server, Self { keeper: keeper.map_err(KeepError::Thread)? }))
     }
 
     /// Saves what is left to be saved.
     pub(crate) fn close(self) {
-        drop(self.stop);
-        match self.keeper.join() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the last changes may not be saved"),
-            Err(_) => {
+        match self.keeper.close() {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::error!(%error, "the last changes may not be saved"),
+            None => {
                 tracing::error!("the last changes may not be saved: the thread that saves them has failed");
             }
         }

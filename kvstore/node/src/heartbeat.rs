@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mooncake_wire::types::ClientStatus;
 use moongate_kvstore::rpc::{self, Master};
-use moongate_runtime::Supervisor;
+use moongate_runtime::{OwnThread, Supervisor};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -50,22 +49,19 @@ pub(crate) fn start(
     pulse: Arc<Pulse>,
     stop: CancellationToken,
     supervisor: &Supervisor,
-) -> std::io::Result<JoinHandle<()>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+) -> std::io::Result<OwnThread> {
     let membership = membership.clone();
-    let beating = supervisor.essential_thread("heartbeat", move || {
-        runtime.block_on(async {
-            let supervisor = Supervisor::new();
-            let options = rpc::Options { connections: 1, time_limit: TIME_LIMIT, ..rpc::Options::default() };
-            let (address, authentication) =
-                (membership.master.address(), membership.master.authentication().cloned());
-            let own = Master::authenticated(address, options, authentication, &supervisor);
-            let membership = membership.with(own);
-            stop.run_until_cancelled(beat(&membership, &pulse)).await;
-            supervisor.token().cancel();
-        });
-    });
-    std::thread::Builder::new().name("heartbeat".to_owned()).spawn(beating)
+    let beating = async move {
+        let supervisor = Supervisor::new();
+        let options = rpc::Options { connections: 1, time_limit: TIME_LIMIT, ..rpc::Options::default() };
+        let (address, authentication) =
+            (membership.master.address(), membership.master.authentication().cloned());
+        let own = Master::authenticated(address, options, authentication, &supervisor);
+        let membership = membership.with(own);
+        stop.run_until_cancelled(beat(&membership, &pulse)).await;
+        supervisor.token().cancel();
+    };
+    OwnThread::start(supervisor, "heartbeat", "heartbeat".to_owned(), beating)
 }
 
 async fn beat(membership: &Membership, pulse: &Pulse) {

@@ -25,6 +25,7 @@ mod place;
 mod pool;
 mod presence;
 mod rdma;
+mod region_socket;
 mod rest;
 mod scrub;
 pub mod size;

@@ -42,9 +42,7 @@ pub(crate) async fn open_memory(
         // Memory of a disk is checked after the machine was started anew, which takes a while.
         let opening = wanted.clone();
         let size = config.segment_size;
-        let opened =
-            tokio::task::spawn_blocking(move || Segment::open(&opening, |base| new_identity(base, size)));
-        match opened.await.map_err(io::Error::other)? {
+        match run_blocking(move || Segment::open(&opening, |base| new_identity(base, size))).await? {
             Ok(segment) => return Ok(segment),
             Err(error) if Instant::now() + PAUSE > deadline => return Err(error.into()),
             Err(
@@ -80,9 +78,29 @@ pub(crate) fn settle(ledger: &Ledger, endpoint: &str, kept: bool) -> Result<Iden
     Ok(identity)
 }
 
+/// Runs what waits for a disk beside other tasks.
+#[cfg(not(feature = "simulation"))]
+async fn run_blocking<T: Send + 'static>(open: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(open).await.map_err(io::Error::other)
+}
+
+/// Runs it at once: a simulation has one thread.
+#[cfg(feature = "simulation")]
+async fn run_blocking<T>(open: impl FnOnce() -> T) -> io::Result<T> {
+    std::future::ready(Ok(open())).await
+}
+
+/// Where the system maps memory differs from run to run, and what peers call its first byte must not.
+#[cfg(feature = "simulation")]
+fn simulated_base(_mapped: u64) -> u64 {
+    fastrand::u64(1..1 << 16) << 32
+}
+
 /// New ids for a segment.
 pub(crate) fn new_identity(base: u64, size: u64) -> Identity {
     let number = || fastrand::u64(1..);
+    #[cfg(feature = "simulation")]
+    let base = simulated_base(base);
     Identity { segment: [number(), number()], client: [number(), number()], name: String::new(), base, size }
 }
 

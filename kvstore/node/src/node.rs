@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mooncake_wire::types::Uuid;
@@ -12,11 +11,11 @@ use moongate_kvstore::rpc::{self, Authentication, Master, RpcError};
 use moongate_memory::numa::Placement;
 use moongate_memory::{Keep, Pages, Segment, Wanted};
 use moongate_rdma::Fabric;
-use moongate_runtime::{PeerTls, Supervisor};
+use moongate_runtime::net::TcpListener;
+use moongate_runtime::{OwnThread, PeerTls, Supervisor};
 use moongate_transfer::Peers;
 use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, Serving};
-use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -68,7 +67,7 @@ pub(crate) struct Shared {
 /// A node that serves.
 pub struct RunningStore {
     shared: Shared,
-    heartbeat: Option<JoinHandle<()>>,
+    heartbeat: OwnThread,
     beating: CancellationToken,
     unmounts: bool,
     drain_timeout: Duration,
@@ -191,7 +190,7 @@ pub async fn start(
     );
     let unmounts = !lasts || flags.on_stop == OnStop::Unmount;
     let drain_timeout = flags.drain_timeout;
-    Ok(RunningStore { shared, heartbeat: Some(heartbeat), beating, unmounts, drain_timeout, http })
+    Ok(RunningStore { shared, heartbeat, beating, unmounts, drain_timeout, http })
 }
 
 impl RunningStore {
@@ -208,7 +207,7 @@ impl RunningStore {
     }
 
     /// Leaves: takes the memory out of the store unless it is kept, and ends what is in progress.
-    pub async fn stop(mut self) {
+    pub async fn stop(self) {
         self.beating.cancel();
         if self.unmounts {
             self.leave().await;
@@ -222,10 +221,8 @@ impl RunningStore {
         if let Some(keeper) = &self.shared.keeper {
             keeper.end().await;
         }
-        if let Some(thread) = self.heartbeat.take() {
-            // It ends at its next pause.
-            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
-        }
+        // It ends at its next pause.
+        self.heartbeat.ended().await;
     }
 
     async fn leave(&self) {

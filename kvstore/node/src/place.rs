@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use moongate_memory::holder::{self, Holder};
 use moongate_runtime::BindError;
+use moongate_runtime::net::TcpListener;
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpListener;
 
 use crate::flags::Keeping;
 
@@ -152,6 +152,7 @@ fn read(file: &Path) -> Ports {
 }
 
 /// A socket of the holder's. One at another address is of a pod that was, and is let go.
+#[cfg(not(feature = "simulation"))]
 fn kept(holder: &Holder, name: &str, address: SocketAddr) -> Result<TcpListener, PlaceError> {
     let mut listener = holder.listener(name, address)?;
     let at = listener.local_addr()?;
@@ -162,6 +163,12 @@ fn kept(holder: &Holder, name: &str, address: SocketAddr) -> Result<TcpListener,
     }
     listener.set_nonblocking(true)?;
     Ok(TcpListener::from_std(listener)?)
+}
+
+/// No holder is simulated.
+#[cfg(feature = "simulation")]
+fn kept(_: &Holder, _: &str, _: SocketAddr) -> Result<TcpListener, PlaceError> {
+    Err(PlaceError::Socket(std::io::ErrorKind::Unsupported.into()))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use moongate_runtime::PeerTls;
-use tokio::net::TcpStream;
+use moongate_runtime::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::error::RpcError;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::frame::{self, Frame, FrameError, Parsed, ResponseHeader};
 use moongate_runtime::awake::{Habit, receive};
+use moongate_runtime::net::TcpStream;
 use moongate_runtime::{explain_tls, is_tls_alert};
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 

@@ -2,9 +2,9 @@
 
 use std::io;
 
+use moongate_runtime::net::{self, TcpStream};
 use moongate_runtime::{Fingerprint, PeerTls};
 use tokio::io::{AsyncRead, ReadHalf};
-use tokio::net::{TcpStream, tcp};
 use tokio_rustls::client::TlsStream;
 
 /// A socket, or TLS over it.
@@ -42,7 +42,7 @@ pub(super) trait Receiver: AsyncRead + Unpin {
     fn socket(&self) -> Option<&TcpStream>;
 }
 
-impl Receiver for tcp::ReadHalf<'_> {
+impl Receiver for net::ReadHalf<'_> {
     fn socket(&self) -> Option<&TcpStream> {
         Some(self.as_ref())
     }

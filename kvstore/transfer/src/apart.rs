@@ -6,9 +6,10 @@
 
 use std::io;
 
+use moongate_runtime::net::TcpStream;
 use rustix::thread::{sched_getaffinity, sched_getcpu, sched_setaffinity};
+#[cfg(not(feature = "simulation"))]
 use socket2::SockRef;
-use tokio::net::TcpStream;
 
 /// What is shorter ends before it would pay.
 const LEAST: usize = 256 << 10;
@@ -41,11 +42,22 @@ impl Apart {
             self.skipped += 1;
             return;
         }
-        let is_same = SockRef::from(stream).cpu_affinity().is_ok_and(|peer| peer == sched_getcpu());
+        let is_same = is_sent_from_this_core(stream);
         // Where the last move did not help, the other cores are busy too.
         self.skip = if is_same && self.has_moved { (self.skip * 2 + 1).min(MOST_SKIPPED) } else { 0 };
         (self.skipped, self.has_moved) = (0, is_same && leave_core().is_ok());
     }
+}
+
+#[cfg(not(feature = "simulation"))]
+fn is_sent_from_this_core(stream: &TcpStream) -> bool {
+    SockRef::from(stream).cpu_affinity().is_ok_and(|peer| peer == sched_getcpu())
+}
+
+/// A simulation has one thread.
+#[cfg(feature = "simulation")]
+fn is_sent_from_this_core(_: &TcpStream) -> bool {
+    false
 }
 
 /// Moves this thread to any other of the cores that it may use; then it may use all of them again. Returns where it went, if there

@@ -3,9 +3,9 @@
 use std::io::{self, IoSlice};
 
 use mooncake_wire::capability::Capability;
+use moongate_runtime::net::TcpStream;
 use moongate_runtime::{Fingerprint, PeerTls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 /// A socket, or TLS over it.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crc_fast::{CrcAlgorithm, Digest};
 use mooncake_wire::capability::{CAPABILITY, Capability};
 use moongate_runtime::awake::{Habit, receive};
+use moongate_runtime::net::TcpStream;
 use moongate_runtime::{PeerTls, TLS_REQUIRED, explain_tls, is_tls_alert};
-use tokio::net::TcpStream;
 
 use crate::apart::Apart;
 use crate::channel::Channel;
@@ -336,11 +336,19 @@ impl Connection {
 
 fn set_options(stream: &TcpStream, limits: Limits) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    if let Some(bytes) = limits.kernel_buffer {
-        let socket = socket2::SockRef::from(stream);
-        socket.set_recv_buffer_size(bytes)?;
-        socket.set_send_buffer_size(bytes)?;
-    }
+    limits.kernel_buffer.map_or(Ok(()), |bytes| set_kernel_buffer(stream, bytes))
+}
+
+#[cfg(not(feature = "simulation"))]
+fn set_kernel_buffer(stream: &TcpStream, bytes: usize) -> io::Result<()> {
+    let socket = socket2::SockRef::from(stream);
+    socket.set_recv_buffer_size(bytes)?;
+    socket.set_send_buffer_size(bytes)
+}
+
+/// A simulated socket has none.
+#[cfg(feature = "simulation")]
+fn set_kernel_buffer(_: &TcpStream, _: usize) -> io::Result<()> {
     Ok(())
 }
 

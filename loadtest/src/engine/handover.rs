@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use moongate_runtime::net::send_request;
+
 use super::cache::{CachedTokens, Kept};
 use super::events::Prefix;
 use super::object_store::Objects;
@@ -214,9 +216,10 @@ async fn ask_until(engine: &Arc<Engine>, from: &Take) -> Result<KvOffer, EngineE
     let ask =
         KvAsk { key: from.key.clone(), rank: from.rank, engine_id: from.engine_id.clone(), wait: from.wait };
     let begin = tokio::time::Instant::now();
-    let patience = engine.config.handshake_timeout;
+    let (patience, timeout) = (engine.config.handshake_timeout, engine.config.pair_timeout());
     loop {
-        let error = match engine.client.post(&url).json(&ask).send().await {
+        let request = engine.client.post(&url).json(&ask).timeout(timeout);
+        let error = match send_request(request).await {
             Ok(answer) if answer.status().is_success() => match answer.json::<KvOffer>().await {
                 Ok(offer) => return Ok(offer),
                 Err(error) => error,

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use mooncake_wire::admin::{Buffer, Data, Health, KeyReplicas, KvEventsStatus, SegmentsDetail};
 use mooncake_wire::key::ObjectKey;
 use moongate_runtime::Supervisor;
-use tokio::net::TcpListener;
+use moongate_runtime::net::TcpListener;
 
 use super::config::{SimError, SimFleet};
 use super::reply::{self, Reply};

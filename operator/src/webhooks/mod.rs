@@ -21,10 +21,10 @@ use axum::{BoxError, Router};
 use kube::{Api, Client};
 use moongate_render::RoleNames;
 use moongate_runtime::Supervisor;
+use moongate_runtime::net::TcpListener;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::net::TcpListener;
 
 use crate::Metrics;
 use crate::admission::{self, Objection};

@@ -11,13 +11,13 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tower::ServiceExt as _;
 use tower::util::Oneshot;
 
 use super::tls::{self, ClientCertificate, Tls};
 use super::{BoxError, ListenerLimits, PeerAddr, Phase, Shared};
 use crate::Supervisor;
+use crate::net::TcpStream;
 
 /// hyper's default, which it keeps on the stack.
 const HEADERS_WITHOUT_ALLOCATION: usize = 100;

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::net::TcpStream;
 use crate::{LogInterval, Supervisor};
 
 /// Connections that are refused at once. Further ones wait in the kernel's backlog.

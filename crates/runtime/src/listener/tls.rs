@@ -10,12 +10,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoClientAuth, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::FileChanges;
+use crate::net::TcpStream;
 
 /// In the extensions of a request whose client has shown a certificate of the authority that is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,7 +187,10 @@ impl Tls {
     }
 
     /// The handshake with one client.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> std::io::Result<TlsStream<S>> {
         TlsAcceptor::from(self.config.load_full()).accept(stream).await
     }
 }

@@ -32,6 +32,15 @@ impl Default for Pace {
     }
 }
 
+/// When the last snapshot was written, and whether saving fails.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    last: Instant,
+    /// The last record that the snapshot has.
+    last_number: u64,
+    failing: bool,
+}
+
 /// Keeps a master's files short and flushed.
 #[derive(Debug)]
 pub struct Keeper<'a> {
@@ -49,26 +58,35 @@ impl<'a> Keeper<'a> {
 
     /// Works until the other end of `stop` is dropped. A snapshot that is being written then is given up.
     pub fn run(&self, stop: &Receiver<()>) {
-        let (mut last, mut last_number) = (Instant::now(), self.durable.log.oldest());
-        let mut failing = false;
+        let mut progress = self.progress();
         while stop.recv_timeout(self.pace.flush_every) == Err(RecvTimeoutError::Timeout) {
-            let number = self.durable.log.next() - 1;
-            let records = number.saturating_sub(last_number);
-            let due =
-                records >= self.pace.records || (records > 0 && last.elapsed() >= self.pace.snapshot_every);
-            let done = self.durable.log.commit(number).and_then(|()| self.durable.log.flush());
-            let done = done.and_then(|()| if due { self.snapshot_until(stop).map(drop) } else { Ok(()) });
-            if due {
-                (last, last_number) = (Instant::now(), number);
+            self.turn(&mut progress, stop);
+        }
+    }
+
+    /// The state before the first [`Self::turn`].
+    pub(crate) fn progress(&self) -> Progress {
+        Progress { last: Instant::now(), last_number: self.durable.log.oldest(), failing: false }
+    }
+
+    /// What is due once every [`Pace::flush_every`].
+    pub(crate) fn turn(&self, progress: &mut Progress, stop: &Receiver<()>) {
+        let Progress { last, last_number, failing } = progress;
+        let number = self.durable.log.next() - 1;
+        let records = number.saturating_sub(*last_number);
+        let due = records >= self.pace.records || (records > 0 && last.elapsed() >= self.pace.snapshot_every);
+        let done = self.durable.log.commit(number).and_then(|()| self.durable.log.flush());
+        let done = done.and_then(|()| if due { self.snapshot_until(stop).map(drop) } else { Ok(()) });
+        if due {
+            (*last, *last_number) = (Instant::now(), number);
+        }
+        // Logged once, not every second.
+        match done {
+            Err(error) if !std::mem::replace(failing, true) => {
+                tracing::error!(%error, "changes cannot be saved; new objects are refused until they can");
             }
-            // Told once, not every second.
-            match done {
-                Err(error) if !std::mem::replace(&mut failing, true) => {
-                    tracing::error!(%error, "changes cannot be saved; new objects are refused until they can");
-                }
-                Ok(()) if std::mem::take(&mut failing) => tracing::info!("changes are saved again"),
-                _ => {}
-            }
+            Ok(()) if std::mem::take(failing) => tracing::info!("changes are saved again"),
+            _ => {}
         }
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use moongate_kvcore::{Effects, Fact, SnapshotCursor, encode};
 use moongate_runtime::Supervisor;
+use moongate_runtime::net::{TcpListener, TcpStream};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use moongate_runtime::awake::{self, Awake};
-use tokio::net::TcpStream;
+use moongate_runtime::net::TcpStream;
 
 /// Bytes that are received at once. Larger requests are worth waking up for.
 const PIECE: usize = 4096;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_runtime::awake::Awake;
+use moongate_runtime::net::{DetachedStream, TcpListener, TcpStream, detach};
 use moongate_runtime::{BindError, LogInterval, Supervisor, bind};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -141,10 +141,10 @@ impl Accepting {
         Arc::clone(&self.slots).acquire_owned().await.ok()
     }
 
-    fn prepare(&self, stream: TcpStream) -> io::Result<std::net::TcpStream> {
+    fn prepare(&self, stream: TcpStream) -> io::Result<DetachedStream> {
         stream.set_nodelay(self.no_delay)?;
         // The thread that serves it registers it with its own runtime.
-        stream.into_std()
+        detach(stream)
     }
 }
 

@@ -3,8 +3,8 @@
 use std::io;
 
 use bytes::BytesMut;
+use moongate_runtime::net::TcpStream;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 /// A socket, or TLS over it.

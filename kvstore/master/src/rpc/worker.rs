@@ -3,12 +3,11 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use moongate_runtime::{Fingerprint, PeerTls, Supervisor, explain_tls};
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use moongate_runtime::net::{DetachedStream, TcpStream, attach};
+use moongate_runtime::{Fingerprint, OwnThread, PeerTls, Supervisor, explain_tls};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +23,7 @@ const WAITING: usize = 256;
 
 /// A connection on its way to a thread.
 pub(super) struct Accepted {
-    pub(super) stream: std::net::TcpStream,
+    pub(super) stream: DetachedStream,
     pub(super) host: IpAddr,
     /// Its place among all connections.
     pub(super) slot: OwnedSemaphorePermit,
@@ -44,20 +43,11 @@ impl Worker {
     /// Starts the thread. It ends when `stop` is cancelled and its connections have ended.
     pub(super) fn start(self) -> io::Result<mpsc::Sender<Accepted>> {
         let (sender, receiver) = mpsc::channel(WAITING);
-        let (ended, has_ended) = oneshot::channel::<()>();
         let supervisor = self.supervisor.clone();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let name = format!("rpc-{}", self.lane);
-        let serving = supervisor.essential_thread("rpc thread", move || {
-            runtime.block_on(self.run(receiver));
-            drop(runtime);
-            drop(ended);
-        });
-        thread::Builder::new().name(name).spawn(serving)?;
+        let thread = OwnThread::start(&supervisor, "rpc thread", name, self.run(receiver))?;
         // The thread is no task, so a task stands for it.
-        supervisor.spawn("rpc thread", async move {
-            let _ = has_ended.await;
-        });
+        supervisor.spawn("rpc thread", thread.ended());
         Ok(sender)
     }
 
@@ -79,7 +69,7 @@ impl Worker {
     }
 
     fn take(&self, Accepted { stream, host, slot }: Accepted, open: mpsc::Sender<()>) -> io::Result<()> {
-        let stream = TcpStream::from_std(stream)?;
+        let stream = attach(stream)?;
         let caller = Caller::new(Arc::clone(&self.server), host, self.lane);
         let limits = self.server.limits;
         let (budget, thread, stop) = (Arc::clone(&self.budget), self.thread.clone(), self.stop.clone());

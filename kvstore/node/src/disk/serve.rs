@@ -12,11 +12,11 @@ use mooncake_wire::capability::grants::{self, IssuedGrant};
 use mooncake_wire::disk::{DiskRequest, StageArguments, Staged, encode_released, encode_staged};
 use mooncake_wire::frame::{self, Parsed, RequestHeader, attach_to_response};
 use mooncake_wire::rpc::Outcome;
+use moongate_runtime::net::{TcpListener, TcpStream};
 use moongate_runtime::{PeerTls, Supervisor, explain_tls};
 use moongate_transfer::Peers;
 use moongate_transfer::serve::Span;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::Disk;

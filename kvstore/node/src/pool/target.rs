@@ -1,12 +1,12 @@
 //! Transfers of peers into the memory and out of it.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 
 use moongate_memory::ledger::Finished;
-use moongate_transfer::serve::{Span, Target};
+use moongate_transfer::serve::{DataSocket, Span, Target};
 
 use super::Pool;
+use crate::region_socket::{receive, receive_summed, send, send_summed};
 
 /// Bytes that are encrypted or decrypted at a time: few enough to stay in the processor's cache.
 const PIECE: usize = 256 << 10;
@@ -32,7 +32,7 @@ impl Target for Pool {
 
     fn receive(
         &self,
-        socket: &TcpStream,
+        socket: &DataSocket,
         span: Span,
         summed: bool,
         whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
@@ -41,28 +41,28 @@ impl Target for Pool {
         let writing = lent.ledger.begin(offset, span.size)?;
         lent.begin(offset, span.size);
         if !summed && !lent.lasts {
-            lent.region.receive_exact(socket, offset, span.size)?;
+            receive(&lent.region, socket, offset, span.size)?;
             return whole(None);
         }
-        let crc = lent.region.receive_exact_crc(socket, offset, span.size)?;
+        let crc = receive_summed(&lent.region, socket, offset, span.size)?;
         // What there is no room to record is whole all the same: only a later process will not know.
         Ok(whole(Some(crc))? && writing.finish(crc) != Finished::Overlapped)
     }
 
-    fn send(&self, socket: &TcpStream, span: Span) -> io::Result<()> {
+    fn send(&self, socket: &DataSocket, span: Span) -> io::Result<()> {
         if let Some((region, offset)) = self.buffered(span) {
-            return region.send_all(socket, offset, span.size);
+            return send(region, socket, offset, span.size);
         }
         let (lent, offset) = self.found(span)?;
-        lent.region.send_all(socket, offset, span.size)
+        send(&lent.region, socket, offset, span.size)
     }
 
-    fn send_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32> {
+    fn send_summed(&self, socket: &DataSocket, span: Span) -> io::Result<u32> {
         if let Some((region, offset)) = self.buffered(span) {
-            return region.send_all_crc(socket, offset, span.size);
+            return send_summed(region, socket, offset, span.size);
         }
         let (lent, offset) = self.found(span)?;
-        lent.region.send_all_crc(socket, offset, span.size)
+        send_summed(&lent.region, socket, offset, span.size)
     }
 
     fn receive_from(

@@ -9,8 +9,8 @@ mod server;
 use std::io;
 
 use moongate_runtime::PeerTls;
+use moongate_runtime::net::TcpStream;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
 pub use frame::Kind;
 pub use server::{Answers, HandshakeLimits, Node, listen};

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use moongate_runtime::net::TcpListener;
 use moongate_runtime::{PeerTls, Supervisor, explain_tls};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{self, Kind};

@@ -18,13 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use moongate_runtime::net::TcpListener;
 use parking_lot::{Condvar, Mutex};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::time::Timespec;
-use tokio::net::TcpListener;
 
 use super::target::Span;
 use crate::plane::{HEADER, Header, Operation, Protocol, UnknownOperation};

@@ -9,10 +9,10 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
+use moongate_runtime::net::TcpListener;
 use moongate_runtime::{LogInterval, Supervisor};
 use parking_lot::Mutex;
 use rustix::net::{SocketFlags, acceptfrom_with};
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::barrier::ReadBarrier;

@@ -2,12 +2,19 @@
 //!
 //! Each connection has a thread: a transfer is a few long system calls, between the socket and the memory itself.
 
+#[cfg(not(feature = "simulation"))]
 mod barrier;
+#[cfg(not(feature = "simulation"))]
 mod connection;
 mod counts;
+#[cfg(not(feature = "simulation"))]
 mod listener;
+#[cfg(not(feature = "simulation"))]
 mod registry;
+#[cfg(not(feature = "simulation"))]
 mod secured;
+#[cfg(feature = "simulation")]
+mod simulated;
 mod target;
 
 use std::sync::Arc;
@@ -20,7 +27,12 @@ use crate::peers::Peers;
 use crate::plane::Operation;
 
 pub use counts::{Counts, Snapshot};
+#[cfg(not(feature = "simulation"))]
 pub use listener::{Serving, listen};
+#[cfg(feature = "simulation")]
+pub use simulated::{DataSocket, Serving, listen};
+#[cfg(not(feature = "simulation"))]
+pub use std::net::TcpStream as DataSocket;
 pub use target::{Span, Target};
 
 /// Checks what an authenticated peer may do.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+
+use super::DataSocket;
 
 /// A range of addresses, as peers name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,7 @@ pub struct Span {
 
 impl Span {
     /// Whether a byte lies in both.
+    #[cfg(not(feature = "simulation"))]
     pub(super) fn overlaps(self, other: Self) -> bool {
         self.start < other.start.saturating_add(other.size)
             && other.start < self.start.saturating_add(self.size)
@@ -46,7 +48,7 @@ pub trait Target: Send + Sync + 'static {
     /// As the socket says, `UnexpectedEof`, and as `whole`. The connection ends.
     fn receive(
         &self,
-        socket: &TcpStream,
+        socket: &DataSocket,
         span: Span,
         summed: bool,
         whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
@@ -56,13 +58,13 @@ pub trait Target: Send + Sync + 'static {
     ///
     /// # Errors
     /// As the socket says.
-    fn send(&self, socket: &TcpStream, span: Span) -> io::Result<()>;
+    fn send(&self, socket: &DataSocket, span: Span) -> io::Result<()>;
 
     /// The same, and returns the CRC-32C of what was sent. More is sent after it.
     ///
     /// # Errors
     /// As [`Target::send`].
-    fn send_summed(&self, socket: &TcpStream, span: Span) -> io::Result<u32>;
+    fn send_summed(&self, socket: &DataSocket, span: Span) -> io::Result<u32>;
 
     /// As [`Target::receive`], from a stream that is decrypted by the caller. A CRC-32C is always made.
     ///

@@ -1,0 +1,170 @@
+//! The programs, each on a host of its own, with their own command lines.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::Path;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use clap::Parser;
+use moongate_gateway::{GatewayOptions, RunningGateway};
+use moongate_kvclient::{Client, Options};
+use moongate_loadtest::engine::{Connector, Face, FaultPlan, Role, SimConfig, SimEngine, SimFleet, SimStats};
+use moongate_master::flags::{self, Asked};
+use moongate_runtime::Supervisor;
+use moongate_store::{Config, Flags};
+use moongate_telemetry::Traces;
+
+use crate::plan::{Host, PAIRS, Plan};
+
+pub(crate) type Outcome = Result<(), Box<dyn Error>>;
+
+/// Where clients reach the gateway.
+pub(crate) const GATEWAY: &str = "gateway:8000";
+/// Where the master is.
+pub(crate) const MASTER: &str = "master:50051";
+const ENGINE_PORT: u16 = 8000;
+const BOOTSTRAP_PORT: u16 = 8998;
+/// How much faster the engines are than real ones.
+const TIME_SCALE: f64 = 2.0;
+
+thread_local! {
+    static GATEWAY_RUNNING: RefCell<Weak<RunningGateway>> = const { RefCell::new(Weak::new()) };
+    static ENGINES: RefCell<BTreeMap<String, Weak<SimEngine>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+#[derive(Debug, Parser)]
+struct GatewayFlags {
+    #[command(flatten)]
+    options: GatewayOptions,
+}
+
+/// Runs a gateway until its host crashes.
+pub(crate) async fn gateway() -> Outcome {
+    let mut line = vec![
+        "gateway".to_owned(),
+        "--listen=0.0.0.0:8000".to_owned(),
+        "--admin-listen=0.0.0.0:9000".to_owned(),
+        "--prefill-timeout=5s".to_owned(),
+        "--first-byte-timeout=5s".to_owned(),
+        "--answer-timeout=8s".to_owned(),
+        "--idle-timeout=4s".to_owned(),
+        "--stall-timeout=3s".to_owned(),
+        "--health-interval=2s".to_owned(),
+        "--health-timeout=1s".to_owned(),
+        "--load-interval=500ms".to_owned(),
+        "--index-pages=10000".to_owned(),
+        format!("--time-scale={TIME_SCALE}"),
+    ];
+    for number in 0..PAIRS {
+        line.push(format!(
+            "--prefill=http://{}:{ENGINE_PORT},{BOOTSTRAP_PORT}",
+            Host::Prefill(number).name()
+        ));
+        line.push(format!("--decode=http://{}:{ENGINE_PORT}", Host::Decode(number).name()));
+    }
+    let options = GatewayFlags::try_parse_from(line)?.options;
+    let supervisor = Supervisor::new();
+    let running = moongate_gateway::start(&options, Traces::off(), &supervisor).await?;
+    let running = Rc::new(running);
+    GATEWAY_RUNNING.set(Rc::downgrade(&running));
+    std::future::pending().await
+}
+
+/// Requests in flight by the gateway's gauges; nothing if it does not run.
+pub(crate) fn in_flight() -> Option<u32> {
+    GATEWAY_RUNNING.with_borrow(Weak::upgrade).map(|gateway| gateway.booked())
+}
+
+/// Runs an engine until its host crashes.
+pub(crate) async fn engine(host: Host, plan: Rc<Plan>) -> Outcome {
+    let role = if matches!(host, Host::Prefill(_)) { Role::Prefill } else { Role::Decode };
+    let mut config = SimConfig::new(role, plan.face);
+    config.connector = plan.connector;
+    config.listen = ([0, 0, 0, 0], ENGINE_PORT).into();
+    config.bootstrap_listen = Some(([0, 0, 0, 0], BOOTSTRAP_PORT).into());
+    config.advertise_host = Some(host.name());
+    config.time_scale = TIME_SCALE;
+    config.bootstrap_timeout = Some(Duration::from_secs(6));
+    config.handshake_timeout = Duration::from_secs(2);
+    // Only SGLang's engines use a store beside handing over.
+    config.use_storage = true;
+    config.device_tokens = 4_096;
+    let supervisor = Supervisor::new();
+    let fleet = match (plan.face, plan.connector) {
+        (Face::Sglang, _) | (_, Connector::Store) => {
+            SimFleet::on(Client::new(MASTER, client_options(), &supervisor)?)
+        }
+        _ => SimFleet::default(),
+    };
+    let engine = Rc::new(SimEngine::start_in(config, &fleet).await?);
+    ENGINES.with_borrow_mut(|engines| engines.insert(host.name(), Rc::downgrade(&engine)));
+    std::future::pending().await
+}
+
+/// Makes an engine fail, if it runs.
+pub(crate) fn set_fault(host: Host, plan: FaultPlan) {
+    if let Some(engine) = running(host) {
+        engine.set_fault(plan);
+    }
+}
+
+/// An engine's counters; nothing if it does not run.
+pub(crate) fn stats(host: Host) -> Option<SimStats> {
+    running(host).map(|engine| engine.stats())
+}
+
+fn running(host: Host) -> Option<Rc<SimEngine>> {
+    ENGINES.with_borrow(|engines| engines.get(&host.name()).and_then(Weak::upgrade))
+}
+
+/// How all clients of the store work.
+pub(crate) fn client_options() -> Options {
+    let mut options = Options::default();
+    options.master.time_limit = Duration::from_secs(2);
+    options.transfers.stall = Duration::from_secs(2);
+    options
+}
+
+/// Runs a master with its state in a folder until its host crashes.
+pub(crate) async fn master(folder: &Path) -> Outcome {
+    let line = [
+        "--rpc_address=0.0.0.0".to_owned(),
+        "--rpc_port=50051".to_owned(),
+        "--metrics_host=0.0.0.0".to_owned(),
+        "--metrics_port=9003".to_owned(),
+        format!("--data_dir={}", folder.display()),
+    ];
+    let Asked::Serve(options) = flags::read(line.map(OsString::from), |_| None)? else {
+        return Err("the master has nothing but text".into());
+    };
+    let supervisor = Supervisor::new();
+    let _running = moongate_master::start(*options, &supervisor).await?;
+    std::future::pending().await
+}
+
+/// Runs a store node until its host crashes.
+pub(crate) async fn node(host: Host, memory: Option<&Path>) -> Outcome {
+    let memory = memory.map_or("process".to_owned(), |folder| format!("folder:{}", folder.display()));
+    let line = [
+        "store".to_owned(),
+        "--port=8080".to_owned(),
+        "--listen=0.0.0.0".to_owned(),
+        "--allow-peers=192.168.0.0/16".to_owned(),
+        "--data-port=7000".to_owned(),
+        "--scrub-rate=0".to_owned(),
+        format!("--memory={memory}"),
+    ];
+    let flags = Flags::try_parse_from(line)?;
+    let config = Config::read(None, &[], |name| match name {
+        "MOONCAKE_MASTER" => Some(MASTER.to_owned()),
+        "MOONCAKE_LOCAL_HOSTNAME" => Some(format!("{}:7001", host.name())),
+        "MOONCAKE_GLOBAL_SEGMENT_SIZE" => Some("16mb".to_owned()),
+        _ => None,
+    })?;
+    let supervisor = Supervisor::new();
+    let _running = moongate_store::start(flags, config, &supervisor).await?;
+    std::future::pending().await
+}

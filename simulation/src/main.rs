@@ -1,0 +1,67 @@
+//! Runs the whole system on a simulated network, one process per seed.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `plan` | what a seed decides: protocol, delays, load, faults |
+//! | `hosts` | the programs: gateway, engines, master, nodes |
+//! | `clients` | requests to the gateway, and what answers must be |
+//! | `objects` | puts and gets of the store, and what gets may return |
+//! | `cluster` | the operator's plans over API objects in memory, during a rolling update |
+//! | `run` | one seed from its start to the last check |
+//! | `batch` | many seeds in processes of their own |
+
+mod batch;
+mod clients;
+mod cluster;
+mod hosts;
+mod objects;
+mod plan;
+mod report;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Runs the whole system on a simulated network whose time, delays and faults follow a seed.
+#[derive(Debug, Clone, Parser)]
+struct Flags {
+    /// Run this seed only, in this process
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+    /// How many seeds to run, each in a process of its own
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    first: u64,
+    /// Processes at a time; default: as many as there are cores
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Run each seed twice and compare the hashes of the traces
+    #[arg(long)]
+    twice: bool,
+    /// Print what the seeds decide, without running them
+    #[arg(long)]
+    plan: bool,
+    /// Print every event
+    #[arg(long)]
+    trace: bool,
+    /// Print logs of this level, as RUST_LOG has it
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    if flags.plan {
+        let seeds =
+            flags.seed.map_or(flags.first..flags.first.saturating_add(flags.seeds), |seed| seed..seed + 1);
+        seeds.for_each(|seed| batch::print(&plan::Plan::new(seed).to_string()));
+        return ExitCode::SUCCESS;
+    }
+    match flags.seed {
+        Some(seed) => run::main(seed, flags.trace, flags.log),
+        None => batch::main(&flags),
+    }
+}

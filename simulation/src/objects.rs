@@ -1,0 +1,186 @@
+//! Clients of the store, and what a get may return.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use moongate_kvclient::{Client, KvError, PutOptions};
+use moongate_runtime::Supervisor;
+use moongate_runtime::net::simulated::record;
+use tokio::time::Instant;
+
+use crate::hosts::{MASTER, Outcome, client_options};
+use crate::plan::{CALM, Operation, Plan};
+use crate::report::{count, violation};
+
+/// Before the first call.
+const START: Duration = Duration::from_secs(2);
+/// Time for nodes and master to find each other after the last fault.
+const RECOVERY: Duration = Duration::from_secs(6);
+/// Time in which every call of a client ends, with its attempts.
+const BOUND: Duration = Duration::from_secs(60);
+
+thread_local! {
+    static HISTORY: RefCell<BTreeMap<usize, Vec<Write>>> = const { RefCell::new(BTreeMap::new()) };
+    static NEXT: RefCell<u64> = const { RefCell::new(0) };
+}
+
+/// A write of a key.
+#[derive(Debug, Clone, Copy)]
+struct Write {
+    version: u64,
+    bytes: usize,
+    begin: Instant,
+    /// When it was acknowledged. A write that failed may still take effect, as the answer may be lost.
+    acknowledged: Option<Instant>,
+    /// When the call returned.
+    ended: Option<Instant>,
+}
+
+/// What a version of a key contains.
+fn content(key: usize, version: u64, bytes: usize) -> Vec<u8> {
+    let head = format!("{key}/{version}/");
+    let mut random = fastrand::Rng::with_seed(version.wrapping_mul(31) + key as u64);
+    let mut content = head.into_bytes();
+    content.extend(std::iter::repeat_with(|| random.u8(..)).take(bytes.saturating_sub(content.len())));
+    content
+}
+
+/// Runs all store clients of a plan, and reads everything again when all faults are over.
+pub(crate) async fn run(plan: Rc<Plan>) -> Outcome {
+    let begun = Instant::now();
+    let supervisor = Supervisor::new();
+    let client = Client::new(MASTER, client_options(), &supervisor)?;
+    tokio::time::sleep(START).await;
+    let tasks = plan.operations.iter().map(|operations| {
+        let (client, operations) = (client.clone(), operations.clone());
+        tokio::task::spawn_local(async move {
+            for (pause, operation) in operations {
+                tokio::time::sleep(pause).await;
+                match operation {
+                    Operation::Upsert { key, bytes } => _ = upsert(&client, key, bytes).await,
+                    Operation::Get { key } => get(&client, key, false).await,
+                }
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await?;
+    }
+    tokio::time::sleep_until(begun + CALM + RECOVERY).await;
+    let must_have = plan.is_lossless();
+    let keys: Vec<usize> = HISTORY.with_borrow(|history| history.keys().copied().collect());
+    for key in keys {
+        get(&client, key, must_have).await;
+    }
+    last_writes(&client).await;
+    Ok(())
+}
+
+/// With all faults over, a store takes objects and gives them back.
+async fn last_writes(client: &Client) {
+    for key in 100..103 {
+        let mut tries = 0;
+        while !upsert(client, key, 2_000).await {
+            tries += 1;
+            if tries == 5 {
+                return violation("recovery", "the store takes no object after all faults are over");
+            }
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+        get(client, key, true).await;
+    }
+}
+
+async fn upsert(client: &Client, key: usize, bytes: usize) -> bool {
+    let version = NEXT.with_borrow_mut(|next| {
+        *next += 1;
+        *next
+    });
+    let write = Write { version, bytes, begin: Instant::now(), acknowledged: None, ended: None };
+    HISTORY.with_borrow_mut(|history| history.entry(key).or_default().push(write));
+    let name = format!("key-{key}");
+    let value = content(key, version, bytes);
+    let put = tokio::time::timeout(BOUND, client.upsert(&name, &value, &PutOptions::default())).await;
+    let put = put.unwrap_or_else(|_| {
+        violation("bound", &format!("the put of {name} has not ended within {BOUND:?}"));
+        Err(KvError::Empty { key: name.clone() })
+    });
+    record(format_args!("put {name} version {version}: {put:?}"));
+    count(if put.is_ok() { "puts" } else { "failed-puts" });
+    HISTORY.with_borrow_mut(|history| {
+        let writes = history.entry(key).or_default();
+        if let Some(write) = writes.iter_mut().find(|write| write.version == version) {
+            let now = Instant::now();
+            (write.ended, write.acknowledged) = (Some(now), put.is_ok().then_some(now));
+        }
+    });
+    put.is_ok()
+}
+
+async fn get(client: &Client, key: usize, must_have: bool) {
+    let name = format!("key-{key}");
+    let begin = Instant::now();
+    let got = tokio::time::timeout(BOUND, client.get(&name)).await;
+    let end = Instant::now();
+    let Ok(got) = got else {
+        return violation("bound", &format!("the get of {name} has not ended within {BOUND:?}"));
+    };
+    let writes = HISTORY.with_borrow(|history| history.get(&key).cloned().unwrap_or_default());
+    match got {
+        Ok(bytes) => {
+            count("gets");
+            let found = writes.iter().find(|write| content(key, write.version, write.bytes) == bytes);
+            record(format_args!("get {name}: version {:?}", found.map(|write| write.version)));
+            match found {
+                None => {
+                    violation(
+                        "no wrong byte",
+                        &format!("{name} has {} bytes that nobody wrote", bytes.len()),
+                    );
+                }
+                Some(found) => check_version(&name, found, &writes, begin, end),
+            }
+        }
+        Err(error) => {
+            count("failed-gets");
+            record(format_args!("get {name}: {error:?}"));
+            let last = writes.iter().filter_map(|write| write.acknowledged).max();
+            // A write that failed takes the object away with it: what is left of it is no object.
+            let is_disturbed = writes.iter().any(|write| {
+                write.acknowledged.is_none()
+                    && last.is_none_or(|last| write.ended.is_none_or(|end| end >= last))
+                    || write.begin <= end && write.ended.is_none_or(|ended| ended >= begin)
+            });
+            if must_have && last.is_some() && !is_disturbed {
+                violation(
+                    "no lost put",
+                    &format!("{name} was put and acknowledged, and cannot be read: {error}"),
+                );
+            }
+        }
+    }
+}
+
+/// A version may be read that was written before the read ended, and not replaced before it began.
+fn check_version(name: &str, found: &Write, writes: &[Write], begin: Instant, end: Instant) {
+    if found.begin > end {
+        violation(
+            "no wrong byte",
+            &format!("{name}: version {} was read before it was written", found.version),
+        );
+    }
+    // A failed write has no end after which it cannot take effect.
+    let Some(acknowledged) = found.acknowledged else { return };
+    let replaced = writes.iter().find(|other| {
+        other.begin > acknowledged && other.acknowledged.is_some_and(|acknowledged| acknowledged < begin)
+    });
+    if let Some(other) = replaced {
+        let what = format!(
+            "{name}: version {} was read, which version {} had replaced",
+            found.version, other.version
+        );
+        violation("no wrong byte", &what);
+    }
+}

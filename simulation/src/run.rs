@@ -1,0 +1,247 @@
+//! One seed, from its start to the last check.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use mad_turmoil::time::SimClocksGuard;
+use moongate_loadtest::engine::{Fault as EngineFault, FaultPlan};
+use moongate_runtime::net::simulated::{connections_cut, cut_connections, keep_trace, record, trace_hash};
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use turmoil::{Builder, Sim};
+
+use crate::batch::print;
+use crate::cluster::Cluster;
+use crate::plan::{Fault, HOSTS, Host, Incident, NODES, PAIRS, Plan};
+use crate::report::{counts, violation, violations};
+use crate::{clients, hosts, objects};
+
+/// How often hosts take turns, and so the least delay of a message.
+const TICK: Duration = Duration::from_millis(5);
+/// Longest run.
+const MOST: Duration = Duration::from_secs(300);
+/// Time for the gateway and the engines to end what clients have left.
+const SETTLE: Duration = Duration::from_secs(8);
+
+/// Runs a seed in this process, which runs no other: its clocks and random numbers are those of the seed.
+pub(crate) fn main(seed: u64, traced: bool, log: Option<String>) -> ExitCode {
+    mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
+    // Hash maps of this thread have got their keys already.
+    let run = std::thread::Builder::new().stack_size(16 << 20).spawn(move || {
+        fastrand::seed(seed);
+        if traced {
+            keep_trace(print);
+        }
+        if let Some(log) = log {
+            tracing_subscriber::fmt()
+                .with_env_filter(log)
+                .with_ansi(false)
+                .with_writer(std::io::stderr)
+                .init();
+        }
+        run(seed)
+    });
+    let is_well = run.is_ok_and(|run| run.join().unwrap_or(false));
+    if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run(seed: u64) -> bool {
+    let plan = Rc::new(Plan::new(seed));
+    let folder = match folder() {
+        Ok(folder) => folder,
+        Err(error) => {
+            print(&format!("no folder for files: {error}"));
+            return false;
+        }
+    };
+    let _clocks = SimClocksGuard::init();
+    let mut world = World::new(Rc::clone(&plan), folder.path().to_owned());
+    let ended = world.run();
+    if let Err(error) = &ended {
+        violation("end", &error.to_string());
+    }
+    drop(world);
+    let panics = moongate_runtime::task_panics();
+    if panics > 0 {
+        violation("panics", &format!("{panics} tasks have panicked"));
+    }
+    let violations = violations();
+    let line = format!("seed={seed} trace={:016x} cut={} {}", trace_hash(), connections_cut(), counts());
+    if !violations.is_empty() {
+        print(&format!("{plan}"));
+        violations.iter().for_each(|violation| print(&format!("seed {seed}: VIOLATED {violation}")));
+    }
+    print(&line);
+    violations.is_empty()
+}
+
+/// In memory where that is possible: files are flushed often.
+fn folder() -> std::io::Result<tempfile::TempDir> {
+    tempfile::TempDir::with_prefix_in("moongate-simulation-", "/dev/shm")
+        .or_else(|_| tempfile::TempDir::new())
+}
+
+struct World {
+    plan: Rc<Plan>,
+    sim: Sim<'static>,
+    cluster: Option<Cluster>,
+    /// Faults that have begun.
+    begun: Vec<bool>,
+    ended: Vec<bool>,
+}
+
+impl World {
+    fn new(plan: Rc<Plan>, folder: PathBuf) -> Self {
+        let mut sim = Builder::new()
+            .rng_seed(plan.seed)
+            .enable_random_order()
+            .tick_duration(TICK)
+            .simulation_duration(MOST)
+            .min_message_latency(plan.latency.0)
+            .max_message_latency(plan.latency.1)
+            .tcp_capacity(1 << 14)
+            .build();
+        let state = folder.join("master");
+        sim.host(Host::Master.name(), move || {
+            let state = state.clone();
+            async move { hosts::master(&state).await }
+        });
+        for number in 0..NODES {
+            let host = Host::Node(number);
+            let memory = plan.memory_lasts.then(|| folder.join(host.name()));
+            if let Some(Err(error)) = memory.as_ref().map(std::fs::create_dir_all) {
+                violation("end", &format!("no folder for the memory of {}: {error}", host.name()));
+            }
+            sim.host(host.name(), move || {
+                let memory = memory.clone();
+                async move { hosts::node(host, memory.as_deref()).await }
+            });
+        }
+        for host in engines() {
+            let plan = Rc::clone(&plan);
+            sim.host(host.name(), move || hosts::engine(host, Rc::clone(&plan)));
+        }
+        sim.host(Host::Gateway.name(), hosts::gateway);
+        sim.client("clients", clients::run(Rc::clone(&plan)));
+        sim.client("objects", objects::run(Rc::clone(&plan)));
+        let faults = plan.incidents.len();
+        let cluster = plan.updates.then(|| Cluster::new(plan.seed));
+        Self { plan, sim, cluster, begun: vec![false; faults], ended: vec![false; faults] }
+    }
+
+    fn run(&mut self) -> turmoil::Result {
+        record(format_args!("{}", self.plan));
+        while !self.step()? {}
+        let until = self.sim.elapsed() + SETTLE;
+        while self.sim.elapsed() < until {
+            self.step()?;
+        }
+        check_idle();
+        if let Some(cluster) = &mut self.cluster {
+            cluster.finish();
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> turmoil::Result<bool> {
+        let now = self.sim.elapsed();
+        for (number, incident) in self.plan.clone().incidents.iter().enumerate() {
+            if !self.begun[number] && now >= incident.begin {
+                self.begun[number] = true;
+                self.begin(*incident);
+            }
+            if !self.ended[number] && now >= incident.end {
+                self.ended[number] = true;
+                self.end(*incident);
+            }
+        }
+        if let Some(cluster) = &mut self.cluster {
+            cluster.step(now);
+        }
+        self.start_and_stop();
+        self.sim.step()
+    }
+
+    /// Crashes hosts that shall not run, and starts those that shall.
+    fn start_and_stop(&mut self) {
+        for host in HOSTS {
+            let is_crashed = self.plan.incidents.iter().enumerate().any(|(number, incident)| {
+                incident.fault == Fault::Crash(host) && self.begun[number] && !self.ended[number]
+            });
+            let is_down =
+                host.is_engine() && self.cluster.as_ref().is_some_and(|cluster| cluster.is_down(host));
+            let (runs, shall) = (self.sim.is_host_running(host.name()), !is_crashed && !is_down);
+            if runs && !shall {
+                record(format_args!("{} crashes", host.name()));
+                self.sim.crash(host.name());
+            } else if !runs && shall {
+                record(format_args!("{} starts", host.name()));
+                self.sim.bounce(host.name());
+            }
+        }
+    }
+
+    fn begin(&mut self, incident: Incident) {
+        record(format_args!("begins: {:?}", incident.fault));
+        match incident.fault {
+            Fault::Crash(_) => {}
+            Fault::Partition(one, other) => self.sim.partition(one.name(), other.name()),
+            Fault::Hold(one, other) => self.sim.hold(one.name(), other.name()),
+            Fault::Slow(host, factor) => engine_fault(host, EngineFault::Slow { factor: f64::from(factor) }),
+            Fault::Hang(host) => engine_fault(host, EngineFault::Hang),
+            Fault::BreakStreams(host, tokens) => {
+                engine_fault(host, EngineFault::DieMidStream { tokens: u64::from(tokens) });
+            }
+            Fault::CutConnections(per_million) => cut_connections(self.plan.seed, per_million),
+        }
+    }
+
+    fn end(&mut self, incident: Incident) {
+        record(format_args!("ends: {:?}", incident.fault));
+        match incident.fault {
+            Fault::Crash(_) => {}
+            Fault::Partition(one, other) => self.sim.repair(one.name(), other.name()),
+            Fault::Hold(one, other) => self.sim.release(one.name(), other.name()),
+            Fault::Slow(host, _) | Fault::Hang(host) | Fault::BreakStreams(host, _) => {
+                engine_fault(host, EngineFault::None);
+            }
+            Fault::CutConnections(_) => cut_connections(self.plan.seed, 0),
+        }
+    }
+}
+
+fn engine_fault(host: Host, fault: EngineFault) {
+    hosts::set_fault(host, FaultPlan::from(fault));
+}
+
+/// All engines.
+pub(crate) fn engines() -> impl Iterator<Item = Host> {
+    (0..PAIRS).flat_map(|number| [Host::Prefill(number), Host::Decode(number)])
+}
+
+/// With no client left, nothing is in flight.
+fn check_idle() {
+    match hosts::in_flight() {
+        Some(0) => {}
+        Some(left) => violation("gauges", &format!("the gateway counts {left} requests in flight")),
+        None => violation("gauges", "the gateway does not run"),
+    }
+    for host in engines() {
+        let Some(stats) = hosts::stats(host) else {
+            violation("gauges", &format!("{} does not run", host.name()));
+            continue;
+        };
+        record(format_args!("{}: {stats:?}", host.name()));
+        if stats.active + stats.running + stats.waiting > 0 {
+            violation("gauges", &format!("{} still has requests: {stats:?}", host.name()));
+        }
+        if stats.prompt_mismatches > 0 {
+            violation("right answers", &format!("{} decoded with another prompt's cache", host.name()));
+        }
+        if stats.store_wrong > 0 {
+            violation("no wrong byte", &format!("{} got a page that is not what was put", host.name()));
+        }
+    }
+}
