@@ -135,7 +135,10 @@ async fn get(client: &Client, key: usize, must_have: bool) {
             record(format_args!("get {name}: version {:?}", found.map(|write| write.version)));
             match found {
                 None => {
-                    violation("no wrong byte", &format!("{name} has {} bytes that nobody wrote", bytes.len()));
+                    violation(
+                        "no wrong byte",
+                        &format!("{name} has {} bytes that nobody wrote", bytes.len()),
+                    );
                 }
                 Some(found) => check_version(&name, found, &writes, begin, end),
             }
