@@ -188,6 +188,7 @@ proptest! {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "every reply in every dialect takes minutes")]
     fn replies_round_trip(entropy in prop::collection::vec(any::<u8>(), 7..200), at: usize, to: u8) {
         for method in Method::ALL {
             for dialect in method.dialects().iter() {
