@@ -89,11 +89,18 @@ pub async fn ask_load(
             return Err(LoadTrouble::NotTold(url, format!("more than {MAX_BYTES} bytes")));
         }
     }
-    let told = match engine {
-        Engine::Sglang => sglang(&body),
-        Engine::Vllm => vllm(&String::from_utf8_lossy(&body)),
-    };
-    told.map_err(|reason| LoadTrouble::NotTold(url, reason))
+    read_load(engine, &body).map_err(|reason| LoadTrouble::NotTold(url, reason))
+}
+
+/// Reads the answer of [`ask_load`].
+///
+/// # Errors
+/// Why the load is not in it.
+pub fn read_load(engine: Engine, body: &[u8]) -> Result<EngineLoad, String> {
+    match engine {
+        Engine::Sglang => sglang(body),
+        Engine::Vllm => vllm(&String::from_utf8_lossy(body)),
+    }
 }
 
 /// SGLang's `/v1/loads`: an entry for each data-parallel rank.

@@ -12,7 +12,7 @@ const LONGEST_EVENT: usize = 4 << 20;
 
 /// Passes complete events on and holds back a started one until its end is there.
 #[derive(Debug, Default)]
-pub(crate) struct SseGate {
+pub struct SseGate {
     /// The start of an event whose end has not come. No event ends in it, so it is not searched again.
     carry: BytesMut,
     /// Payload of the last `data:` line that was JSON.
@@ -27,7 +27,7 @@ pub(crate) struct SseGate {
 
 /// Why a stream must not go on.
 #[derive(Debug, PartialEq)]
-pub(crate) enum SseFault {
+pub enum SseFault {
     /// Not the event-stream format.
     Garbage(&'static str),
     /// The engine reported an error; its JSON.
@@ -36,7 +36,10 @@ pub(crate) enum SseFault {
 
 impl SseGate {
     /// Takes what arrived and returns the events that are complete now (maybe none).
-    pub(crate) fn push(&mut self, piece: Bytes) -> Result<Bytes, SseFault> {
+    ///
+    /// # Errors
+    /// [`SseFault`]; the stream must not go on.
+    pub fn push(&mut self, piece: Bytes) -> Result<Bytes, SseFault> {
         let complete = if self.carry.is_empty() {
             let end = last_event_end(&piece, 0);
             self.hold_back(&piece[end..])?;
@@ -79,8 +82,11 @@ impl SseGate {
     #[cfg(not(test))]
     fn count(&mut self, _bytes: usize) {}
 
-    /// Called at the end of the body. Returns what is left to pass on; fails if the stream broke off.
-    pub(crate) fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseFault> {
+    /// Called at the end of the body. Returns what is left to pass on.
+    ///
+    /// # Errors
+    /// [`SseFault`] if the stream broke off, or what is left must not be passed on.
+    pub fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseFault> {
         let rest = self.carry.split().freeze();
         self.check(&rest)?;
         if expects_done && !self.done {
@@ -90,12 +96,14 @@ impl SseGate {
     }
 
     /// JSON payload of the last event: the one that carries usage.
-    pub(crate) fn last_payload(&self) -> &Bytes {
+    #[must_use]
+    pub fn last_payload(&self) -> &Bytes {
         &self.last
     }
 
     /// JSON payload of the event before that: with usage in an event of its own, the one that says why the answer ended.
-    pub(crate) fn payload_before_last(&self) -> &Bytes {
+    #[must_use]
+    pub fn payload_before_last(&self) -> &Bytes {
         &self.before_last
     }
 

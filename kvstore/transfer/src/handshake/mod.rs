@@ -12,6 +12,8 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
 pub use frame::Kind;
+#[doc(hidden)]
+pub use frame::{encode as encode_message, read as read_message};
 pub use server::{Answers, HandshakeLimits, Node, listen};
 
 /// Asks the node at `endpoint`, a `host:port`, and returns the JSON of its answer. The caller limits the time.
