@@ -1,11 +1,12 @@
 //! Checks server-sent events on their way through, without copying those that arrive whole.
 
+use std::fmt;
 use std::sync::LazyLock;
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 /// Longest event that is waited for: a logprobs-heavy chunk is tens of kilobytes.
 const LONGEST_EVENT: usize = 4 << 20;
@@ -150,23 +151,57 @@ fn is_field(line: &[u8]) -> bool {
 fn reports_error(payload: &[u8]) -> bool {
     static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
 
-    #[derive(Deserialize)]
-    struct ErrorEvent<'a> {
-        error: Option<IgnoredAny>,
-        #[serde(borrow)]
-        object: Option<ObjectName<'a>>,
-    }
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum ObjectName<'a> {
-        Text(&'a str),
-        Other(IgnoredAny),
-    }
-
     WORD.find(payload).is_some()
-        && serde_json::from_slice::<ErrorEvent<'_>>(payload).is_ok_and(|event| {
-            event.error.is_some() || matches!(event.object, Some(ObjectName::Text("error")))
-        })
+        && serde_json::from_slice::<ErrorEvent>(payload).is_ok_and(|event| event.is_error)
+}
+
+/// Whether an event's members say that it is an error. Of several members of one name, any counts.
+struct ErrorEvent {
+    is_error: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum EventMember {
+    Error,
+    Object,
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ObjectName<'a> {
+    Text(&'a str),
+    Other(IgnoredAny),
+}
+
+impl<'de> Deserialize<'de> for ErrorEvent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = ErrorEvent;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<ErrorEvent, A::Error> {
+                let mut is_error = false;
+                while let Some(member) = members.next_key()? {
+                    is_error |= match member {
+                        EventMember::Error => members.next_value::<Option<IgnoredAny>>()?.is_some(),
+                        EventMember::Object => {
+                            matches!(members.next_value()?, ObjectName::Text("error"))
+                        }
+                        EventMember::Other => members.next_value().map(|IgnoredAny| false)?,
+                    };
+                }
+                Ok(ErrorEvent { is_error })
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
 }
 
 /// Position after the last blank line whose end is at `from` or behind it.
@@ -258,6 +293,9 @@ mod tests {
             r#"{"id":"x","choices":[],"error":{"message":"m"}}"#,
             r#"{"object":"error","message":"m","type":"BadRequest","param":null,"code":400}"#,
             r#"{"object":7,"error":{}}"#,
+            r#"{"error":null,"error":{}}"#,
+            r#"{"error":{},"error":{}}"#,
+            r#"{"object":"chunk","object":"error"}"#,
         ] {
             let pushed = SseGate::default().push(Bytes::from(format!("data: {event}\n\n")));
             assert!(matches!(pushed, Err(SseFault::Reported(_))), "{event}: {pushed:?}");
