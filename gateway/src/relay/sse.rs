@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 /// Longest event that is waited for: a logprobs-heavy chunk is tens of kilobytes.
 const LONGEST_EVENT: usize = 4 << 20;
@@ -169,13 +170,6 @@ enum EventMember {
     Other,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ObjectName<'a> {
-    Text(&'a str),
-    Other(IgnoredAny),
-}
-
 impl<'de> Deserialize<'de> for ErrorEvent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Members;
@@ -191,9 +185,7 @@ impl<'de> Deserialize<'de> for ErrorEvent {
                 while let Some(member) = members.next_key()? {
                     is_error |= match member {
                         EventMember::Error => members.next_value::<Option<IgnoredAny>>()?.is_some(),
-                        EventMember::Object => {
-                            matches!(members.next_value()?, ObjectName::Text("error"))
-                        }
+                        EventMember::Object => members.next_value::<&RawValue>()?.get() == "\"error\"",
                         EventMember::Other => members.next_value().map(|IgnoredAny| false)?,
                     };
                 }
