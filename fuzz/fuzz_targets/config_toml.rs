@@ -60,11 +60,7 @@ impl Settings {
 fuzz_target!(|text: &[u8]| {
     let path = file_of(text);
     let line = || ["fuzz".into(), "--config".into(), path.clone().into_os_string()];
-    let read = parse::<Settings>(line());
-    let Ok(mut settings) = read else {
-        assert!(effective::<Settings>(line()).is_err());
-        return;
-    };
+    let Ok(mut settings) = parse::<Settings>(line()) else { return };
     let listed = effective::<Settings>(line()).expect("the same file");
     let file: toml::Table = std::str::from_utf8(text).unwrap().parse().expect("what was read is TOML");
     for key in file.keys() {

@@ -41,7 +41,7 @@ fuzz_target!(|input: &[u8]| {
     let whole = relay(stream, stream.len().max(1), expects_done);
     let cut = relay(stream, piece, expects_done);
     assert_eq!(cut.1, whole.1);
-    assert!(stream.starts_with(&cut.0) && cut.0.starts_with(&whole.0));
+    assert!(stream.starts_with(&cut.0) && stream.starts_with(&whole.0));
     if whole.1.is_ok() {
         assert_eq!((cut.0.len(), whole.0.len()), (stream.len(), stream.len()));
     }
