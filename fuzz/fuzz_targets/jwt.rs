@@ -29,7 +29,10 @@ struct Command {
 
 static RULES: LazyLock<AccessOptions> = LazyLock::new(|| {
     let line = ["fuzz", "--jwt-issuer=https://id.example", "--jwt-audience=moongate"];
-    Command::parse_from(line).access
+    let rules = Command::parse_from(line).access;
+    let tenant = tenant_of_token(&KEYS, format!("{SIGNED}.{SIGNATURE}").as_bytes(), &rules);
+    assert_eq!(tenant.as_deref(), Some("team-a"), "or nothing would be compared");
+    rules
 });
 static KEYS: LazyLock<String> =
     LazyLock::new(|| format!(r#"{{"keys":[{{"kty":"OKP","crv":"Ed25519","x":"{PUBLIC}"}}]}}"#));
