@@ -15,7 +15,7 @@ const MAX_DEPTH: u32 = 128;
 pub enum Unsearchable {
     /// No parser takes it for one JSON value.
     NotJson,
-    /// It nests deeper than [`MAX_DEPTH`].
+    /// It nests deeper than `MAX_DEPTH`.
     TooDeep,
 }
 

@@ -83,7 +83,7 @@ impl ChatTemplate {
 /// Compiles and renders a template with `messages`, which is JSON: for fuzzing templates, which otherwise come from a model's folder.
 ///
 /// # Errors
-/// As [`ChatTemplate::compile`] and [`ChatTemplate::render`].
+/// [`Unpredictable`] if the template does not compile, fails, or goes too far.
 pub fn render_template(source: &str, messages: &str, limits: Limits) -> Result<String, Unpredictable> {
     let failed = |error: Error| Unpredictable::Template(error.to_string());
     let template = ChatTemplate::compile(source, limits.template_steps).map_err(failed)?;
