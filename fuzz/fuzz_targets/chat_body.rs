@@ -14,9 +14,9 @@ use moongate_prompt::{ChatBody, Engine, Limits, Model, Now};
 const PROMPT_BYTES: usize = 64 << 10;
 
 struct Models {
-    /// Remembers conversations.
+    /// Caches conversations.
     cached: Model,
-    /// Has room for none.
+    /// Caches none.
     fresh: Model,
 }
 

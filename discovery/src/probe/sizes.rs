@@ -17,7 +17,7 @@ pub struct AnswerSizes {
     pub longest: usize,
 }
 
-/// Reads `body` as the answer of every path that is asked.
+/// Reads `body` as the answer of every path that is requested.
 #[must_use]
 pub fn answer_sizes(body: &[u8]) -> AnswerSizes {
     let declared = DeclaredKv::default();
