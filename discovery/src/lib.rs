@@ -34,15 +34,21 @@ pub use error::{DiscoveryError, FileError, InstanceError};
 pub use hosts::Hosts;
 pub use kubernetes::KubernetesOptions;
 pub use kubernetes::pod::annotation;
+#[doc(hidden)]
+pub use load::read_load;
 pub use load::{EngineLoad, LoadTrouble, ask_load};
 pub use names::UnknownName;
 pub use options::{DiscoveryOptions, ProbeOptions};
 pub use probe::report::{Check, CheckOutcome, ProbeReport, Verdict};
+#[doc(hidden)]
+pub use probe::sizes::{AnswerSizes, answer_sizes};
 pub use rbg::RbgOptions;
 pub use reader::{TopologyPublisher, TopologyReader, channel};
 pub use registry::{MAX_LEASE, Registered, Registration, Registry, RegistryError};
 pub use roles::{RoleNames, RolePorts};
 pub use start::{probe_once, start};
+#[doc(hidden)]
+pub use static_file::ids_in;
 pub use static_file::{StaticInstance, instances_in};
 pub use topology::{
     Bootstrap, Declared, Engine, EngineFacts, Instance, InstanceId, KvConnector, KvTransfer, Place,

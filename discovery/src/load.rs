@@ -89,11 +89,18 @@ pub async fn ask_load(
             return Err(LoadTrouble::NotTold(url, format!("more than {MAX_BYTES} bytes")));
         }
     }
-    let told = match engine {
-        Engine::Sglang => sglang(&body),
-        Engine::Vllm => vllm(&String::from_utf8_lossy(&body)),
-    };
-    told.map_err(|reason| LoadTrouble::NotTold(url, reason))
+    read_load(engine, &body).map_err(|reason| LoadTrouble::NotTold(url, reason))
+}
+
+/// Reads the answer of [`ask_load`].
+///
+/// # Errors
+/// Why the load is not in it.
+pub fn read_load(engine: Engine, body: &[u8]) -> Result<EngineLoad, String> {
+    match engine {
+        Engine::Sglang => sglang(body),
+        Engine::Vllm => vllm(&String::from_utf8_lossy(body)),
+    }
 }
 
 /// SGLang's `/v1/loads`: an entry for each data-parallel rank.
@@ -164,7 +171,8 @@ fn vllm(text: &str) -> Result<EngineLoad, String> {
                 let number = |name| label(labels, name).and_then(|text| text.parse::<u64>().ok());
                 // Older releases tell blocks only.
                 let blocks = || Some(number("block_size")?.saturating_mul(number("num_gpu_blocks")?));
-                capacity += number("kv_cache_size_tokens").or_else(blocks).unwrap_or(0);
+                let tokens = number("kv_cache_size_tokens").or_else(blocks).unwrap_or(0);
+                capacity = u64::saturating_add(capacity, tokens);
             }
             _ => {}
         }
@@ -223,5 +231,13 @@ mod tests {
         let load = vllm(text).unwrap();
         assert_eq!((load.running, load.waiting, load.used_tokens, load.capacity_tokens), (3, 2, 400, 1600));
         assert!(vllm("nothing\n").is_err());
+    }
+
+    #[test]
+    fn impossible_capacities_of_ranks_do_not_overflow() {
+        let most = "vllm:cache_config_info{kv_cache_size_tokens=\"18446744073709551615\"} 1.0\n";
+        let text = format!("vllm:kv_cache_usage_perc{{engine=\"0\"}} 1.0\n{most}{most}");
+        let load = vllm(&text).unwrap();
+        assert_eq!((load.used_tokens, load.capacity_tokens), (u64::MAX, u64::MAX));
     }
 }

@@ -15,7 +15,7 @@ use crate::listing::{Host, Listed, MAX_INSTANCES, Update};
 use crate::probe::answers::MAX_RANKS;
 use crate::probe::store::MAX_TEXT;
 use crate::tcp_address::TcpAddress;
-use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source, Workload};
+use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, Source, Workload};
 
 /// One engine as a person names it. In the file: one `[[instance]]` table.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -167,7 +167,15 @@ pub(crate) fn parse(text: &str, slot: usize) -> Result<Update, FileError> {
 /// # Errors
 /// [`FileError`]
 pub async fn instances_in(path: &Path) -> Result<usize, FileError> {
-    Ok(parse(&FileWatch::new(path).read().await?, 0)?.instances.len())
+    Ok(ids_in(&FileWatch::new(path).read().await?)?.len())
+}
+
+/// The ids of the instances that the file's text lists.
+///
+/// # Errors
+/// [`FileError`]
+pub fn ids_in(text: &str) -> Result<Vec<InstanceId>, FileError> {
+    Ok(parse(text, 0)?.instances.into_iter().map(|listed| listed.id).collect())
 }
 
 /// Sends the new list after every change of the file; a bad file is logged and changes nothing.

@@ -21,6 +21,8 @@ mod relay;
 mod upstream;
 
 pub use access::AccessError;
+#[doc(hidden)]
+pub use access::{tenant_of_token, tenants_of_keys};
 pub use app::{RunningGateway, StartError, start};
 pub use config::{
     AccessOptions, DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, MemoryOptions,
@@ -31,4 +33,6 @@ pub use feedback::{MetricAliases, all_metrics};
 pub use guard::{GuardError, exposures};
 pub use ingress::{CorsOrigin, InferencePath};
 #[doc(hidden)]
-pub use prompt::accepts;
+pub use prompt::{Unsearchable, accepts, is_transfer_member, is_user_data, without_transfer_members};
+#[doc(hidden)]
+pub use relay::{SseFault, SseGate};

@@ -12,7 +12,8 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// The caller's span. `None` without a `traceparent`, or with one that is malformed.
-pub(crate) fn caller(headers: &HeaderMap) -> Option<SpanContext> {
+#[must_use]
+pub fn caller(headers: &HeaderMap) -> Option<SpanContext> {
     if !is_there(headers, &TRACEPARENT) {
         return None;
     }
@@ -24,12 +25,7 @@ pub(crate) fn caller(headers: &HeaderMap) -> Option<SpanContext> {
 
 /// Names a span as the parent of whoever gets `headers`. Every leg of every request does, sampled or not, so it is done by hand: the
 /// propagator would make a context for it first.
-pub(crate) fn inject(
-    headers: &mut HeaderMap,
-    (trace, span): (TraceId, SpanId),
-    sampled: bool,
-    state: &TraceState,
-) {
+pub fn inject(headers: &mut HeaderMap, (trace, span): (TraceId, SpanId), sampled: bool, state: &TraceState) {
     let mut parent = *b"00-00000000000000000000000000000000-0000000000000000-00";
     hex(&trace.to_bytes(), &mut parent[3..35]);
     hex(&span.to_bytes(), &mut parent[36..52]);

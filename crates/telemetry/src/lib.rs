@@ -15,6 +15,8 @@ mod tell;
 mod trace;
 mod traces;
 
+#[doc(hidden)]
+pub use context::{caller, inject};
 pub use export::TlsError;
 pub use logs::{LogError, LogFormat, LogOptions, init_logs};
 pub use notes::Value;

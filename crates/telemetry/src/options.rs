@@ -200,7 +200,7 @@ fn headers(text: &str) -> Result<HeaderMap, TelemetryError> {
         let value = percent_decode_str(value.trim()).collect::<Vec<u8>>();
         let mut value = HeaderValue::from_bytes(&value).map_err(|_| wrong())?;
         value.set_sensitive(true);
-        headers.append(name, value);
+        headers.try_append(name, value).map_err(|_| wrong())?;
     }
     Ok(headers)
 }
@@ -273,6 +273,12 @@ mod tests {
 
         let error = target(&at(Some("http://collector")), &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]);
         assert!(error.unwrap_err().to_string().contains("`http/json`"));
+    }
+
+    #[test]
+    fn more_headers_than_a_message_can_have_are_refused() {
+        let many: String = (0..40_000).map(|number| format!("h{number}=1,")).collect();
+        assert!(matches!(headers(&many), Err(TelemetryError::Header(_))));
     }
 
     #[test]

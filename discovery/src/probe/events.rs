@@ -116,7 +116,7 @@ pub(super) async fn vllm(talk: &mut Conversation<'_>, listed: &Listed) -> Option
 }
 
 /// `{"<dp rank>": {"publisher": "zmq", "endpoint": "tcp://*:5557", …}}`, each rank with its own port.
-fn sources(body: &[u8], host: &str) -> Vec<KvEventSource> {
+pub(super) fn sources(body: &[u8], host: &str) -> Vec<KvEventSource> {
     let ranks: BTreeMap<u32, Configured> = serde_json::from_slice(body).unwrap_or_default();
     ranks
         .iter()

@@ -6,6 +6,7 @@ mod hashing;
 pub(crate) mod http;
 pub(crate) mod report;
 mod sglang;
+pub(crate) mod sizes;
 pub(crate) mod store;
 mod version;
 mod vllm;

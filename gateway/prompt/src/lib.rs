@@ -30,3 +30,5 @@ pub use model::{Limits, Model};
 pub use prompt::{Ids, Prompt};
 pub use registry::{Registry, Source};
 pub use template::Now;
+#[doc(hidden)]
+pub use template::render_template;

@@ -104,6 +104,15 @@ impl AccessFile {
     }
 }
 
+/// Reads an access file's text, and returns whose each of `keys` is: for fuzzing.
+///
+/// # Errors
+/// What is wrong with the text.
+pub fn tenants_of_keys(text: &str, keys: &[&[u8]]) -> Result<Vec<Option<Arc<str>>>, String> {
+    let file = AccessFile::parse(text)?;
+    Ok(keys.iter().map(|key| file.find(key).map(|caller| Arc::clone(&caller.tenant))).collect())
+}
+
 impl WrittenKey {
     fn checked(self) -> Result<(Hash, Caller), String> {
         let hash = match (&self.sha256, &self.key) {

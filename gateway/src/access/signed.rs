@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::bounded::read_bounded;
 use super::caller::{Caller, Scope};
 use super::file::LONGEST_TENANT;
-use crate::config::TokenRules;
+use crate::config::{AccessOptions, TokenRules};
 
 /// Largest file of keys.
 const MAX_FILE: u64 = 1 << 20;
@@ -91,6 +91,13 @@ impl KeySet {
         }
         Err(reason)
     }
+}
+
+/// Whose a token is by a JWKS and the rules of `options`, if it is good: for fuzzing.
+#[must_use]
+pub fn tenant_of_token(jwks: &str, token: &[u8], options: &AccessOptions) -> Option<Arc<str>> {
+    let caller = KeySet::parse(jwks).ok()?.verify(token, &options.token_rules()?).ok()?;
+    Some(caller.tenant)
 }
 
 /// A key that can verify signatures, with the algorithms of its kind: what the token's own header says is never trusted alone.

@@ -13,8 +13,8 @@ mod transfer_members;
 pub use head::accepts;
 pub(crate) use head::{Api, Head, Member};
 pub(crate) use splice::{Edit, Spliced};
-pub(crate) use strip::{Unsearchable, without_transfer_members};
-pub(crate) use transfer_members::is_transfer_member;
+pub use strip::{Unsearchable, without_transfer_members};
+pub use transfer_members::{is_transfer_member, is_user_data};
 #[cfg(test)]
 mod quick_tests;
 #[cfg(test)]

@@ -12,10 +12,10 @@ const MAX_DEPTH: u32 = 128;
 
 /// Why a text cannot be searched for members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unsearchable {
+pub enum Unsearchable {
     /// No parser takes it for one JSON value.
     NotJson,
-    /// It nests deeper than [`MAX_DEPTH`].
+    /// It nests deeper than `MAX_DEPTH`.
     TooDeep,
 }
 
@@ -24,7 +24,7 @@ pub(crate) enum Unsearchable {
 ///
 /// # Errors
 /// [`Unsearchable`]. What Python's parser takes beyond JSON (`NaN`, control characters in strings) is searched too.
-pub(crate) fn without_transfer_members(body: Bytes) -> Result<Bytes, Unsearchable> {
+pub fn without_transfer_members(body: Bytes) -> Result<Bytes, Unsearchable> {
     let cuts = Search::cuts(&body)?;
     if cuts.is_empty() {
         return Ok(body);

@@ -34,14 +34,16 @@ const USER_DATA: [&str; 18] = [
 ];
 
 /// Whether an engine would read instructions for a KV transfer from a member of this name.
-pub(crate) fn is_transfer_member(key: &str) -> bool {
+#[must_use]
+pub fn is_transfer_member(key: &str) -> bool {
     // Hardly any other member begins with one of these letters, so that this costs a body next to nothing.
     matches!(key.as_bytes().first(), Some(b'b' | b'd' | b'e' | b'h' | b'k' | b'r'))
         && (PREFIXES.iter().any(|prefix| key.starts_with(prefix)) || NAMES.contains(&key))
 }
 
 /// Whether what is inside this top-level member is left alone.
-pub(super) fn is_user_data(key: &str) -> bool {
+#[must_use]
+pub fn is_user_data(key: &str) -> bool {
     USER_DATA.contains(&key)
 }
 

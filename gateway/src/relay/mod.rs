@@ -8,5 +8,5 @@ mod stream;
 
 pub(crate) use answer::{Ending, Summary, Usage};
 pub(crate) use merge::{Sample, merge_stream, merge_whole};
-pub(crate) use sse::{SseFault, SseGate};
+pub use sse::{SseFault, SseGate};
 pub(crate) use stream::{Relay, RelayParts};

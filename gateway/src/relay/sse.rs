@@ -1,18 +1,20 @@
 //! Checks server-sent events on their way through, without copying those that arrive whole.
 
+use std::fmt;
 use std::sync::LazyLock;
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 /// Longest event that is waited for: a logprobs-heavy chunk is tens of kilobytes.
 const LONGEST_EVENT: usize = 4 << 20;
 
 /// Passes complete events on and holds back a started one until its end is there.
 #[derive(Debug, Default)]
-pub(crate) struct SseGate {
+pub struct SseGate {
     /// The start of an event whose end has not come. No event ends in it, so it is not searched again.
     carry: BytesMut,
     /// Payload of the last `data:` line that was JSON.
@@ -27,7 +29,7 @@ pub(crate) struct SseGate {
 
 /// Why a stream must not go on.
 #[derive(Debug, PartialEq)]
-pub(crate) enum SseFault {
+pub enum SseFault {
     /// Not the event-stream format.
     Garbage(&'static str),
     /// The engine reported an error; its JSON.
@@ -36,7 +38,10 @@ pub(crate) enum SseFault {
 
 impl SseGate {
     /// Takes what arrived and returns the events that are complete now (maybe none).
-    pub(crate) fn push(&mut self, piece: Bytes) -> Result<Bytes, SseFault> {
+    ///
+    /// # Errors
+    /// [`SseFault`]; the stream must not go on.
+    pub fn push(&mut self, piece: Bytes) -> Result<Bytes, SseFault> {
         let complete = if self.carry.is_empty() {
             let end = last_event_end(&piece, 0);
             self.hold_back(&piece[end..])?;
@@ -79,8 +84,11 @@ impl SseGate {
     #[cfg(not(test))]
     fn count(&mut self, _bytes: usize) {}
 
-    /// Called at the end of the body. Returns what is left to pass on; fails if the stream broke off.
-    pub(crate) fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseFault> {
+    /// Called at the end of the body. Returns what is left to pass on.
+    ///
+    /// # Errors
+    /// [`SseFault`] if the stream broke off, or what is left must not be passed on.
+    pub fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseFault> {
         let rest = self.carry.split().freeze();
         self.check(&rest)?;
         if expects_done && !self.done {
@@ -90,12 +98,14 @@ impl SseGate {
     }
 
     /// JSON payload of the last event: the one that carries usage.
-    pub(crate) fn last_payload(&self) -> &Bytes {
+    #[must_use]
+    pub fn last_payload(&self) -> &Bytes {
         &self.last
     }
 
     /// JSON payload of the event before that: with usage in an event of its own, the one that says why the answer ended.
-    pub(crate) fn payload_before_last(&self) -> &Bytes {
+    #[must_use]
+    pub fn payload_before_last(&self) -> &Bytes {
         &self.before_last
     }
 
@@ -142,23 +152,48 @@ fn is_field(line: &[u8]) -> bool {
 fn reports_error(payload: &[u8]) -> bool {
     static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
 
-    #[derive(Deserialize)]
-    struct ErrorEvent<'a> {
-        error: Option<IgnoredAny>,
-        #[serde(borrow)]
-        object: Option<ObjectName<'a>>,
-    }
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum ObjectName<'a> {
-        Text(&'a str),
-        Other(IgnoredAny),
-    }
-
     WORD.find(payload).is_some()
-        && serde_json::from_slice::<ErrorEvent<'_>>(payload).is_ok_and(|event| {
-            event.error.is_some() || matches!(event.object, Some(ObjectName::Text("error")))
-        })
+        && serde_json::from_slice::<ErrorEvent>(payload).is_ok_and(|event| event.is_error)
+}
+
+/// Whether an event's members say that it is an error. Of several members of one name, any counts.
+struct ErrorEvent {
+    is_error: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum EventMember {
+    Error,
+    Object,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> Deserialize<'de> for ErrorEvent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = ErrorEvent;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<ErrorEvent, A::Error> {
+                let mut is_error = false;
+                while let Some(member) = members.next_key()? {
+                    is_error |= match member {
+                        EventMember::Error => members.next_value::<Option<IgnoredAny>>()?.is_some(),
+                        EventMember::Object => members.next_value::<&RawValue>()?.get() == "\"error\"",
+                        EventMember::Other => members.next_value().map(|IgnoredAny| false)?,
+                    };
+                }
+                Ok(ErrorEvent { is_error })
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
 }
 
 /// Position after the last blank line whose end is at `from` or behind it.
@@ -250,6 +285,9 @@ mod tests {
             r#"{"id":"x","choices":[],"error":{"message":"m"}}"#,
             r#"{"object":"error","message":"m","type":"BadRequest","param":null,"code":400}"#,
             r#"{"object":7,"error":{}}"#,
+            r#"{"error":null,"error":{}}"#,
+            r#"{"error":{},"error":{}}"#,
+            r#"{"object":"chunk","object":"error"}"#,
         ] {
             let pushed = SseGate::default().push(Bytes::from(format!("data: {event}\n\n")));
             assert!(matches!(pushed, Err(SseFault::Reported(_))), "{event}: {pushed:?}");

@@ -87,8 +87,7 @@ impl Lookup {
                 self.stored(&url).await.map_err(LookupError::Unknown)?
             }
         };
-        let descriptor: Descriptor = serde_json::from_slice(&bytes).map_err(|error| unknown(&error))?;
-        address(descriptor, endpoint)
+        read_address(&bytes, endpoint)
     }
 
     async fn stored(&self, url: &str) -> Result<Vec<u8>, String> {
@@ -112,6 +111,18 @@ fn descriptor_url(server: &str, cluster_id: Option<&str>, name: &str) -> String 
     const ESCAPED: &percent_encoding::AsciiSet =
         &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
     format!("{server}?key={}", utf8_percent_encode(&key, ESCAPED))
+}
+
+fn read_address(json: &[u8], endpoint: &str) -> Result<(String, u16), LookupError> {
+    let descriptor = serde_json::from_slice(json).map_err(|error| LookupError::Unknown(error.to_string()))?;
+    address(descriptor, endpoint)
+}
+
+/// Host and port of the TCP data plane that a segment descriptor names, if it names one: for fuzzing against the reader of
+/// `moongate-transfer`.
+#[must_use]
+pub fn transfer_address(json: &[u8], endpoint: &str) -> Option<(String, u16)> {
+    read_address(json, endpoint).ok()
 }
 
 fn address(descriptor: Descriptor, endpoint: &str) -> Result<(String, u16), LookupError> {

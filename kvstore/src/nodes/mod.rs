@@ -22,6 +22,8 @@ use std::time::Duration;
 use mooncake_wire::types::Uuid;
 
 pub use descriptor::Metadata;
+#[doc(hidden)]
+pub use descriptor::transfer_address;
 pub use watch::NodeWatch;
 
 use crate::admin::AdminError;

@@ -11,6 +11,8 @@ pub const MAX_KEY: usize = 1000;
 /// Most blocks of an object.
 pub const MAX_BLOCKS: usize = 380;
 
+/// Highest generation that a page may have, so that counting on from it does not overflow.
+const MAX_GENERATION: u64 = u64::MAX / 2;
 const MAGIC: &[u8; 8] = b"moontier";
 const KEY: usize = 40;
 const BLOCKS: usize = KEY + MAX_KEY + 8;
@@ -98,7 +100,8 @@ impl Page {
             key: body.get(KEY..KEY + key_len)?.to_vec(),
             blocks: blocks?,
         };
-        let fits = page.len > 0
+        let fits = page.generation <= MAX_GENERATION
+            && page.len > 0
             && page.blocks.len() as u64 == blocks_of(page.len, layout.block)
             && page.blocks.first()?.0 == at
             && page.blocks.iter().all(|(block, _)| *block < layout.blocks);
@@ -149,6 +152,14 @@ mod tests {
         assert_eq!(Page::decode(&good, 5, 9, Layout { blocks: 13, ..LAYOUT }), PageContent::Damaged);
         assert_eq!(Page::decode(&good, 5, 9, Layout { block: 8192, ..LAYOUT }), PageContent::Damaged);
         assert_eq!(Page::decode(&good[..4000], 5, 9, LAYOUT), PageContent::Damaged);
+    }
+
+    #[test]
+    fn a_generation_that_cannot_be_counted_on_from_is_damage() {
+        let last = Page { generation: MAX_GENERATION, ..page(20, 3) };
+        assert_eq!(Page::decode(&encoded(&last), 5, 9, LAYOUT), PageContent::Object(last));
+        let beyond = Page { generation: u64::MAX, ..page(20, 3) };
+        assert_eq!(Page::decode(&encoded(&beyond), 5, 9, LAYOUT), PageContent::Damaged);
     }
 
     proptest! {

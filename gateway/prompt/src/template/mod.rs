@@ -15,6 +15,7 @@ pub use clock::Now;
 pub(crate) use format::content_format;
 
 use crate::error::Unpredictable;
+use crate::model::Limits;
 
 const NAME: &str = "chat";
 
@@ -77,6 +78,18 @@ impl ChatTemplate {
             Err(error) => Err(Unpredictable::Template(error.to_string())),
         }
     }
+}
+
+/// Compiles and renders a template with `messages`, which is JSON: for fuzzing templates, which otherwise come from a model's folder.
+///
+/// # Errors
+/// [`Unpredictable`] if the template does not compile, fails, or goes too far.
+pub fn render_template(source: &str, messages: &str, limits: Limits) -> Result<String, Unpredictable> {
+    let failed = |error: Error| Unpredictable::Template(error.to_string());
+    let template = ChatTemplate::compile(source, limits.template_steps).map_err(failed)?;
+    let messages: Value = serde_json::from_str(messages).map_err(crate::body::refused)?;
+    let variables = vec![("messages".to_owned(), messages)];
+    template.render(variables, Now::utc(0), source.len(), limits.prompt_bytes)
 }
 
 /// A template's way to refuse a conversation.

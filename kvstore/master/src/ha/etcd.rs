@@ -153,6 +153,29 @@ impl Done {
     fn revision(&self) -> Result<i64, CoordinationError> {
         number(&self.header.revision)
     }
+
+    /// The answer to a look at the view, the replication address and the in-sync set, in this order.
+    fn view(&self, in_sync_key: &str) -> Result<View, CoordinationError> {
+        let leader = self.found(0).map(|view| {
+            let replication = self.found(1).map(Found::text).transpose()?;
+            Ok(Leader { address: view.text()?, replication, term: number(&view.create_revision)? })
+        });
+        let in_sync = self.found(2).map(|found| {
+            let members = read_in_sync(&found.text()?)
+                .ok_or_else(|| failed(format!("{in_sync_key} in etcd has an unknown form")))?;
+            Ok((members, number(&found.mod_revision)?))
+        });
+        Ok(View { leader: leader.transpose()?, in_sync: in_sync.transpose()? })
+    }
+}
+
+/// Reads etcd's answer to a look at who leads: for fuzzing.
+///
+/// # Errors
+/// [`CoordinationError`] if etcd does not send such an answer.
+pub fn read_view(answer: &[u8]) -> Result<View, CoordinationError> {
+    let done: Done = serde_json::from_slice(answer).map_err(failed)?;
+    done.view("in_sync")
 }
 
 impl Etcd {
@@ -273,16 +296,7 @@ impl Coordinator for Etcd {
     async fn observe(&self) -> Result<View, CoordinationError> {
         let keys = [&self.view, &self.replication, &self.in_sync].map(|key| range(key));
         let done = self.transact(&[], &keys, &[]).await?;
-        let leader = done.found(0).map(|view| {
-            let replication = done.found(1).map(Found::text).transpose()?;
-            Ok(Leader { address: view.text()?, replication, term: number(&view.create_revision)? })
-        });
-        let in_sync = done.found(2).map(|found| {
-            let members = read_in_sync(&found.text()?)
-                .ok_or_else(|| failed(format!("{} in etcd has an unknown form", self.in_sync)))?;
-            Ok((members, number(&found.mod_revision)?))
-        });
-        Ok(View { leader: leader.transpose()?, in_sync: in_sync.transpose()? })
+        done.view(&self.in_sync)
     }
 
     async fn campaign(&self, bid: &Bid) -> Result<Option<Tenure>, CoordinationError> {

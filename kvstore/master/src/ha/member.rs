@@ -49,7 +49,9 @@ pub fn read_in_sync(text: &str) -> Option<InSync> {
     let member = |line: &str| {
         let (incarnation, address) = line.split_once(' ')?;
         let incarnation = u64::from_str_radix(incarnation, 16).ok()?;
-        (address.len() <= MAX_ADDRESS).then(|| Member { address: address.to_owned(), incarnation })
+        let is_address =
+            address.len() <= MAX_ADDRESS && !address.contains(|c: char| c.is_whitespace() || c.is_control());
+        is_address.then(|| Member { address: address.to_owned(), incarnation })
     };
     let members: InSync = text.lines().take(MAX_MEMBERS + 1).map(member).collect::<Option<_>>()?;
     (members.len() <= MAX_MEMBERS).then_some(members)
@@ -78,6 +80,7 @@ mod tests {
     fn nonsense_is_refused() {
         assert_eq!(read_in_sync("host:1"), None);
         assert_eq!(read_in_sync("xyz host:1"), None);
+        assert_eq!(read_in_sync("1 host:1\r\r\n"), None, "it would be another address when written again");
         assert_eq!(read_in_sync(""), Some(InSync::new()));
         let many: String = (0..=MAX_MEMBERS).map(|at| format!("{at:x} host:1\n")).collect();
         assert_eq!(read_in_sync(&many), None);

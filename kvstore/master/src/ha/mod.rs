@@ -43,6 +43,8 @@ pub(crate) use disk::MEMBER;
 pub use disk::{Disk, DiskError, DiskOptions};
 pub use elector::{Answer, Ask, Due, Elector, Times};
 pub use etcd::Etcd;
+#[doc(hidden)]
+pub use etcd::read_view;
 pub use fence::{Fence, now};
 pub use follower::Follower;
 pub use kubernetes::{Kubernetes, LeaseName, config as kubernetes_config};

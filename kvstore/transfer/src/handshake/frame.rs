@@ -45,7 +45,8 @@ impl Kind {
 }
 
 /// The bytes of a message.
-pub(super) fn encode(kind: Kind, json: &[u8]) -> Vec<u8> {
+#[must_use]
+pub fn encode(kind: Kind, json: &[u8]) -> Vec<u8> {
     let code = kind.code();
     let length = json.len() as u64 + u64::from(code.is_some());
     let mut bytes = Vec::with_capacity(9 + json.len());
@@ -56,7 +57,10 @@ pub(super) fn encode(kind: Kind, json: &[u8]) -> Vec<u8> {
 }
 
 /// Reads a message: its kind and its JSON.
-pub(super) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Kind, Vec<u8>)> {
+///
+/// # Errors
+/// Errors of the stream, and `InvalidData` for a length that no message has.
+pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Kind, Vec<u8>)> {
     let length = read_length(stream).await?;
     let length = usize::try_from(length).ok().filter(|length| (1..=MAX_DESCRIPTOR + 1).contains(length));
     let Some(length) = length else {

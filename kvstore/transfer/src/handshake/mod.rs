@@ -13,6 +13,8 @@ use moongate_runtime::net::TcpStream;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 pub use frame::Kind;
+#[doc(hidden)]
+pub use frame::{encode as encode_message, read as read_message};
 pub use server::{Answers, HandshakeLimits, Node, listen};
 
 /// Asks the node at `endpoint`, a `host:port`, and returns the JSON of its answer. The caller limits the time.

@@ -1,0 +1,67 @@
+//! A chat body gives the same prompt whether earlier turns of its conversation are cached or not, within the limit of its length.
+//!
+//! The first byte chooses the engine and whether a long message goes first: only long bodies are cached. The second byte says how much
+//! of the rest the earlier turn has.
+
+#![no_main]
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use moongate_prompt::{ChatBody, Engine, Limits, Model, Now};
+
+const PROMPT_BYTES: usize = 64 << 10;
+
+struct Models {
+    /// Caches conversations.
+    cached: Model,
+    /// Caches none.
+    fresh: Model,
+}
+
+fn load(engine: Engine) -> Models {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gateway/prompt/tests/data/small");
+    let load = |conversation_bytes| {
+        let limits = Limits { template_steps: 100_000, prompt_bytes: PROMPT_BYTES, conversation_bytes };
+        Model::load(&folder, engine, limits).expect("the model is good")
+    };
+    Models { cached: load(8 << 20), fresh: load(0) }
+}
+
+static VLLM: LazyLock<Models> = LazyLock::new(|| load(Engine::Vllm));
+static SGLANG: LazyLock<Models> = LazyLock::new(|| load(Engine::Sglang));
+static LONG: LazyLock<String> = LazyLock::new(|| {
+    format!(r#"{{"messages":[{{"role":"user","content":"{}"}},"#, "a long question ".repeat(1100))
+});
+
+fn check(models: &Models, body: &[u8]) {
+    let parsed = ChatBody::parse(body);
+    let read = models.cached.read_chat(body);
+    assert_eq!(format!("{read:?}"), format!("{parsed:?}"));
+    let (Ok(parsed), Ok(read)) = (parsed, read) else { return };
+    let _ = parsed.check_text();
+    let text = models.fresh.text_of_chat(&parsed, Now::utc(0));
+    assert_eq!(models.cached.text_of_chat(&read, Now::utc(0)), text);
+    // What a message continues may follow what the template made.
+    assert!(text.map_or(0, |text| text.len()) <= PROMPT_BYTES + body.len());
+    let (whole, cached) =
+        (models.fresh.tokens_of_chat(&parsed, Now::utc(0)), models.cached.tokens_of_chat(&read, Now::utc(0)));
+    match (whole, cached) {
+        (Ok(whole), Ok(cached)) => {
+            assert_eq!(cached.ids().to_vec(), whole.ids().to_vec());
+            models.cached.remember(&cached, ());
+        }
+        (whole, cached) => assert_eq!(cached.err(), whole.err()),
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let [flags, share, rest @ ..] = input else { return };
+    let models = if flags & 1 == 0 { &*VLLM } else { &*SGLANG };
+    let begin = if flags & 2 == 0 { &[] } else { LONG.as_bytes() };
+    let earlier = rest.len() * usize::from(*share) / 255;
+    let end = if flags & 2 == 0 { &b""[..] } else { &b"]}"[..] };
+    check(models, &[begin, &rest[..earlier], end].concat());
+    check(models, &[begin, rest, end].concat());
+});

@@ -1,0 +1,32 @@
+//! A chat template comes with a model that somebody else made. Whatever it is, it is compiled or refused, and its rendering ends within a
+//! number of steps and a length.
+//!
+//! The input is the template, and behind a zero the messages.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use moongate_prompt::{Limits, render_template};
+
+/// So few steps that repeated doubling of a text stays small: the template engine bounds steps, and not the values that they make.
+const LIMITS: Limits = Limits { template_steps: 100, prompt_bytes: 4096, conversation_bytes: 0 };
+const MESSAGES: &str =
+    r#"[{"role":"system","content":"a"},{"role":"user","content":[{"type":"text","text":"b"}]}]"#;
+/// The template engine takes texts of 100 MB, and numbers in proportion. They are slow, and no fault of a template's reader.
+const MAX_DIGITS: usize = 4;
+
+fn has_large_number(source: &str) -> bool {
+    source
+        .split(|character: char| !matches!(character, '0'..='9' | '_'))
+        .any(|digits| digits.len() > MAX_DIGITS)
+}
+
+fuzz_target!(|input: &str| {
+    let (source, messages) = input.split_once('\0').unwrap_or((input, MESSAGES));
+    if has_large_number(source) {
+        return;
+    }
+    let rendered = render_template(source, messages, LIMITS);
+    assert_eq!(render_template(source, messages, LIMITS), rendered, "a template has no other state");
+    assert!(rendered.map_or(0, |text| text.len()) <= LIMITS.prompt_bytes);
+});

@@ -1,0 +1,217 @@
+//! A store node's data plane does with a peer's bytes what its protocol says, however they arrive: the same answers and the same memory as
+//! in a model that reads them one after the other.
+//!
+//! The first byte is the length of a piece. Then steps: a byte that says what is sent, an offset of two bytes, a size of one, and for
+//! a write so many bytes, each of which is sent 16 times.
+
+#![no_main]
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, LazyLock};
+
+use crc_fast::crc32_iscsi;
+use libfuzzer_sys::fuzz_target;
+use moongate_runtime::Supervisor;
+use moongate_transfer::Protocol;
+use moongate_transfer::plane::{Header, Operation, Status, trailer};
+use moongate_transfer::serve::{self, Options, Serving, Span, Target};
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+const BASE: u64 = 0x10_0000_0000;
+const SIZE: usize = 1 << 16;
+const REPEAT: usize = 16;
+
+struct Memory(Mutex<Vec<u8>>);
+
+impl Memory {
+    fn part(&self, span: Span) -> Vec<u8> {
+        let start = (span.start - BASE) as usize;
+        self.0.lock()[start..start + span.size as usize].to_vec()
+    }
+}
+
+impl Target for Memory {
+    fn contains(&self, span: Span) -> bool {
+        span.start >= BASE && span.start + span.size <= BASE + SIZE as u64
+    }
+
+    fn readable(&self, _: Span) -> bool {
+        true
+    }
+
+    fn receive(
+        &self,
+        mut socket: &TcpStream,
+        span: Span,
+        summed: bool,
+        whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
+    ) -> io::Result<bool> {
+        let mut bytes = vec![0; span.size as usize];
+        socket.read_exact(&mut bytes)?;
+        let is_whole = whole(summed.then(|| crc32_iscsi(&bytes)))?;
+        let start = (span.start - BASE) as usize;
+        self.0.lock()[start..start + bytes.len()].copy_from_slice(&bytes);
+        Ok(is_whole)
+    }
+
+    fn send(&self, mut socket: &TcpStream, span: Span) -> io::Result<()> {
+        socket.write_all(&self.part(span))
+    }
+
+    fn send_summed(&self, mut socket: &TcpStream, span: Span) -> io::Result<u32> {
+        let bytes = self.part(span);
+        socket.write_all(&bytes)?;
+        Ok(crc32_iscsi(&bytes))
+    }
+
+    fn checksum(&self, _: Span) -> Option<u32> {
+        None
+    }
+}
+
+struct Node {
+    memory: Arc<Memory>,
+    serving: Serving,
+    port: u16,
+    _runtime: Runtime,
+    _supervisor: Supervisor,
+}
+
+static NODE: LazyLock<Node> = LazyLock::new(|| {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let supervisor = Supervisor::new();
+    let memory = Arc::new(Memory(Mutex::new(vec![0; SIZE])));
+    let target: Arc<dyn Target> = Arc::<Memory>::clone(&memory);
+    let (serving, port) = runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (serve::listen(listener, target, Options::default(), &supervisor).unwrap(), port)
+    });
+    Node { memory, serving, port, _runtime: runtime, _supervisor: supervisor }
+});
+
+/// What a peer sends, and what a node does with it.
+#[derive(Default)]
+struct Model {
+    /// What is sent before the next answer of the first protocol is waited for, each time with the answers that come until then.
+    exchanges: Vec<(Vec<u8>, usize)>,
+    sent: Vec<u8>,
+    answers: Vec<u8>,
+    memory: Vec<u8>,
+    has_ended: bool,
+    /// Whether the node may close with bytes unread, which can take answers with it.
+    is_cut: bool,
+}
+
+impl Model {
+    fn request(&mut self, header: Header, body: &[u8], is_damaged: bool) {
+        self.sent.extend(header.encode());
+        let is_checked = header.protocol == Protocol::Checked;
+        let crc = crc32_iscsi(body) ^ u32::from(is_damaged);
+        if header.operation == Operation::Write {
+            self.sent.extend(body);
+            self.sent.extend(is_checked.then(|| trailer(crc)).into_iter().flatten());
+        }
+        if self.has_ended {
+            return;
+        }
+        let has_status = header.protocol != Protocol::V1;
+        let start = header.address.wrapping_sub(BASE) as usize;
+        if header.size == 0 || header.address < BASE || start + header.size as usize > SIZE {
+            self.answers.extend(has_status.then(|| Status::Rejected.encode()).into_iter().flatten());
+            self.has_ended = true;
+            self.is_cut = !has_status;
+            return;
+        }
+        let part = start..start + header.size as usize;
+        match header.operation {
+            Operation::Write => {
+                self.memory[part].copy_from_slice(body);
+                let status = if is_checked && is_damaged { Status::Damaged } else { Status::Ok };
+                self.answers.extend(has_status.then(|| status.encode()).into_iter().flatten());
+            }
+            Operation::Read => {
+                self.answers.extend(has_status.then(|| Status::Ok.encode()).into_iter().flatten());
+                self.answers.extend(&self.memory[part.clone()]);
+                let crc = crc32_iscsi(&self.memory[part]);
+                self.answers.extend(is_checked.then(|| trailer(crc)).into_iter().flatten());
+            }
+        }
+        if header.protocol == Protocol::V1 && header.operation == Operation::Read {
+            self.exchanges.push((std::mem::take(&mut self.sent), self.answers.len()));
+        }
+    }
+
+    /// Bytes that are no request.
+    fn garbage(&mut self, bytes: &[u8]) {
+        let mut header = [0x55; 24];
+        header[..bytes.len().min(16)].copy_from_slice(&bytes[..bytes.len().min(16)]);
+        self.sent.extend(header);
+        (self.has_ended, self.is_cut) = (true, self.is_cut || !self.has_ended);
+    }
+
+    fn of(mut steps: &[u8]) -> Self {
+        let mut model = Self { memory: vec![0; SIZE], ..Self::default() };
+        while let [step, low, high, size, rest @ ..] = steps {
+            let operation = if step & 1 == 0 { Operation::Read } else { Operation::Write };
+            let protocol = [Protocol::V1, Protocol::V2, Protocol::Checked][usize::from(step / 2) % 3];
+            let count = if operation == Operation::Write { usize::from(*size).min(rest.len()) } else { 0 };
+            let (body, rest) = rest.split_at(count);
+            steps = rest;
+            if step & 0xe0 == 0xe0 {
+                model.garbage(body);
+                continue;
+            }
+            let body: Vec<u8> = body.iter().flat_map(|byte| [*byte; REPEAT]).collect();
+            let size = if operation == Operation::Write { body.len() } else { usize::from(*size) * REPEAT };
+            let address =
+                BASE + u64::from(u16::from_le_bytes([*low, *high])) - u64::from(step & 0xe0 == 0xc0);
+            let header = Header { size: size as u64, address, operation, protocol };
+            model.request(header, &body, step & 0xe0 == 0xa0);
+        }
+        let rest = std::mem::take(&mut model.sent);
+        model.exchanges.push((rest, usize::MAX));
+        model
+    }
+}
+
+/// All that a node answers.
+fn exchange(model: &Model, piece: usize) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(("127.0.0.1", NODE.port))?;
+    stream.set_nodelay(true)?;
+    let mut answers = Vec::new();
+    for (sent, until) in &model.exchanges {
+        for piece in sent.chunks(piece) {
+            stream.write_all(piece)?;
+        }
+        if *until == usize::MAX {
+            stream.shutdown(Shutdown::Write)?;
+            stream.read_to_end(&mut answers)?;
+        } else {
+            let have = answers.len();
+            answers.resize(*until, 0);
+            stream.read_exact(&mut answers[have..])?;
+        }
+    }
+    Ok(answers)
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((piece, steps)) = input.split_first() else { return };
+    let model = Model::of(steps);
+    NODE.memory.0.lock().fill(0);
+    let answers = exchange(&model, usize::from(*piece) * 4 + 1);
+    match answers {
+        Ok(answers) if !model.is_cut => assert_eq!(answers, model.answers),
+        Ok(answers) => assert!(model.answers.starts_with(&answers)),
+        Err(error) => assert!(model.has_ended, "{error}"),
+    }
+    // The connection's thread has ended before its memory is compared.
+    while NODE.serving.open() > 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(*NODE.memory.0.lock(), model.memory);
+});

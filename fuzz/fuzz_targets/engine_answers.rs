@@ -1,0 +1,22 @@
+//! An engine may answer anything, and so may what listens at its address. What is kept of an answer is bounded.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use moongate_discovery::{Engine, answer_sizes, read_load};
+
+const MAX_MODELS: usize = 1024;
+const MAX_RANKS: usize = 4096;
+/// A path of a tokenizer is the longest.
+const MAX_TEXT: usize = 4096;
+
+fuzz_target!(|body: &[u8]| {
+    let sizes = answer_sizes(body);
+    assert!(sizes.models <= MAX_MODELS && sizes.ranks <= MAX_RANKS, "{sizes:?}");
+    // Two forms of answers are read.
+    assert!(sizes.event_sources <= 2 * MAX_RANKS && sizes.longest <= MAX_TEXT, "{sizes:?}");
+    let _ = read_load(Engine::Sglang, body);
+    if let Ok(load) = read_load(Engine::Vllm, body) {
+        assert!(load.used_tokens <= load.capacity_tokens, "{load:?}");
+    }
+});

@@ -1,0 +1,58 @@
+//! A message of the handshake port means the same however its bytes arrive, reaches no further than its length says, and costs no more
+//! memory than was sent.
+//!
+//! The first byte says how many bytes arrive at a time.
+
+#![no_main]
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use libfuzzer_sys::fuzz_target;
+use moongate_transfer::handshake::{Kind, encode_message, read_message};
+use tokio::io::{AsyncRead, ReadBuf};
+
+/// A stream of which so many bytes arrive at a time.
+struct Pieces<'a> {
+    rest: &'a [u8],
+    piece: usize,
+}
+
+impl AsyncRead for Pieces<'_> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let count = self.piece.min(buffer.remaining()).min(self.rest.len());
+        let (now, later) = self.rest.split_at(count);
+        buffer.put_slice(now);
+        self.rest = later;
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// The message or the kind of error, and the bytes that were taken.
+fn read(bytes: &[u8], piece: usize) -> (Result<(Kind, Vec<u8>), io::ErrorKind>, usize) {
+    let mut stream = Pieces { rest: bytes, piece };
+    let message = {
+        let mut future = std::pin::pin!(read_message(&mut stream));
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(message) => message,
+            Poll::Pending => panic!("there is nothing to wait for"),
+        }
+    };
+    let message = message.map_err(|error| error.kind());
+    (message, bytes.len() - stream.rest.len())
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((piece, bytes)) = input.split_first() else { return };
+    let (whole, taken) = read(bytes, usize::MAX);
+    assert_eq!(read(bytes, usize::from(*piece).max(1)), (whole.clone(), taken));
+    if let Ok((kind, json)) = whole {
+        assert!(json.capacity() <= 4 * bytes.len().max(64), "{} for {}", json.capacity(), bytes.len());
+        assert_eq!(encode_message(kind, &json), bytes[..taken]);
+    }
+});

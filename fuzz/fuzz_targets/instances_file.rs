@@ -1,0 +1,20 @@
+//! A file of instances is taken whole or not at all: as many instances as another reader finds, each with an id of its own.
+
+#![no_main]
+
+use std::collections::BTreeSet;
+
+use libfuzzer_sys::fuzz_target;
+use moongate_discovery::ids_in;
+use toml::{Table, Value};
+
+const MAX_INSTANCES: usize = 10_000;
+
+fuzz_target!(|text: &str| {
+    let Ok(ids) = ids_in(text) else { return };
+    let file: Table = text.parse().expect("what was read is TOML");
+    let listed = file.get("instance").and_then(Value::as_array).map_or(0, Vec::len);
+    assert_eq!(ids.len(), listed);
+    assert!(ids.len() <= MAX_INSTANCES);
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len());
+});

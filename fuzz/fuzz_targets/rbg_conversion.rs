@@ -1,0 +1,133 @@
+//! A group or set that was converted to the other version and back is the same, whatever is in it, as long as its metadata is what an API
+//! server lets in. What a typed reader takes it writes in a form that it takes again.
+//!
+//! The first byte chooses the version and the kind. The rest is JSON, or else bytes of which an object is made: names that mean something
+//! in either version, and what they hold.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rbg_api::conversion::{PREFIX, Version, convert};
+use rbg_api::{v1alpha1, v1alpha2};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+const MAX_DEPTH: usize = 8;
+const NAMES: [&str; 40] = [
+    "name",
+    "annotations",
+    "labels",
+    "workload",
+    "apiVersion",
+    "kind",
+    "template",
+    "templateRef",
+    "templatePatch",
+    "patch",
+    "leaderWorkerSet",
+    "components",
+    "restartPolicy",
+    "restartPolicyConfig",
+    "type",
+    "standalonePattern",
+    "leaderWorkerPattern",
+    "customComponentsPattern",
+    "sharedServiceSelection",
+    "scalingAdapter",
+    "enable",
+    "podManagementPolicy",
+    "rolloutStrategy",
+    "rollingUpdate",
+    "baseDelaySeconds",
+    "podGroupPolicy",
+    "kubeScheduling",
+    "scheduleTimeoutSeconds",
+    "volcanoScheduling",
+    "queue",
+    "coordination",
+    "roles",
+    "spec",
+    "groupTemplate",
+    "size",
+    "replicas",
+    "rbg.workloads.x-k8s.io/role-workload-type",
+    "rbg.workloads.x-k8s.io/group-gang-scheduling",
+    "rolebasedgroup.workloads.x-k8s.io/exclusive-topology",
+    "RecreatePod",
+];
+
+fn made(bytes: &mut std::slice::Iter<'_, u8>, depth: usize) -> Value {
+    let Some(first) = bytes.next() else { return Value::Null };
+    let count = usize::from(first / 8) % 6;
+    match first % 8 {
+        0 => Value::Null,
+        1 => Value::Bool(first & 8 == 8),
+        2 => Value::from(i64::from(*first / 8) - 2),
+        3 => Value::from(NAMES[usize::from(*first / 8)]),
+        4 => Value::from(if first & 8 == 8 { "" } else { "apps/v1/StatefulSet" }),
+        5 if depth < MAX_DEPTH => (0..count).map(|_| made(bytes, depth + 1)).collect(),
+        _ if depth < MAX_DEPTH => {
+            let mut members = Map::new();
+            for _ in 0..count {
+                let Some(name) = bytes.next() else { break };
+                members.insert(NAMES[usize::from(*name) % NAMES.len()].to_owned(), made(bytes, depth + 1));
+            }
+            Value::Object(members)
+        }
+        _ => Value::Null,
+    }
+}
+
+/// Whether an API server lets metadata in: annotations are texts, and a map of them is not empty. Those that keep what a conversion lost
+/// are its own.
+fn is_admitted(metadata: Option<&Value>) -> bool {
+    let Some(Value::Object(metadata)) = metadata else { return false };
+    match metadata.get("annotations") {
+        None => true,
+        Some(Value::Object(annotations)) => {
+            let is_fine = |(name, value): (&String, &Value)| value.is_string() && !name.starts_with(PREFIX);
+            !annotations.is_empty() && annotations.iter().all(is_fine)
+        }
+        Some(_) => false,
+    }
+}
+
+fn check_typed<T: Serialize + DeserializeOwned>(object: &Value) {
+    let Ok(typed) = serde_json::from_value::<T>(object.clone()) else { return };
+    let written = serde_json::to_value(&typed).expect("what was read can be written");
+    let again: T = serde_json::from_value(written.clone()).expect("our own object");
+    assert_eq!(serde_json::to_value(&again).expect("the same"), written);
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((first, rest)) = input.split_first() else { return };
+    let [from, to] = match first & 1 {
+        0 => [Version::V1alpha1, Version::V1alpha2],
+        _ => [Version::V1alpha2, Version::V1alpha1],
+    };
+    let kind = if first & 2 == 0 { "RoleBasedGroup" } else { "RoleBasedGroupSet" };
+    let mut object = match serde_json::from_slice(rest) {
+        Ok(Value::Object(object)) => object,
+        _ => {
+            let spec = made(&mut rest.iter(), 0);
+            json!({ "metadata": { "name": "g" }, "spec": spec }).as_object().cloned().unwrap_or_default()
+        }
+    };
+    object.insert("apiVersion".to_owned(), from.api_version().into());
+    object.insert("kind".to_owned(), kind.into());
+    let is_admitted = is_admitted(object.get("metadata"));
+    let object = Value::Object(object);
+    let converted = convert(&object, to).expect("groups and sets are converted");
+    assert_eq!(converted["apiVersion"], to.api_version());
+    let back = convert(&converted, from).expect("what was converted is a group or set");
+    if is_admitted {
+        assert_eq!(back, object);
+    }
+    match (first & 1, first & 2) {
+        (0, 0) => check_typed::<v1alpha1::RoleBasedGroup>(&object),
+        (_, 0) => check_typed::<v1alpha2::RoleBasedGroup>(&object),
+        (1, _) => check_typed::<v1alpha2::RoleBasedGroupSet>(&object),
+        _ => {}
+    }
+});

@@ -1,0 +1,52 @@
+//! The gateway passes an engine's stream on event by event. However the network cuts the stream, the same bytes come out and it ends in
+//! the same way, and no event is passed on in which `serde_json` finds an error.
+
+#![no_main]
+
+use bytes::Bytes;
+use libfuzzer_sys::fuzz_target;
+use moongate_gateway::{SseFault, SseGate};
+use serde_json::{Map, Value};
+
+/// The bytes that are passed on, and how the stream ends: with its last two payloads or a fault.
+type Relayed = (Vec<u8>, Result<[Bytes; 2], SseFault>);
+
+fn relay(stream: &[u8], piece: usize, expects_done: bool) -> Relayed {
+    let mut gate = SseGate::default();
+    let mut out = Vec::new();
+    for piece in stream.chunks(piece) {
+        match gate.push(Bytes::copy_from_slice(piece)) {
+            Ok(events) => out.extend_from_slice(&events),
+            Err(fault) => return (out, Err(fault)),
+        }
+    }
+    match gate.finish(expects_done) {
+        Ok(rest) => out.extend_from_slice(&rest),
+        Err(fault) => return (out, Err(fault)),
+    }
+    (out, Ok([gate.payload_before_last().clone(), gate.last_payload().clone()]))
+}
+
+fn reports_error(payload: &[u8]) -> bool {
+    // A generated text has no other escapes in its members' names.
+    let event = serde_json::from_slice::<Map<String, Value>>(payload).unwrap_or_default();
+    let is_error = event.get("error").is_some_and(|error| !error.is_null());
+    (is_error || event.get("object").is_some_and(|object| object == "error")) && !payload.contains(&b'\\')
+}
+
+// The first byte is the length of a piece, and whether `[DONE]` has to come.
+fuzz_target!(|input: &[u8]| {
+    let Some((first, stream)) = input.split_first() else { return };
+    let (piece, expects_done) = (usize::from(first / 2).max(1), first & 1 == 1);
+    let whole = relay(stream, stream.len().max(1), expects_done);
+    let cut = relay(stream, piece, expects_done);
+    assert_eq!(cut.1, whole.1);
+    assert!(stream.starts_with(&cut.0) && stream.starts_with(&whole.0));
+    if whole.1.is_ok() {
+        assert_eq!((cut.0.len(), whole.0.len()), (stream.len(), stream.len()));
+    }
+    for line in cut.0.split(|byte| *byte == b'\n') {
+        let payload = line.strip_prefix(b"data:").unwrap_or_default();
+        assert!(!reports_error(payload), "an error was passed on: {:?}", String::from_utf8_lossy(payload));
+    }
+});

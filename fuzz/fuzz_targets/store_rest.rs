@@ -1,0 +1,135 @@
+//! A store node's REST API answers any request, with JSON where it says so, and goes on: no task of the node panics, an object that was
+//! put is read as it was put, and what was mounted can be unmounted.
+//!
+//! The first line is method and path, the rest is the body.
+
+#![no_main]
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use clap::Parser as _;
+use libfuzzer_sys::fuzz_target;
+use moongate_master::RunningMaster;
+use moongate_master::flags::{Asked, read};
+use moongate_runtime::{Supervisor, task_panics};
+use moongate_store::{Config, Flags, RunningStore};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+struct Node {
+    http: SocketAddr,
+    _running: (RunningMaster, RunningStore, Supervisor, Runtime),
+}
+
+async fn start(supervisor: &Supervisor) -> (RunningMaster, RunningStore) {
+    let Ok(Asked::Serve(mut options)) = read([], |_| None) else {
+        panic!("a master has no flag that it needs")
+    };
+    (options.rpc, options.metrics) = (([127, 0, 0, 1], 0).into(), ([127, 0, 0, 1], 0).into());
+    options.metadata = None;
+    let master = moongate_master::start(*options, supervisor).await.expect("ports are free");
+    let address = master.rpc_address().to_string();
+    let variable = |name: &str| match name {
+        "MOONCAKE_MASTER" => Some(address.clone()),
+        "MOONCAKE_LOCAL_HOSTNAME" => Some("127.0.0.1".to_owned()),
+        "MOONCAKE_GLOBAL_SEGMENT_SIZE" => Some("16mb".to_owned()),
+        _ => None,
+    };
+    let flags = Flags::parse_from(["moongate store", "--port=0"]);
+    let config = Config::read(None, &[], variable).expect("all is set that must be");
+    (master, moongate_store::start(flags, config, supervisor).await.expect("ports are free"))
+}
+
+static NODE: LazyLock<Node> = LazyLock::new(|| {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let supervisor = Supervisor::new();
+    let (master, store) = runtime.block_on(start(&supervisor));
+    Node { http: store.http(), _running: (master, store, supervisor, runtime) }
+});
+
+struct Answer {
+    status: u16,
+    is_json: bool,
+    body: Vec<u8>,
+}
+
+/// A request and its answer. Nothing if the request is none.
+fn call(method: &str, path: &str, body: &[u8]) -> io::Result<Answer> {
+    let mut stream = TcpStream::connect(NODE.http)?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(&[head.as_bytes(), body].concat())?;
+    let mut answer = BufReader::new(stream);
+    let mut line = String::new();
+    answer.read_line(&mut line)?;
+    let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default();
+    let mut is_json = false;
+    while line.len() > 2 {
+        line.clear();
+        answer.read_line(&mut line)?;
+        is_json |= line.to_lowercase().starts_with("content-type: application/json");
+    }
+    let mut body = Vec::new();
+    answer.read_to_end(&mut body)?;
+    Ok(Answer { status, is_json, body })
+}
+
+fn members(body: &[u8]) -> Value {
+    serde_json::from_slice(body).unwrap_or_default()
+}
+
+fn object_path(action: &str, body: &Value) -> Option<String> {
+    let escaped: String = body["key"].as_str()?.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    Some(format!("/api/{action}/{escaped}"))
+}
+
+/// Puts an object. If there was none of its key, it is read as it was put.
+fn put(body: &[u8]) -> Answer {
+    let object = members(body);
+    let exist = object_path("exist", &object).and_then(|path| call("GET", &path, b"").ok());
+    let is_new = exist.is_some_and(|answer| members(&answer.body)["exists"] == false);
+    let answer = call("PUT", "/api/put", body).expect("every request has an answer");
+    let (path, value) = (object_path("get", &object), object["value"].as_str());
+    if let (Some(path), Some(value), 200, true) = (path, value, answer.status, is_new) {
+        let got = call("GET", &path, b"").expect("every request has an answer");
+        assert_eq!((got.status, got.body), (200, value.as_bytes().to_vec()), "{path}");
+    }
+    answer
+}
+
+/// Whether a request names a file that something else keeps its memory in.
+fn names_foreign_memory(body: &[u8]) -> bool {
+    let body = String::from_utf8_lossy(body);
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name()).any(|name| body.contains(&*name.to_string_lossy()))
+}
+
+fuzz_target!(|input: &[u8]| {
+    let (line, body) = input.split_at(input.iter().position(|byte| *byte == b'\n').unwrap_or(input.len()));
+    let body = body.get(1..).unwrap_or_default();
+    let Some((method, path)) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(' ')) else {
+        return;
+    };
+    let is_path = path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    if !matches!(method, "GET" | "PUT" | "POST" | "DELETE") || !is_path || names_foreign_memory(body) {
+        return;
+    }
+    let answer = match (method, path) {
+        ("PUT", "/api/put") => put(body),
+        _ => call(method, path, body).expect("every request has an answer"),
+    };
+    assert!((200..600).contains(&answer.status), "{}", answer.status);
+    assert!(!answer.is_json || serde_json::from_slice::<Value>(&answer.body).is_ok());
+    if path.starts_with("/api/mount") && answer.status == 200 {
+        let ids = json!({ "segment_ids": members(&answer.body)["segment_ids"] });
+        let unmounted = call("POST", "/api/unmount", ids.to_string().as_bytes()).expect("an answer");
+        assert_eq!(unmounted.status, 200, "{}", String::from_utf8_lossy(&unmounted.body));
+    }
+    assert_eq!(task_panics(), 0);
+});
