@@ -114,7 +114,7 @@ fn text(shared: &Shared) -> String {
     );
     counter(
         "delayed_reads",
-        "Reads that waited for a write of the protocol without acknowledgements (`v1`) in their range.",
+        "Reads that waited until what had arrived before them in the protocol without acknowledgements (`v1`) was in memory.",
         &[("", number(counts.waited))],
     );
     counter(

@@ -276,15 +276,20 @@ impl ReadBarrier {
             return Ok(Ordered::AtOnce);
         }
         let until = Instant::now() + limit;
-        self.catch_up(until, accept);
-        self.wait_for_writes(span, until).ok_or(WriteUnfinished(limit))
+        let has_waited = self.catch_up(until, accept);
+        let ordered = self.wait_for_writes(span, until).ok_or(WriteUnfinished(limit))?;
+        Ok(if has_waited { Ordered::Waited } else { ordered })
     }
 
-    /// Waits until what has arrived is in memory, on all connections.
-    fn catch_up(&self, until: Instant, accept: impl FnOnce()) {
+    /// Waits until what has arrived is in memory, on all connections. Whether that was not so at once.
+    fn catch_up(&self, until: Instant, accept: impl FnOnce()) -> bool {
         accept();
         let arrived = self.arrivals();
         let mut behind: Vec<_> = self.active(&arrived).into_iter().filter_map(Follow::new).collect();
+        behind.retain_mut(|follow| !follow.has_caught_up());
+        if behind.is_empty() {
+            return false;
+        }
         let has_caught_up = self.wait(until, || {
             behind.retain_mut(|follow| !follow.has_caught_up());
             behind.is_empty()
@@ -295,6 +300,7 @@ impl ReadBarrier {
                 "clients whose writes are not acknowledged send more than is received: a read may overtake one of them"
             );
         }
+        true
     }
 
     /// Connections with unread bytes, with a header that is being parsed, or with a write in progress.
