@@ -201,7 +201,7 @@ impl Raw {
             Status::Ok => 0,
             Status::Rejected => 1,
             Status::Damaged => 2,
-            Status::Refused(refusal) => panic!("{refusal}"),
+            Status::Refused(_) => unreachable!("nothing is refused without certificates"),
             Status::Other(code) => code,
         })
     }
