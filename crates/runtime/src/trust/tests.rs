@@ -7,6 +7,7 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
+use tokio::net::TcpStream;
 
 use super::*;
 use crate::{ClientCertificate, ListenerLimits, Socket, Supervisor, Tls, TlsFiles, bind, serve};
