@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+#[cfg(not(feature = "simulation"))]
 use mooncake_wire::capability::Refusal;
 
 use crate::plane::{Operation, Protocol};
@@ -84,6 +85,7 @@ counts! {
 }
 
 impl Counts {
+    #[cfg(not(feature = "simulation"))]
     pub(super) fn refused(&self, refusal: Refusal) {
         let count = match refusal {
             Refusal::Forged => &self.refused_forged,
