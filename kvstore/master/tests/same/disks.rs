@@ -253,9 +253,6 @@ async fn on_evict(address: &str) -> Vec<String> {
             if list.is_ok_and(|list| only_disk(&list)) {
                 return;
             }
-            let tasks = notes.to.call::<OffloadObjectHeartbeat>(&offloading).await.unwrap().0;
-            let objects: Vec<(&str, i64)> = tasks.iter().map(|it| (it.key.as_str(), it.size)).collect();
-            notes.to.call::<NotifyOffloadSuccess>(&offloaded(NODE, &objects)).await.unwrap();
         }
     };
     tokio::time::timeout(caller::LIMIT, left).await.unwrap();
