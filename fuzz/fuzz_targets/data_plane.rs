@@ -6,7 +6,7 @@
 
 #![no_main]
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, LazyLock};
 
@@ -64,6 +64,26 @@ impl Target for Memory {
     fn send_summed(&self, mut socket: &TcpStream, span: Span) -> io::Result<u32> {
         let bytes = self.part(span);
         socket.write_all(&bytes)?;
+        Ok(crc32_iscsi(&bytes))
+    }
+
+    fn receive_from(
+        &self,
+        source: &mut dyn Read,
+        span: Span,
+        whole: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
+    ) -> io::Result<bool> {
+        let mut bytes = vec![0; span.size as usize];
+        source.read_exact(&mut bytes)?;
+        let is_whole = whole(source, crc32_iscsi(&bytes))?;
+        let start = (span.start - BASE) as usize;
+        self.0.lock()[start..start + bytes.len()].copy_from_slice(&bytes);
+        Ok(is_whole)
+    }
+
+    fn send_to(&self, sink: &mut dyn Write, span: Span) -> io::Result<u32> {
+        let bytes = self.part(span);
+        sink.write_all(&bytes)?;
         Ok(crc32_iscsi(&bytes))
     }
 
