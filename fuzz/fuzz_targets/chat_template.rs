@@ -1,4 +1,4 @@
-//! A chat template comes with a model that somebody else made. Whatever it is, it is compiled or refused, and its rendering ends within a
+//! A chat template is part of a model from a third party. Any text is compiled or refused, and its rendering ends within a
 //! number of steps and a length.
 //!
 //! The input is the template, and behind a zero the messages.

@@ -1,4 +1,4 @@
-//! Nobody makes a token: what is taken is a token that the provider has signed, to the letter. Keys of a set are taken if they are the
+//! A token cannot be forged: only a token that the provider has signed is accepted, byte for byte. Keys of a set are taken if they are the
 //! provider's, whatever else the set says.
 //!
 //! The first byte says what the rest is: a token, a set of keys, or the parts of a token before they are encoded, one in a line.

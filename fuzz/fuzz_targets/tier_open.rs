@@ -2,7 +2,7 @@
 //! nothing.
 //!
 //! The first byte has flags; the second cuts the file if one says so. Each four bytes after them change one byte of the file: where
-//! (three bytes) and how. With another flag, checksums of changed pages are made right again: then whoever wrote the page chose what it
+//! (three bytes) and how. With another flag, checksums of changed pages are recomputed: then the writer of the page chose what it
 //! says, and only sizes and panics are looked at.
 
 #![no_main]

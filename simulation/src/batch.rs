@@ -49,7 +49,7 @@ fn start(seed: u64, twice: bool) -> std::io::Result<Job> {
     let run = || {
         let mut command = Command::new(&program);
         command.args(["--seed", &seed.to_string()]).stdin(Stdio::null());
-        // Nobody speaks TLS, and to read a system's certificates takes longer than a simulated second.
+        // No simulated host uses TLS, and reading the system's certificates takes longer than a simulated second.
         command.env("SSL_CERT_FILE", "/dev/null").env_remove("SSL_CERT_DIR");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     };
@@ -86,7 +86,7 @@ fn finish(job: Job, failed: &mut Vec<u64>, traces: &mut Vec<String>) {
     }
 }
 
-/// Output for a person. Nobody is left to read it when it fails.
+/// Output for a person. An error is ignored: it means that the reader is gone.
 pub(crate) fn print(line: &str) {
     let mut output = std::io::stdout().lock();
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());

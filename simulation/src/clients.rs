@@ -149,7 +149,7 @@ async fn answer(request: Request, plan: &Plan) -> Result<End, Box<dyn std::error
     while let Some(frame) = body.frame().await {
         match frame {
             Ok(frame) => text.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),
-            // The connection ends without the end of the body, so that nobody takes the stream for whole.
+            // The connection ends without the end of the body, so that no client takes the stream for complete.
             Err(error) if head.status.is_success() && request.stream => {
                 return Ok(End::Broken(error.to_string()));
             }

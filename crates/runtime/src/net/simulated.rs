@@ -141,7 +141,7 @@ impl TcpStream {
     /// Connects.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When nothing listens there.
     pub async fn connect<A: ToSocketAddrs>(address: A) -> io::Result<Self> {
         Self::new(turmoil::net::TcpStream::connect(address).await?)
     }

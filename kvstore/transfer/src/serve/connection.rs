@@ -62,7 +62,7 @@ pub(super) fn set_options(stream: &TcpStream, options: &Options) -> io::Result<(
         .with_retries(3);
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_keepalive(&keepalive)?;
-    // The kernel asks nobody who has yet to acknowledge what was sent, and waits for that a quarter of an hour.
+    // The kernel sends no keepalive probes while sent bytes are unacknowledged, and waits for those 15 minutes.
     socket.set_tcp_user_timeout(Some(options.stall))
 }
 

@@ -77,7 +77,7 @@ pub fn listen(
                     Connection { stream, target: Arc::clone(&target), counts: Arc::clone(&counts) };
                 let (counts, open, stop) = (Arc::clone(&counts), Arc::clone(&open), stop.clone());
                 tasks.spawn("transfer", async move {
-                    // Whoever breaks off has nobody to report it to.
+                    // An error here means that the peer is gone, so there is no one to report it to.
                     let _ = stop.run_until_cancelled(connection.run()).await;
                     counts.closed.fetch_add(1, Ordering::Relaxed);
                     open.fetch_sub(1, Ordering::Relaxed);
